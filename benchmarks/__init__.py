@@ -1,1 +1,1 @@
-"""What stagespan costs, compared with its budgets and other tools: `python -m benchmarks`."""
+"""The cost of stagespan, compared with its budgets and other tools: `python -m benchmarks`."""

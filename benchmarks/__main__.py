@@ -1,9 +1,10 @@
-"""Measures every budget that runs on a CPU and other tools, and prints one table.
+"""Measures every budget that needs only a CPU, and other tools, and prints one table.
 
     python -m benchmarks [--quick] [--json FILE]
 
-Several processes measure one after another, each pinned to one core; in each, all cases take short
-turns. A ratio is taken within a process. The exit status is 1 when a budget is exceeded.
+Several processes measure one after another, each pinned to one core; in each, all cases run
+alternately for short times. Ratios are computed within a process. The exit status is 1 if a budget
+is exceeded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def collect(quick: bool) -> dict[str, Any]:
-    """Run all measurements. Exits with a message when a span was lost."""
+    """Run all measurements. Exits with a message if a span was lost."""
     console = Console(stderr=True)
     processes, turns, chunk_us = (1, 3, 50) if quick else (9, 101, 250)
     load = os.getloadavg()[0]
@@ -42,7 +43,7 @@ def collect(quick: bool) -> dict[str, Any]:
         command = [sys.executable, "-m", "benchmarks.measure", str(turns), str(chunk_us)]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=False, cwd=ROOT)
         if done.returncode != 0:
-            sys.exit("A process of the benchmark failed; what it said stands above.")
+            sys.exit("A process of the benchmark failed; its output is above.")
         process = json.loads(done.stdout)
         if programs is not None:
             found = native.measure(programs, 3_000 if quick else 12_000, turns)
@@ -62,7 +63,7 @@ def collect(quick: bool) -> dict[str, Any]:
 
 
 def machine(load: float) -> dict[str, Any]:
-    """What the figures were taken on; `load` as it was before."""
+    """Return facts about the machine; `load` is that before the measurement."""
     options = sysconfig.get_config_var("CONFIG_ARGS") or ""
     profile = "with" if "--enable-optimizations" in options else "without"
     return {

@@ -1,4 +1,4 @@
-"""What is measured: statements in a loop, what each needs, and the spans that it records."""
+"""The measured statements, with their requirements and the spans that they record."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ PACKAGES = {
 
 
 def is_installed(case: Case) -> bool:
-    """Whether the peer that a case needs is there."""
+    """Whether the other tool that a case needs is installed."""
     if not case.needs:
         return True
     try:
@@ -249,7 +249,7 @@ def is_installed(case: Case) -> bool:
 
 
 def loop(case: Case) -> Callable[[int], Any]:
-    """Compile `run(rounds) -> ns`; a coroutine function where the case runs as one."""
+    """Compile `run(rounds) -> ns`, or a coroutine function for cases that need one."""
     body = "\n        ".join([case.statement] * UNROLL)
     prefix = "async " if case.where == "coroutine" else ""
     source = (

@@ -1,10 +1,10 @@
-"""What timing a device costs the host: a span, two bare event records, and other ways.
+"""Measures the host's cost of timing a device: a span, two bare event records, and other ways.
 
     python benchmarks/device.py                      on a GPU
-    python benchmarks/device.py --stand-in FOLDER    on threads that play an accelerator
+    python benchmarks/device.py --stand-in FOLDER    on threads that simulate an accelerator
 
-Without a GPU it says so and prints no figure. The stand-in's figures tell what the code around the
-events costs through torch.Event; they say nothing of any real device.
+Without a GPU, it prints a message and no figures. The figures of the stand-in show the cost of the
+code around the events of torch.Event, but not that of a real device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDS, CALLS = 15, 300
 
 
 def per_call_ns(body: Callable[[], None], settle: Callable[[], None]) -> float:
-    """Host time of one call in ns: the median of the rounds, the device let catch up between."""
+    """Return the host time of one call in ns: the median of rounds, with pauses for the device."""
     for _ in range(20):
         body()
     settle()
@@ -36,7 +36,7 @@ def per_call_ns(body: Callable[[], None], settle: Callable[[], None]) -> float:
 
 
 def ways(torch: Any, kind: str, synchronize: Callable[[], None]) -> dict[str, Callable[[], None]]:
-    """Each way to time an empty stage on the device."""
+    """Return each way to time an empty stage on the device."""
     import stagespan
 
     reused = stagespan.span("benchmark")
@@ -106,7 +106,7 @@ def host_costs(torch: Any, kind: str, synchronize: Callable[[], None]) -> None:
 
 
 def model_step(torch: Any) -> None:
-    """Print how much longer a small model's step takes with a span around each layer."""
+    """Print the additional time of a small model's step with a span around each layer."""
     import stagespan
     from stagespan import _core
 
@@ -139,7 +139,7 @@ def model_step(torch: Any) -> None:
     found: dict[str, list[float]] = {name: [] for name in modes}
     with torch.no_grad():
         one_s()
-        for _ in range(ROUNDS):  # in turn, so that a drift of the clocks meets all of them
+        for _ in range(ROUNDS):  # alternately, so that a drift of the clocks affects all of them
             for name, set_mode in modes.items():
                 set_mode()
                 found[name].append(one_s())
@@ -154,7 +154,7 @@ def model_step(torch: Any) -> None:
 
 
 def on_gpu() -> int:
-    """Measure on the GPU that torch sees; returns 0, also without a GPU."""
+    """Measure on the GPU that torch finds. Returns 0, even without a GPU."""
     try:
         import torch
     except ImportError:
@@ -179,7 +179,7 @@ def on_gpu() -> int:
 
 
 def on_standin(folder: Path) -> int:
-    """Measure on threads that play an accelerator."""
+    """Measure on threads that simulate an accelerator."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "npu_standin"))
     import standin
     import torch
@@ -201,7 +201,7 @@ def on_standin(folder: Path) -> int:
 
 
 def main() -> int:
-    """Measure what there is."""
+    """Measure on the GPU or the stand-in."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--stand-in", metavar="FOLDER", type=Path, help="where to build it")
     folder: Path | None = parser.parse_args().stand_in

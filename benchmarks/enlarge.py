@@ -1,4 +1,4 @@
-"""A trace of any size, made by repeating a real one: later, and with ids of its own, each time."""
+"""Creates a trace of any size by repeating a real one with later times and new ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stagespan import _core
 
-# What must not be the same in two copies: whole numbers behind these keys, and numbers of steps.
+# The values that must differ between copies: integers after these keys, and numbers of steps.
 _SHIFTED = re.compile(
     rb'("(?:ts|id|correlation|External id|external id|Ev Idx|Sequence number|Python id'
     rb'|Python parent id)": ?"?|ProfilerStep#)(\d+)'
@@ -18,9 +18,9 @@ _EVENTS = re.compile(rb'"traceEvents":\s*\[')
 
 
 def enlarge(source: Path, target: Path, size_bytes: int) -> int:
-    """Write a trace of at least `size_bytes` to `target`; how many copies of `source` are in it.
+    """Write a trace of at least `size_bytes` to `target`. Returns the number of copies of `source`.
 
-    Raises ValueError when the source has no list of events under `traceEvents`.
+    Raises ValueError if the source has no list of events under `traceEvents`.
     """
     data = gzip.decompress(source.read_bytes())
     opening = _EVENTS.search(data)
@@ -49,7 +49,7 @@ def _copies(events: bytes, count: int) -> Iterator[list[bytes]]:
         low, high = spans.get(key, (number, number))
         spans[key] = min(low, number), max(high, number)
     for copy in range(count):
-        # A copy begins where the one before it has ended, with ids behind its last.
+        # A copy begins at the end of the previous one, with larger ids.
         shifts = {key: copy * (high - low + 1) for key, (low, high) in spans.items()}
         parts[2::3] = [
             b"%d" % (number + shifts[key]) for key, number in zip(keys, numbers, strict=True)

@@ -1,8 +1,8 @@
-"""How often the gate catches a planted slow-down, and how often it calls an unchanged stage slower.
+"""Measures how often the gate detects a slow-down, and how often it fails an unchanged stage.
 
     python -m benchmarks.gate [--slower 20] [--unchanged 50] [--slowdown 0.10]
 
-Each round is a test run of its own with ``stage_bench`` and ``stage_limit(regress="5%")`` against
+Each round is a separate test run with ``stage_bench`` and ``stage_limit(regress="5%")`` against
 one baseline. The exit status is 1 if fewer than 95 % of the slow-downs are caught, or if any
 unchanged stage fails.
 """
@@ -35,7 +35,7 @@ def test_stage(stage_bench):
 
 
 def passes(folder: Path, slowdown: float, *arguments: str) -> bool:
-    """Run the test; whether it passed."""
+    """Run the test, and return whether it passed."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),

@@ -1,4 +1,4 @@
-"""One process's share: every case in turns, and a check that nothing that was timed is missing.
+"""Runs all cases alternately in one process, and checks that no timed span is missing.
 
 Run by `benchmarks` as `python -m benchmarks.measure ROUNDS CHUNK_US`; prints JSON.
 """
@@ -31,7 +31,7 @@ async def _as_task(body: Callable[[], int]) -> int:
 
 
 def _run(case: cases.Case, body: Callable[[int], Any], rounds: int) -> int:
-    """Run the loop where the case wants it; ns."""
+    """Run the loop in the context that the case needs. Returns ns."""
     found: int
     match case.where:
         case "nested":
@@ -54,7 +54,7 @@ def _run(case: cases.Case, body: Callable[[int], Any], rounds: int) -> int:
             _log.setLevel(logging.INFO if case.where == "logged" else logging.WARNING)
             began = time.perf_counter_ns()
             body(rounds)
-            stagespan.flush()  # the service thread's work is part of the price, and ends here
+            stagespan.flush()  # the work of the service thread is part of the cost, and ends here
             found = time.perf_counter_ns() - began
         case _:
             found = body(rounds)
@@ -62,13 +62,13 @@ def _run(case: cases.Case, body: Callable[[int], Any], rounds: int) -> int:
 
 
 def _rounds_for(case: cases.Case, body: Callable[[int], Any], chunk_ns: float) -> int:
-    """So many rounds of the loop as take about `chunk_ns`: too short to be interrupted often."""
+    """Return the number of rounds that take about `chunk_ns`, too short for many interruptions."""
     quickest = min(_run(case, body, 2) for _ in range(3)) / 2
     return max(1, min(10_000, int(chunk_ns / max(quickest, 1.0))))
 
 
 class _Expected:
-    """How many spans each stage must have in the end."""
+    """The number of spans that each stage must have at the end."""
 
     def __init__(self) -> None:
         self._of: dict[str, int] = {}
@@ -79,7 +79,7 @@ class _Expected:
             self._of[case.stage] = self._of.get(case.stage, 0) + spans
 
     def check(self) -> int:
-        """Compare with `stats()`; the number of spans, or a message and the end."""
+        """Compare with `stats()`. Returns the number of spans, or exits with a message."""
         counts = {name: stage.count for name, stage in stagespan.stats().items()}
         for beginning, timed in self._of.items():
             counted = sum(n for name, n in counts.items() if name.startswith(beginning))
@@ -89,7 +89,7 @@ class _Expected:
 
 
 def measure(turns: int, chunk_us: float) -> dict[str, Any]:
-    """Every case `turns` times in turn, so that a drift of the machine meets all of them."""
+    """Run every case `turns` times, alternately, so that a drift of the machine affects all."""
     _log.addHandler(logging.StreamHandler(open(os.devnull, "w")))  # noqa: SIM115
     _log.setLevel(logging.WARNING)
     ready = [case for case in cases.CASES if cases.is_installed(case)]
@@ -108,7 +108,9 @@ def measure(turns: int, chunk_us: float) -> dict[str, Any]:
     order = list(bodies.items())
     shuffle = random.Random(turns).shuffle
     for _ in range(turns):
-        shuffle(order)  # what a case leaves behind in the caches meets another one each time
+        shuffle(
+            order
+        )  # a different order each time, because a case changes the caches for the next one
         for case, body in order:
             ns = _run(case, body, rounds[case])
             expected.add(case, rounds[case])
@@ -127,7 +129,7 @@ def measure(turns: int, chunk_us: float) -> dict[str, Any]:
 
 
 def _readers(turns: int) -> dict[str, Any]:
-    """What reading costs, with about 220 stages and full rings; ms."""
+    """Return the cost of reading in ms, with about 220 stages and full rings."""
 
     def ms(read: Callable[[], object]) -> float:
         times = []
@@ -146,7 +148,7 @@ def _readers(turns: int) -> dict[str, Any]:
 
 
 def _growth(spans: int) -> dict[str, Any]:
-    """Resident bytes that spans add, after the ring has been filled once."""
+    """Return the resident bytes that spans add after the ring has been filled once."""
 
     def resident() -> int:
         with open("/proc/self/statm") as file:
@@ -166,7 +168,7 @@ def _growth(spans: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # One core, so that no figure is of a cold cache after a move.
+    # One core, because the caches would be cold after a move to another one.
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     json.dump(measure(int(sys.argv[1]), float(sys.argv[2])), sys.stdout)

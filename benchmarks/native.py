@@ -1,4 +1,4 @@
-"""The C++ part: builds the programs of `cpp` with the flags of the extension, and runs them."""
+"""Builds the C++ programs of `cpp` with the flags of the extension, and runs them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _OPTIONS = (
 
 
 class SkipError(Exception):
-    """It cannot be built here; the text says why."""
+    """The programs cannot be built here; the text is the reason."""
 
 
 def build() -> Path:
-    """Build the programs; their folder. Raises SkipError."""
+    """Build the programs and return their folder. Raises SkipError."""
     next_to_python = Path(sys.executable).parent / "cmake"
     cmake = str(next_to_python) if next_to_python.exists() else shutil.which("cmake")
     if cmake is None:
@@ -48,7 +48,7 @@ def build() -> Path:
 
 
 def measure(folder: Path, count: int, turns: int) -> dict[str, Any]:
-    """Run them once; ns by name, and how many spans were counted, which are all that were timed."""
+    """Run them once. Returns ns by name, and the number of spans, which includes all timed ones."""
     found: dict[str, Any] = {"ns": {}, "counted": 0}
     for command in (
         [folder / "span_cost", str(count), str(turns)],

@@ -1,10 +1,10 @@
-"""One process's share of `benchmarks.traces`: one reader, one file.
+"""Measures one reader and one file in one process, for `benchmarks.traces`.
 
 Run as `python -m benchmarks.read_trace READER PATH TIMES`; prints JSON. The readers:
 
     stagespan    the file into columns
     analyze      the whole of `stagespan analyze PATH`, within 8 GB of address space
-    orjson       the file into Python objects, as a start of any tool that goes on from there
+    orjson       the file into Python objects, as a tool needs them
     json         the same by Python's own module
     HTA          HolisticTraceAnalysis: the file into a DataFrame
     gunzip       the file's bytes through zlib, and nothing else
@@ -37,7 +37,7 @@ def _analyze() -> Callable[[Path], int]:
     from stagespan.cli import command
 
     def analyze(path: Path) -> int:
-        # A machine of 8 GB has no more to give.
+        # The memory of a machine with 8 GB.
         resource.setrlimit(resource.RLIMIT_AS, (_EIGHT_GB, _EIGHT_GB))
         page = io.StringIO()
         with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
@@ -96,7 +96,7 @@ READERS = {
 
 
 def _peak_bytes() -> int:
-    # Not ru_maxrss, which counts what the parent had in memory when it started this process.
+    # Not ru_maxrss, because it includes the memory of the parent when it started this process.
     with open("/proc/self/status") as file:
         for line in file:
             if line.startswith("VmHWM:"):
@@ -105,7 +105,7 @@ def _peak_bytes() -> int:
 
 
 def main(reader: str, path: Path, times: int) -> dict[str, Any]:
-    """Read the file so many times; CPU and wall seconds of each, and the process's peak memory."""
+    """Read the file `times` times. Prints CPU and wall seconds, and the process's peak memory."""
     try:
         read = READERS[reader]()
     except ImportError as error:

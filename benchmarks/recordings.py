@@ -1,9 +1,9 @@
-"""What a recording in a file costs the spans, compared with anonymous memory.
+"""Measures the cost of spans with a recording in a file, compared with anonymous memory.
 
     python -m benchmarks.recordings [--minutes N] [--turns N] [--json FILE]
 
 Two processes, one with the file and one with STAGESPAN_RECORDING=off, take turns on one core:
-only one of them runs at a time, so that a drift of the machine meets both. Times of spans are CPU
+only one of them runs at a time, so that a drift of the machine affects both. Times of spans are CPU
 times of the thread. The reader runs in this process, on another core if there is one. For
 ``--minutes``, each of the two also times every single span from outside: how many took how long,
 and what the long ones were.
@@ -66,7 +66,7 @@ class Writer:
         return found
 
     def end(self) -> int:
-        """Check that each span was counted; how many they were."""
+        """Check that each span was counted, and return their number."""
         timed, counted = map(int, self._ask("end 0").split())
         self._process.wait(timeout=30)
         if timed != counted:
@@ -76,7 +76,7 @@ class Writer:
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[list[float]]:
-    """Read a recording as `stagespan top` does, 10 times a second; gives the CPU ms of each."""
+    """Read a recording like `stagespan top`, 10 times a second. Yields the CPU ms of each."""
     over = threading.Event()
     took_ms: list[float] = []
 
@@ -124,7 +124,7 @@ def _for_a_second(writer: Writer) -> float:
 
 
 def watch(file: Writer, memory: Writer, minutes: float) -> dict[str, Any]:
-    """Time each span for so many minutes with the file and as many without, in slices."""
+    """Time each span for some minutes with the file, and as long without, in slices."""
     found: dict[str, Any] = {}
     for _ in range(max(round(minutes * 60_000 / SLICE_MS), 1)):
         for name, writer in (("memory", memory), ("file", file)):
@@ -143,7 +143,7 @@ def watch(file: Writer, memory: Writer, minutes: float) -> dict[str, Any]:
 
 
 def ratio(over: list[float], under: list[float]) -> float:
-    """The median of the ratios of turns that followed each other."""
+    """Return the median of the ratios of consecutive turns."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 

@@ -1,10 +1,14 @@
 """Replays compared with their live runs, on real model classes with tiny random weights.
 
     python -m benchmarks.replays [--rounds N] [--json FILE] [NAME ...]
+    python -m benchmarks.replays --repeats 5 [--json FILE] [NAME ...]
 
 Each stage runs live in debug mode, which writes its signature. Then live runs, replays and runs of
-the generated script take turns in one process. CPU time is that of the thread, so that other work
-on the machine changes little; launches are counted exactly, in the same interval of a profile.
+the generated script with the default settings take turns in one process. CPU time is that of the
+thread, divided by that of a fixed computation. Launches are counted exactly, in the same interval
+of a profile.
+With ``--repeats``, each stage is replayed several times with the default settings instead, and the
+table has the spread of the medians of CPU time.
 Needs torch; stages whose library (diffusers, transformers) is not installed are left out.
 """
 
@@ -34,13 +38,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 import stagespan
+from stagespan.environment import fixed_computation_ns
 
 STEPS = 4
+LIVE_RUNS = 20
 
 
 @dataclass
 class Stage:
-    """A stage to be run live and replayed."""
+    """A stage that is run live and replayed."""
 
     owner: Any
     """The object whose method is the stage, as a factory would return it."""
@@ -61,7 +67,7 @@ def random(*shape: int) -> Any:
 
 
 def pipeline(pipe: Any, **arguments: Any) -> Stage:
-    """A diffusers pipeline, called without latents as everybody calls it."""
+    """A diffusers pipeline, called without latents as usual."""
     pipe.set_progress_bar_config(disable=True)
     arguments = {"num_inference_steps": STEPS, "output_type": "latent", **arguments}
 
@@ -278,7 +284,7 @@ def llama_decode() -> Stage:
     with torch.no_grad():
         cache = model(**given).past_key_values
     mask = torch.cat([given["attention_mask"], torch.ones(4, 1, dtype=torch.long)], 1)
-    ids = given["input_ids"][:, -1:]  # not in run(), which is the stage alone
+    ids = given["input_ids"][:, -1:]  # not in run(), which contains only the stage
     pasts: list[Any] = []
 
     def run() -> Any:
@@ -400,7 +406,7 @@ class Scheduler:
 
 
 class Cached:
-    """A loop of which two steps in three take the model's result from a cache."""
+    """A loop in which two of three steps take the model's result from a cache."""
 
     def __init__(self) -> None:
         self.net, self.scheduler = Net().eval(), Scheduler()
@@ -477,7 +483,10 @@ def live_cpu_ms(stage: Stage) -> float:
 
 
 def live_launches(stage: Stage, folder: Path) -> int:
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    # With shapes, like the harness, because they change the category of a compiled graph's call.
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    )
     stage.prepare()
     with torch.no_grad(), between(stage, profiler.start, profiler.stop):
         stage.run()
@@ -487,14 +496,14 @@ def live_launches(stage: Stage, folder: Path) -> int:
 
 
 def launches(path: Path) -> int:
-    """Operators in a trace."""
+    """Return the number of operators in a trace."""
     with gzip.open(path, "rt") as file:
         events = json.load(file)["traceEvents"]
     return sum(event.get("cat") == "cpu_op" for event in events)
 
 
 def capture(stage: Stage, folder: Path) -> Path:
-    """Run the stage live in debug mode; returns the path of its signature file."""
+    """Run the stage live in debug mode. Returns the path of its signature file."""
     kind = type(stage.owner)
     own = vars(kind).get(stage.method)
     original = getattr(kind, stage.method)
@@ -518,29 +527,34 @@ def capture(stage: Stage, folder: Path) -> Path:
 
 
 def measure(stage: Stage, folder: Path, rounds: int) -> dict[str, Any]:
-    """Figures of one stage: CPU times of live runs, replays and the script, launches of each."""
+    """Return CPU times and launches of live runs, replays and the script of one stage."""
     path = capture(stage, folder)
+    # CPU times, each divided by that of a fixed computation, because the speed of the processor
+    # changes from one minute to the next on many machines.
     times: dict[str, list[float]] = {"live": [], "replay": [], "script": []}
+    live_ms: list[float] = []
     result: Any = None
     for _ in range(rounds):
-        for _ in range(4):
-            times["live"].append(live_cpu_ms(stage))
-        config = stagespan.HarnessConfig(
-            output_dir=folder / "out", warmup=1, timing_steps=4, **stage.config
-        )
+        runs, fixed_ns = [], []
+        for _ in range(LIVE_RUNS):
+            fixed_ns.append(fixed_computation_ns())
+            runs.append(live_cpu_ms(stage))
+        live_ms += runs
+        times["live"].append(statistics.median(runs) / statistics.mean(fixed_ns))
+        config = stagespan.HarnessConfig(output_dir=folder / "out", **stage.config)
         result = stagespan.StageBenchHarness.from_signature_file(
             path, "stage", stage.owner, config
         ).profile()
-        times["replay"].append(result.timing_ms["cpu"]["p50"])
+        times["replay"].append(relative(result.timing_ms))
         script = runpy.run_path(str(result.script_path))["profile_stage"]
         with contextlib.redirect_stdout(io.StringIO()):
-            done = script(stage.owner, warmup=1, timing_steps=4, steps=0)
-        times["script"].append(done["timing_ms"]["cpu"]["p50"])
+            done = script(stage.owner, steps=0)
+        times["script"].append(relative(done["timing_ms"]))
     medians = {name: statistics.median(found) for name, found in times.items()}
     return {
         "adapter": result.adapter,
         "iteration": result.iteration,
-        "live_cpu_ms": medians["live"],
+        "live_cpu_ms": statistics.median(live_ms),
         "replay_ratio": medians["replay"] / medians["live"],
         "script_ratio": medians["script"] / medians["live"],
         "live_launches": live_launches(stage, folder),
@@ -549,11 +563,34 @@ def measure(stage: Stage, folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
+def relative(timing: dict[str, Any]) -> float:
+    """Return the median CPU time, divided by the mean time of the fixed computation."""
+    return float(timing["cpu"]["p50"] / (timing["slowdown"] * timing["fixed_ns"]))
+
+
+def repeat(stage: Stage, folder: Path, repeats: int) -> dict[str, Any]:
+    """Return the median CPU times of several replays, and how many ran on a busy machine."""
+    path = capture(stage, folder)
+    medians, busy = [], 0
+    for _ in range(repeats):
+        config = stagespan.HarnessConfig(output_dir=folder / "out", **stage.config)
+        harness = stagespan.StageBenchHarness.from_signature_file(
+            path, "stage", stage.owner, config
+        )
+        timing = harness.profile().timing_ms
+        medians.append(timing["cpu"]["p50"])
+        busy += timing["busy"] is not None
+    median = statistics.median(medians)
+    spread = (max(medians) - min(medians)) / median
+    return {"cpu_ms": medians, "median_cpu_ms": median, "spread": spread, "busy": busy}
+
+
 def main() -> None:
     """Measure the named stages, or all, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}")
     parser.add_argument("--rounds", type=int, default=3, help="turns of live, replay and script")
+    parser.add_argument("--repeats", type=int, help="replay each stage N times at defaults")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in ALL]
@@ -563,8 +600,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("stagespan").setLevel(logging.ERROR)
     found: dict[str, Any] = {}
-    columns = ("stage", "adapter", "live CPU ms", "replay / live", "script / live", "launches")
-    print("{:22}{:10}{:>12}{:>15}{:>15}  {}".format(*columns))
+    if given.repeats:
+        columns = ("stage", "CPU ms", "max - min", "machine was busy")
+        print("{:22}{:>10}{:>12}{:>19}".format(*columns))
+    else:
+        columns = ("stage", "adapter", "live CPU ms", "replay / live", "script / live", "launches")
+        print("{:22}{:10}{:>12}{:>15}{:>15}  {}".format(*columns))
     for name in given.names or ALL:
         torch.manual_seed(0)
         try:
@@ -573,6 +614,14 @@ def main() -> None:
             print(f"{name:22}left out: {error}")
             continue
         with tempfile.TemporaryDirectory() as folder:
+            if given.repeats:
+                row = found[name] = repeat(stage, Path(folder), given.repeats)
+                print(
+                    f"{name:22}{row['median_cpu_ms']:>10.2f}{row['spread']:>12.1%}"
+                    f"{row['busy']:>13} of {given.repeats}",
+                    flush=True,
+                )
+                continue
             row = found[name] = measure(stage, Path(folder), given.rounds)
         print(
             f"{name:22}{row['adapter']:10}{row['live_cpu_ms']:>12.2f}{row['replay_ratio']:>15.2f}"

@@ -1,4 +1,4 @@
-"""The rows of the table: which figures are compared, and with which budget."""
+"""The rows of the table: the compared figures with their budgets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Row:
-    """A line with its figures, all in ns; `verdict` is "" where nothing was promised."""
+    """A line with its figures in ns; `verdict` is "" if there is no budget."""
 
     what: str
     ns: float
@@ -152,7 +152,7 @@ def medians(processes: list[dict[str, Any]]) -> Runs:
 
 
 def noise_ns(runs: Runs) -> float:
-    """How far equal bare calls differ in one process; the median over the processes."""
+    """Return the difference of equal bare calls in one process; the median over processes."""
     differences = []
     for run in runs:
         copies = [ns for name, ns in run.items() if name.startswith("bare call")]
@@ -161,7 +161,7 @@ def noise_ns(runs: Runs) -> float:
 
 
 def row_of(line: Line, runs: Runs) -> Row | None:
-    """One line with its figures; None where a case was skipped."""
+    """Return one line with its figures; None if a case was skipped."""
     needed = [name for name in (line.case, line.less, line.reference) if name]
     runs = [run for run in runs if all(name in run for name in needed)]
     if not runs:

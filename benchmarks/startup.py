@@ -1,4 +1,4 @@
-"""What `import stagespan` costs a fresh interpreter."""
+"""Measures the cost of `import stagespan` in a new interpreter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _whole_ms(code: str) -> tuple[float, str]:
 
 
 def measure(times: int) -> dict[str, Any]:
-    """The statement's time, that of the whole process beyond an empty one, and what came along."""
+    """Return the time of the import, the process's additional time, and the imported modules."""
     statement, whole, empty, heavy = [], [], [], set()
     _whole_ms(_CODE)
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""One table of all figures, readable in 100 columns."""
+"""Prints one table of all figures, at most 100 columns wide."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _reading(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def show(found: dict[str, Any]) -> bool:
-    """Print the table; whether every budget is kept."""
+    """Print the table, and return whether every budget is met."""
     console = Console()
     if console.width < _NARROWEST or not console.is_terminal:
         console = Console(width=_NARROWEST)
@@ -123,7 +123,7 @@ def _foot(console: Console, found: dict[str, Any]) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what was measured."""
+    """Return the versions of the measured packages."""
     result: dict[str, str | None] = {}
     needed = {case.needs for case in cases.CASES if case.needs}
     for module in ("stagespan", *sorted(needed)):

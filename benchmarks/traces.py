@@ -1,9 +1,9 @@
-"""Reading traces: MB/s of JSON into columns and peak memory, compared with orjson, json and HTA.
+"""Measures reading of traces, in MB/s of JSON and peak memory, compared with orjson, json and HTA.
 
     python -m benchmarks.traces [--quick] [--json FILE]
 
-Reads the real traces in the folder that STAGESPAN_TRACES names (else `../shared/traces`), unpacked
-and as they are, and one of 1 GB that is made from one of them and deleted afterwards. A separate
+Reads the real traces in the folder STAGESPAN_TRACES (else `../shared/traces`), both unpacked and
+unchanged, and a trace of 1 GB that is created from one of them and deleted afterwards. A separate
 process measures each figure. Speeds are by CPU time; the exit status is 1 if a budget is exceeded.
 """
 
@@ -35,13 +35,13 @@ _LONGEST_S = 1200
 
 
 def folder() -> Path:
-    """Where the real traces are."""
+    """Return the folder of the real traces."""
     named = os.environ.get("STAGESPAN_TRACES")
     return Path(named) if named else ROOT.parent / "shared" / "traces"
 
 
 def run(reader: str, path: Path, times: int) -> dict[str, Any]:
-    """A reader's figures, or why there are none."""
+    """Return the figures of a reader, or the reason why there are none."""
     command = [sys.executable, "-m", "benchmarks.read_trace", reader, str(path), str(times)]
     try:
         done = subprocess.run(
@@ -56,7 +56,7 @@ def run(reader: str, path: Path, times: int) -> dict[str, Any]:
 
 
 def collect(traces: list[Path], large_bytes: int, times: int, console: Console) -> dict[str, Any]:
-    """Every reader on every trace, and on one of `large_bytes` made from the largest."""
+    """Measure every reader on every trace, and on one of `large_bytes` made from the largest."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         unpacked = Path(temporary, "trace.json")
@@ -79,7 +79,7 @@ def collect(traces: list[Path], large_bytes: int, times: int, console: Console) 
 
 
 def _check(rows: list[dict[str, Any]], large: dict[str, Any], source: Path, copies: int) -> None:
-    """No figure is of a part of the trace: every reader has found every entry."""
+    """Check that every reader has found every entry."""
     small = next(row for row in rows if row["name"] == source.name.split(".")[0])
     expected = small["readers"]["stagespan"]["entries"] * copies
     for reader in ("stagespan", "orjson", "json"):
@@ -98,7 +98,7 @@ def _row(name: str, path: Path, times: int) -> dict[str, Any]:
 
 
 def speed(row: dict[str, Any], reader: str) -> float | None:
-    """MB of JSON a second of CPU time, the median of the turns; None when it did not run."""
+    """Return MB of JSON per second of CPU time, the median of the turns; None if it did not run."""
     found = row["readers"][reader]
     if "skipped" in found:
         return None
@@ -106,7 +106,7 @@ def speed(row: dict[str, Any], reader: str) -> float | None:
 
 
 def share(row: dict[str, Any], reader: str) -> float | None:
-    """Memory that reading took, beyond what the process had before, as a share of the JSON."""
+    """Return the additional memory for reading, divided by the size of the JSON."""
     found = row["readers"][reader]
     if "skipped" in found:
         return None
@@ -114,7 +114,7 @@ def share(row: dict[str, Any], reader: str) -> float | None:
 
 
 def show(found: dict[str, Any], console: Console) -> bool:
-    """Print all figures; whether every budget is kept."""
+    """Print all figures, and return whether every budget is met."""
     within = True
     speeds = _table("MB/s of JSON, a core", "MB", "entries", "stagespan", *_PEERS, "gunzip")
     memory = _table("Memory, as a share of the JSON", "stagespan", *_PEERS)

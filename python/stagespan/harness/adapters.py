@@ -1,4 +1,4 @@
-"""What one iteration of a stage is: adapters, one for each kind of stage, that others can join."""
+"""Adapters, which find out what one iteration of a stage is. Users can register their own."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagespan.errors import HarnessError
-
-if TYPE_CHECKING:
-    from stagespan.harness.config import HarnessConfig
+from stagespan.harness.config import Answer, HarnessConfig
 
 Step = Callable[[], Any]
 WHOLE = "whole"
-"""In place of a step: the whole call."""
+"""The value of `HarnessConfig.step` for the whole call."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +21,9 @@ class ScriptStep:
     """How the generated script makes the same step, without stagespan."""
 
     modules: tuple[ModuleType, ...]
-    """Whose text the script holds; they import nothing but torch and the standard library."""
+    """Modules whose source the script contains; they import only torch and the standard library."""
     expression: str
-    """Python that gives the step, for example ``DenoiseStep(stage, inputs)``."""
+    """Python expression for the step, for example ``DenoiseStep(stage, inputs)``."""
 
 
 class StepAdapter(ABC):
@@ -38,41 +36,32 @@ class StepAdapter(ABC):
         """Whether this adapter knows how to run one iteration of the stage on such inputs."""
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
-        """The same with a reason, for ``stagespan bench --explain``."""
+        """Return `matches` with a reason, for ``stagespan bench --explain``."""
         fits = self.matches(stage, inputs)
         return Answer(self.name, fits, "it matches" if fits else "it does not match")
 
     @abstractmethod
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
-        """A callable that runs one iteration.
+        """Return a callable that runs one iteration.
 
-        One that keeps state has a ``reset()``, which is called before each run, outside the clock.
-        One of which only a part is to be measured has a ``run_between(begin, end, count)``, which
-        calls ``begin`` and ``end`` around that part and returns how many iterations were in it.
-        Raises ReplayError (one sentence) when the inputs do not fit the stage.
+        A callable with state has a method ``reset()``, which is called before each run, outside the
+        timed region. If only a part of the call is measured, it has a method ``run_between(begin,
+        end, count)``, which calls ``begin`` and ``end`` around that part and returns the number of
+        iterations in it. Raises ReplayError if the inputs do not fit the stage.
         """
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep | None:
-        """The same for the generated script; None: the script has to be given a step function."""
+        """Return the step for the generated script; None if its user must pass a step function."""
         return None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What an adapter said when it was asked for a stage."""
-
-    adapter: str
-    fits: bool
-    reason: str
-
-
 class LoopAdapter(StepAdapter):
-    """Stages with a scheduler: one step of their own loop, between two returns of its ``step``."""
+    """Runs one step of the stage's own loop, between two returns of its scheduler's ``step``."""
 
     name = "loop"
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
-        """There is something to call, and a scheduler that it may use."""
+        """Whether the stage can be called and may use a scheduler."""
         from stagespan.harness import own_loop
         from stagespan.harness.steps import function_of
 
@@ -80,7 +69,7 @@ class LoopAdapter(StepAdapter):
         return function is not None and bool(own_loop.SchedulerReturns(stage, function))
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
-        """No adapter of loops matches if the whole stage is wanted."""
+        """Return `matches` with a reason; False if the whole call is wanted."""
         from stagespan.harness import own_loop
         from stagespan.harness.steps import function_of
 
@@ -88,35 +77,36 @@ class LoopAdapter(StepAdapter):
             return Answer(self.name, False, "the whole call was asked for")
         function = function_of(stage)
         if function is None:
-            return Answer(self.name, False, "the stage has nothing to call whose loop could be run")
+            return Answer(self.name, False, "the stage cannot be called")
         watched = own_loop.SchedulerReturns(stage, function)
         if not watched:
-            return Answer(self.name, False, "the stage holds no scheduler with a step method")
+            return Answer(self.name, False, "the stage has no scheduler with a step method")
         return Answer(self.name, True, f"the stage may call {watched.title}")
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
-        """The stage, left after the wanted step."""
+        """Return a callable that runs the stage up to the end of the wanted step."""
         from stagespan.harness.own_loop import loop_step
 
         return loop_step(stage, inputs, self.name, config.step, config.optional)
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
-        """The same, by its own text."""
-        from stagespan.harness import own_loop, steps
+        """Return the source of the same step."""
+        from stagespan.harness import loop_state, own_loop, steps
         from stagespan.signature import fit
 
         return ScriptStep(
-            (fit, steps, own_loop), f'loop_step(stage, inputs, "{self.name}", step, OPTIONAL)'
+            (fit, steps, loop_state, own_loop),
+            f'loop_step(stage, inputs, "{self.name}", step, OPTIONAL)',
         )
 
 
 class GenerateAdapter(LoopAdapter):
-    """``generate`` of language models: the prefill, or one decode step, between two forwards."""
+    """Runs the prefill or one decode step of ``generate`` of language models."""
 
     name = "generate"
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
-        """A method of this name that may call a model."""
+        """Whether the stage is a method with "generate" in its name that may call a model."""
         from stagespan.harness import own_loop
         from stagespan.harness.steps import function_of
 
@@ -124,7 +114,7 @@ class GenerateAdapter(LoopAdapter):
         return _is_generate(function) and bool(own_loop.ForwardReturns(stage, function))
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
-        """Other methods with a loop over a model match if a step is asked for."""
+        """Return `matches` with a reason; methods with other names match if a step is wanted."""
         from stagespan.harness import own_loop
         from stagespan.harness.steps import function_of
 
@@ -132,22 +122,25 @@ class GenerateAdapter(LoopAdapter):
             return Answer(self.name, False, "the whole call was asked for")
         function = function_of(stage)
         if not _is_generate(function) and config.step is None:
-            return Answer(self.name, False, "what is called is not named generate")
+            return Answer(self.name, False, "the called method is not named generate")
         if function is None or (function is stage and hasattr(stage, "_modules")):
-            return Answer(self.name, False, "what is called is the model's forward itself")
+            return Answer(self.name, False, "the stage is the forward of a model")
         watched = own_loop.ForwardReturns(stage, function)
         if not watched:
-            return Answer(self.name, False, "the stage holds no torch module")
+            return Answer(self.name, False, "the stage has no torch module")
         return Answer(self.name, True, f"the stage may call {watched.title} in a loop")
 
 
 class DenoiseAdapter(StepAdapter):
-    """Stages with ``dit``, ``transformer`` or ``unet`` and a ``scheduler``: one step of a loop."""
+    """Runs one denoising step of a stage that has a model and a scheduler, but no loop.
+
+    The model is the attribute ``dit``, ``transformer`` or ``unet``, the scheduler is ``scheduler``.
+    """
 
     name = "denoise"
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
-        """Only for stages without a loop of their own: the model's arguments are guessed."""
+        """Return `matches` with a reason; False if the stage can be called, which is better."""
         from stagespan.harness.steps import function_of
 
         if config.step is not None:
@@ -155,12 +148,12 @@ class DenoiseAdapter(StepAdapter):
         if function_of(stage) is not None:
             return Answer(self.name, False, "the stage can be called, so nothing is guessed")
         if not self.matches(stage, inputs):
-            reason = "the stage holds no model with a scheduler, or the inputs no latents"
+            reason = "the stage has no model with a scheduler, or the inputs contain no latents"
             return Answer(self.name, False, reason)
         return Answer(self.name, True, "model and scheduler without a loop: arguments are guessed")
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
-        """Model, scheduler and something to denoise are there; for a method, a loop's arguments."""
+        """Whether there are a model, a scheduler and latents; for a method, also loop arguments."""
         from stagespan.harness import denoise
 
         found = denoise.denoiser_of(stage)
@@ -168,7 +161,7 @@ class DenoiseAdapter(StepAdapter):
             return False
         if found[0] is stage:
             return True
-        # A method outside of the loop, such as `decode(latents)`, is called as it is.
+        # Methods outside of the loop, such as `decode(latents)`, do not take a loop's arguments.
         loop = (
             "num_inference_steps",
             "timesteps",
@@ -179,13 +172,13 @@ class DenoiseAdapter(StepAdapter):
         return any(name in inputs for name in (*loop, *denoise.PROMPTS))
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
-        """One step of a loop of two."""
+        """Return the first step of a loop of two."""
         from stagespan.harness.denoise import DenoiseStep
 
         return DenoiseStep(stage, inputs)
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
-        """The step's own text."""
+        """Return the source of the same step."""
         from stagespan.harness import denoise
         from stagespan.signature import fit
 
@@ -193,32 +186,34 @@ class DenoiseAdapter(StepAdapter):
 
 
 class CallAdapter(StepAdapter):
-    """Stages that are called whole: their ``process``, their ``forward``, or they themselves."""
+    """Calls the whole stage: its ``process``, the stage itself, or its ``forward``."""
 
     name = "call"
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
-        """Anything with something to call."""
+        """Whether the stage can be called."""
         from stagespan.harness.steps import function_of
 
         return function_of(stage) is not None
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
-        """A step of a loop cannot be had by a whole call."""
+        """Return `matches` with a reason; False if a step of a loop is wanted."""
         if config.step not in (None, WHOLE):
             return Answer(self.name, False, f"step {config.step} of a loop was asked for")
         if not self.matches(stage, inputs):
-            return Answer(self.name, False, "there is no process, no forward, nothing to call")
-        return Answer(self.name, True, "the stage can be called whole")
+            return Answer(
+                self.name, False, "the stage has no process or forward, and cannot be called"
+            )
+        return Answer(self.name, True, "the stage can be called")
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
-        """One whole call."""
+        """Return a callable that calls the whole stage."""
         from stagespan.harness.steps import CallStep, function_of
 
         return CallStep(function_of(stage), inputs, optional=config.optional)
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
-        """The same call."""
+        """Return the source of the same call."""
         from stagespan.harness import steps
         from stagespan.signature import fit
 
@@ -234,12 +229,12 @@ _adapters: list[StepAdapter] = [*_BUILT_IN]
 
 
 def register_adapter(adapter: StepAdapter) -> None:
-    """Add a kind of stage, asked before those already there."""
+    """Add an adapter. It is asked before those that are already registered."""
     _adapters.insert(0, adapter)
 
 
 def unregister_adapter(adapter: StepAdapter) -> None:
-    """Take an adapter out again; raises ValueError if it is not there."""
+    """Remove an adapter. Raises ValueError if it is not registered."""
     _adapters.remove(adapter)
 
 
@@ -248,7 +243,8 @@ def ask_adapters(
 ) -> tuple[StepAdapter | None, list[Answer]]:
     """Return the adapter that matches, and the answers of the adapters up to it.
 
-    ``refused`` contains the adapters that matched but found nothing to run, with the reason.
+    ``refused`` contains the reasons of adapters that matched but then found nothing to run, by
+    name.
     """
     answers: list[Answer] = []
     for adapter in _adapters:
@@ -269,9 +265,7 @@ def adapter_for(
     config: HarnessConfig | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> StepAdapter:
-    """The adapter of a stage; raises HarnessError for one without a step to run."""
-    from stagespan.harness.config import HarnessConfig
-
+    """Return the adapter of a stage. Raises HarnessError if no adapter can run it."""
     config = config or HarnessConfig()
     adapter, answers = ask_adapters(stage, inputs, config, refused or {})
     if adapter is not None:
@@ -280,11 +274,11 @@ def adapter_for(
     if config.step not in (None, WHOLE):
         why = "; ".join(f"{answer.adapter}: {answer.reason}" for answer in answers)
         raise HarnessError(
-            f"Stage {stage_name!r} has no loop to take step {config.step} of ({why}); leave step "
+            f"Stage {stage_name!r} has no loop, and so no step {config.step} ({why}); leave step "
             f"out to replay the whole call, or give the step with HarnessConfig(step_fn=...)."
         )
     raise HarnessError(
         f"Stage {stage_name!r} has no step to run: a {kind} has no 'dit', 'transformer' or 'unet' "
-        f"with a 'scheduler', no 'process', no 'forward', and cannot be called; pass the stage's "
-        f"object or method, or give the step with HarnessConfig(step_fn=lambda stage, inputs: ...)."
+        f"with a 'scheduler', no 'process', no 'forward', and cannot be called; pass its object or "
+        f"method, or give the step with HarnessConfig(step_fn=lambda stage, inputs: ...)."
     )

@@ -1,4 +1,4 @@
-"""StageBenchHarness: one stage alone, on inputs made from its signature, timed and profiled."""
+"""StageBenchHarness runs one stage alone, on inputs made from its signature, and measures it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,14 @@ from typing import TYPE_CHECKING, Any
 from stagespan import run
 from stagespan.errors import HarnessError, StagespanError
 from stagespan.files import safe_name
-from stagespan.harness.adapters import Answer, Step, StepAdapter, adapter_for, ask_adapters
-from stagespan.harness.config import FILES, LARGEST_TRACE, HarnessConfig, HarnessResult
+from stagespan.harness.adapters import Step, StepAdapter, adapter_for, ask_adapters
+from stagespan.harness.config import (
+    FILES,
+    LARGEST_TRACE,
+    Answer,
+    HarnessConfig,
+    HarnessResult,
+)
 from stagespan.harness.first_call import (
     init_for_cuda_graphs,
     run_first_call,
@@ -25,9 +32,10 @@ from stagespan.harness.first_call import (
 )
 from stagespan.harness.live import live_runs
 from stagespan.harness.output import write_breakdown, write_result, write_script
-from stagespan.lines import say
+from stagespan.harness.script import has_unreplayable
+from stagespan.lines import log_info
 from stagespan.signature.describe import printable
-from stagespan.signature.fit import ReplayError
+from stagespan.signature.fit import ReplayError, bound_by
 from stagespan.signature.model import SignatureFile, StageSignature
 
 if TYPE_CHECKING:
@@ -35,13 +43,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stagespan")
 
+ADVICE_AFTER_S = 60.0  # longer than the warm-up of any stage whose runs take some seconds
+RUNS_BEFORE_ADVICE = 50  # the warm-up has up to 30 runs
+
 
 class StageBenchHarness:
     """Replays one iteration of a stage: `setup`, then `profile`.
 
     The trace, the breakdown, the result and a script that reproduces them without stagespan are
-    written to the output folder. The stage's scheduler and the program's random state are left as
-    they were; while the stage runs, stagespan records nothing in this process.
+    written to the output folder. The stage's scheduler and the program's random state are restored
+    afterwards. While the stage runs, stagespan records nothing in this process.
     """
 
     def __init__(
@@ -60,11 +71,11 @@ class StageBenchHarness:
         )
         self._replay: Replay | None = None
         self._adapter: StepAdapter | None = None
-        self.variant: str | int | None = None  # as it was asked for
-        self.live: dict[str, Any] = {"missing": "no timing report was named"}
+        self.variant: str | int | None = None  # as requested
+        self.live: dict[str, Any] = {"missing": "no timing report was given"}
         self._refused: dict[str, str] = {}
         self._profiled = 0
-        self._first: Run | None = None  # of a loop, before the warm-up
+        self._first: Run | None = None  # the run that finds the loop, before the warm-up
         self._target: Any = stage_instance
         self._device = "cpu"
         self._shown = printable(self.stage_name)
@@ -93,19 +104,20 @@ class StageBenchHarness:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The inputs by name, after `setup`; raises HarnessError before."""
+        """The inputs by name. Raises HarnessError before `setup`."""
         if self._replay is None:
             raise HarnessError("The harness has no inputs yet; call setup() first.")
         return self._replay.inputs
 
     @property
     def output_dir(self) -> Path:
-        """Folder that the files go to."""
+        """The folder for the files."""
         chosen = self.config.output_dir
         return run.output_dir() if chosen is None else Path(chosen).expanduser()
 
     def output_path(self, kind: str) -> Path:
-        """Path of a file of this replay: a ``trace``, ``breakdown``, ``bench``, ``script``, ...
+        """Return the path of a file of this replay: ``trace``, ``breakdown``, ``bench``,
+        ``script``, ...
 
         ``kind`` is a key of `config.FILES`; `HarnessConfig.file_names` can give other names.
         """
@@ -114,7 +126,7 @@ class StageBenchHarness:
         return self.output_dir / name
 
     def setup(self) -> None:
-        """Make the inputs and the step.
+        """Create the inputs and the step.
 
         Raises HarnessError if the stage cannot be replayed: there is no stage, an argument cannot
         be replayed, a device is missing, there is too little memory, the stage has no method to
@@ -142,15 +154,20 @@ class StageBenchHarness:
             dtype=self.config.dtype,
         )
         self._target = self._what_was_captured()
+        bound = {
+            name: value
+            for name, value in bound_by(self._target).items()
+            if has_unreplayable(self.signature.arguments.get(name))
+        }
         with self._failures("cannot be set up"):
             self._replay = Replay(
-                lambda: make(inputs=given_inputs(self.config.inputs)),
+                lambda: make(inputs={**bound, **copied_inputs(self.config.inputs)}),
                 self._make_step,
                 context=self.signature.context,
                 seed=self.config.seed,
                 device=self._device,
             )
-        say("[Harness] Setup complete for stage '%s'", self._shown)
+        log_info("[Harness] Setup complete for stage '%s'", self._shown)
 
     def _make_step(self, inputs: dict[str, Any]) -> Step:
         if self.config.step_fn is not None:
@@ -164,7 +181,7 @@ class StageBenchHarness:
         return self._adapter.build(self._target, inputs, self.config)
 
     def _what_was_captured(self) -> Any:
-        """The stage, or its method that was captured; raises HarnessError if it is neither."""
+        """Return the stage or its captured method. Raises HarnessError if it is another stage."""
         from stagespan.harness.steps import function_of, with_method
         from stagespan.signature.target import method_name, mismatch
 
@@ -197,9 +214,9 @@ class StageBenchHarness:
         return {**found, "reasons": reasons, "line": fidelity.fidelity_line(found, reasons)}
 
     def _find_loop(self, replay: Replay) -> None:
-        """Run the stage once if its own loop is to be run: does it have one, and which steps?
+        """If a step of the stage's own loop is wanted, run the stage once to find its steps.
 
-        A stage that holds a scheduler and never calls it is replayed by the next adapter.
+        A stage that has a scheduler but never calls it is replayed by the next adapter.
         """
         from stagespan.harness.own_loop import NoLoopError
 
@@ -217,21 +234,43 @@ class StageBenchHarness:
     def _warm_up(self, replay: Replay) -> dict[str, Any]:
         from stagespan.harness.replay import is_settled
 
-        wanted = self.config.warmup
-        if wanted is None:
-            say("[Harness] Warming up until the times settle...")
+        warmup = self.config.warmup
+        if warmup is None:
+            log_info("[Harness] Warming up until the times settle...")
         else:
-            say("[Harness] Running %d warmup iteration(s)...", wanted)
-        runs = replay.warm_up(wanted, partial(self._tell, "warm-up", total=wanted))
+            log_info("[Harness] Running %d warmup iteration(s)...", warmup)
+        runs = replay.warm_up(warmup, partial(self._report_progress, "warm-up", total=warmup))
         first = self._first or next(iter(runs), None)
         return {
             "first_ms": None if first is None else first.wall_ms,
             "iterations": len(runs),
-            "settled": is_settled(runs) if wanted is None else None,
+            "settled": is_settled(runs) if warmup is None else None,
         }
 
+    @contextlib.contextmanager
+    def _advice_if_it_does_not_end(self) -> Iterator[None]:
+        """Log a sentence if the block takes far longer than live, as with a loop that never ends.
+
+        With mock inputs, the condition that ends a loop may never become true.
+        """
+        live_ms = self.live.get("p50_ms")
+        wait_s = max(ADVICE_AFTER_S, RUNS_BEFORE_ADVICE * (live_ms or 0.0) / 1000)
+        took = "" if live_ms is None else f", and a live run took {live_ms:,.2f} ms"
+        sentence = (
+            f"[Harness] Stage {self._shown!r} has been running for {wait_s:,.0f} s{took}. If "
+            f"nothing is being compiled, a loop in it may never end with mock inputs: stop with "
+            f"Ctrl-C, and pass real inputs with HarnessConfig(inputs={{...}}) (--inputs)."
+        )
+        timer = threading.Timer(wait_s, log_info, ("%s", sentence))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _answers(self) -> list[Answer]:
-        """What the adapters said, for `--explain`."""
+        """Return the answers of the adapters, for `--explain`."""
         if self._adapter is None or self._replay is None:
             return []
         inputs = self._replay.inputs
@@ -246,15 +285,24 @@ class StageBenchHarness:
         return f"one step made by the adapter {self._adapter.name!r}"
 
     def profile(self) -> HarnessResult:
-        """Warm up, time without the profiler, then run under it; write the files of the replay.
+        """Warm up, measure without the profiler, run under the profiler, and write the files.
 
-        Raises HarnessError when the stage raises (its own exception is the cause), and when a file
-        cannot be written.
+        Raises HarnessError if the stage raises an exception, which is then the ``__cause__``, or if
+        a file cannot be written.
         """
         if self._replay is None:
             self.setup()
+        from stagespan.harness.replay import threads_set
+
+        with threads_set(self.config.threads, self.signature.context.get("threads")) as sentence:
+            return self._profile(sentence)
+
+    def _profile(self, threads: str | None) -> HarnessResult:
+        import torch
+
         replay, config = self._replay, self.config
         assert replay is not None
+        from stagespan.environment import machine
         from stagespan.harness.replay import (
             profiled_ratio,
             random_state_kept,
@@ -262,32 +310,33 @@ class StageBenchHarness:
             step_of,
             summary,
         )
-        from stagespan.report.environment import machine
 
         with recorder_off(), random_state_kept(), self._failures("raised in its single step"):
             init_for_cuda_graphs()
-            self._find_loop(replay)
-            first = (
-                run_first_call(replay, self.stage_name, self._device)
-                if config.profile_compile
-                else None
-            )
-            warm = self._warm_up(replay)
+            with self._advice_if_it_does_not_end():
+                self._find_loop(replay)
+                first = (
+                    run_first_call(replay, self.stage_name, self._device)
+                    if config.profile_compile
+                    else None
+                )
+                warm = self._warm_up(replay)
             runs = replay.measure(
-                config.timing_steps, partial(self._tell, "timing", total=config.timing_steps)
+                config.timing_steps,
+                partial(self._report_progress, "timing", total=config.timing_steps),
             )
-            say("[Harness] Running %d profile iteration(s)...", config.profile_steps)
+            log_info("[Harness] Running %d profile iteration(s)...", config.profile_steps)
             window = self._run_under_profiler(replay)
         if not window.recorded:
             raise HarnessError(printable(str(window.skipped)))
         with self._writing():
             compiled = None if first is None else write_first_call(first, self.output_path)
-        timing = summary(runs, self._device, replay.clocks_mhz)
+        timing = summary(runs, self._device, replay.clocks_mhz, replay.fastest_fixed_ns)
         trace_path = self.output_path("trace")
         with self._writing():
             window.export(trace_path)
         trace_bytes = trace_path.stat().st_size
-        say("[Harness] Chrome trace saved to: %s", trace_path)
+        log_info("[Harness] Chrome trace saved to: %s", trace_path)
         if trace_bytes > LARGEST_TRACE * config.profile_steps:
             _log.warning(
                 "[Harness] The trace takes %.1f MB; HarnessConfig(record_shapes=False), or a "
@@ -306,7 +355,7 @@ class StageBenchHarness:
                 profiled_ms=replay.profiled_ms,
                 profiled_ratio=profiled_ratio(replay.profiled_ms, timing),
             )
-        say("[Harness] Kernel breakdown saved to: %s", breakdown_path)
+        log_info("[Harness] Kernel breakdown saved to: %s", breakdown_path)
         with self._writing():
             script_path = write_script(
                 self.signature,
@@ -316,7 +365,7 @@ class StageBenchHarness:
                 self.output_path("script"),
                 self.live,
             )
-        say("[Harness] Test script saved to: %s", script_path)
+        log_info("[Harness] Test script saved to: %s", script_path)
         written = config.file_names.get("bench", "") is not None
         result = HarnessResult(
             stage=self.stage_name,
@@ -328,6 +377,7 @@ class StageBenchHarness:
             timing_ms=timing,
             times_ms=[run.wall_ms for run in runs],
             cpu_times_ms=[run.cpu_ms for run in runs],
+            fixed_times_ns=[run.fixed_ns for run in runs],
             warmup=warm,
             breakdown=breakdown,
             trace_path=trace_path,
@@ -340,7 +390,12 @@ class StageBenchHarness:
                 "variant": self.variant,
                 "count": self.signature.count,
             },
-            settings={"dtype": config.dtype, "seed": config.seed},
+            settings={
+                "dtype": config.dtype,
+                "seed": config.seed,
+                "threads": torch.get_num_threads(),
+            },
+            threads=threads,
             environment=machine(),
             fidelity=self._fidelity(timing, breakdown["num_launches"], replay, runs),
             compile=compiled,
@@ -348,9 +403,9 @@ class StageBenchHarness:
         if result.bench_path is not None:
             with self._writing():
                 write_result(result, result.bench_path)
-            say("[Harness] Result saved to: %s", result.bench_path)
-        say("[Harness] Average iteration time: %.2f ms", timing["mean"])
-        say("[Harness] Median iteration time: %s", spread(timing))
+            log_info("[Harness] Result saved to: %s", result.bench_path)
+        log_info("[Harness] Average iteration time: %.2f ms", timing["mean"])
+        log_info("[Harness] Median iteration time: %s", spread(timing))
         return result
 
     def _run_under_profiler(self, replay: Replay) -> Any:
@@ -369,26 +424,31 @@ class StageBenchHarness:
             self._profiled = replay.run_between(self.config.profile_steps, begin, window.stop)
         finally:
             window.stop()
-        self._tell("profile", self._profiled, total=self._profiled)
+        self._report_progress("profile", self._profiled, total=self._profiled)
         return window
 
-    def _tell(self, part: str, done: int, total: int | None = None) -> None:
+    def _report_progress(self, part: str, done: int, total: int | None = None) -> None:
         if self.config.progress is not None:
             self.config.progress(part, done, total)
 
     @contextlib.contextmanager
     def _failures(self, what: str) -> Iterator[None]:
-        """Whatever goes wrong becomes one sentence, with the exception itself as its cause."""
+        """Replace exceptions by a HarnessError of one sentence, with the exception as its cause."""
         try:
             yield
         except ReplayError as error:
+            if not error.inputs_may_help:
+                raise HarnessError(
+                    f"Stage {self.stage_name!r} {what}: {error}, leave step out, or give the step "
+                    f"with HarnessConfig(step_fn=...)."
+                ) from error
             raise HarnessError(
                 f"Stage {self.stage_name!r} {what}: {error}; pass what is missing with "
                 f"HarnessConfig(inputs={{...}}), or give the step with HarnessConfig(step_fn=...)."
             ) from error
         except StagespanError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a stage must not end the harness without a word
             from stagespan.signature.values import is_out_of_memory
 
             if is_out_of_memory(error):
@@ -418,10 +478,10 @@ class StageBenchHarness:
 
 @contextlib.contextmanager
 def recorder_off() -> Iterator[None]:
-    """Record nothing meanwhile, in the whole process.
+    """Switch the recorder of the whole process off inside the block.
 
-    Mock runs do not belong into the reports, and a debug context within the step would wait for the
-    device and so change what is measured.
+    Replays do not belong into the reports. A debug context inside the step would also wait for the
+    device, which changes the measured time.
     """
     from stagespan import _core, context
 
@@ -434,7 +494,7 @@ def recorder_off() -> Iterator[None]:
             context.enable()
 
 
-def given_inputs(inputs: Any) -> dict[str, Any]:
+def copied_inputs(inputs: Any) -> dict[str, Any]:
     """Return copies of the user's inputs, so that the stage does not modify the originals.
 
     Objects that the inputs share are also shared by the copies. Torch modules, and objects that
@@ -450,15 +510,15 @@ def given_inputs(inputs: Any) -> dict[str, Any]:
                 f"argument names to values"
             )
         return dict(made)
-    given = dict(inputs or {})
+    originals = dict(inputs or {})
     memo: dict[int, Any] = {}
-    for value in given.values():
+    for value in originals.values():
         if isinstance(value, torch.nn.Module):
             memo[id(value)] = value
         elif isinstance(value, torch.Tensor) and not value.is_leaf:
             memo[id(value)] = value.detach().clone()
     copied: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in originals.items():
         try:
             copied[name] = copy.deepcopy(value, memo)
         except Exception:  # locks, engines, handles
@@ -467,7 +527,7 @@ def given_inputs(inputs: Any) -> dict[str, Any]:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise HarnessError unless a file can be written into the folder, which is made if need be."""
+    """Create the folder if needed. Raise HarnessError if no file can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

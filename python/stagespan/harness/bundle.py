@@ -1,4 +1,4 @@
-"""Parts of modules as one text: what is needed of them, and the imports that it needs."""
+"""Combines the needed parts of several modules, with their imports, into one source text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import inspect
 from collections.abc import Callable, Iterable
 from types import ModuleType
 
-_Part = tuple[set[str], set[str], str]  # names it defines, names it uses, its text
+_Part = tuple[set[str], set[str], str]  # the names it defines, the names it uses, its source
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def bundle(
     modules: Iterable[ModuleType], user: str, functions: Iterable[Callable[..., object]] = ()
 ) -> tuple[str, str]:
-    """The imports, and the text of all that ``user`` (Python source) needs of the modules.
+    """Return the imports, and the source of everything in the modules that ``user`` needs.
 
-    Of ``functions``, which may be in other modules, only their own text comes along.
-
-    A function, class or constant comes along if the user names it or another one that comes along
-    does. Imports of stagespan are left out: what they name must be in the modules.
+    ``user`` is Python source. A function, class or constant is included if ``user`` or another
+    included part uses it. Of ``functions``, which may be in other modules, only their own source is
+    included. Imports of stagespan are left out, so the modules must define the names that they
+    import.
     """
     imports: list[ast.Import | ast.ImportFrom] = []
     parts: list[_Part] = []
@@ -48,12 +48,12 @@ def bundle(
 
 @functools.lru_cache(maxsize=64)
 def _parts_of(module: ModuleType) -> tuple[list[ast.Import | ast.ImportFrom], list[_Part]]:
-    """The imports of a module, and its definitions with the comments above them."""
+    """Return the imports of a module, and its definitions with the comments above them."""
     imports: list[ast.Import | ast.ImportFrom] = []
     parts: list[_Part] = []
     text = inspect.getsource(module)
     lines = text.splitlines()
-    end = 0  # of the statement before
+    end = 0  # the last line of the previous statement
     for statement in ast.parse(text).body:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             imports.append(statement)
@@ -67,8 +67,9 @@ def _parts_of(module: ModuleType) -> tuple[list[ast.Import | ast.ImportFrom], li
 def _defined(statement: ast.stmt) -> set[str]:
     if isinstance(statement, _Definition):
         return {statement.name}
-    if isinstance(statement, ast.Assign):
-        targets = [node for target in statement.targets for node in ast.walk(target)]
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        assigned = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        targets = [node for target in assigned for node in ast.walk(target)]
         return {node.id for node in targets if isinstance(node, ast.Name)}
     return set()
 
@@ -82,7 +83,7 @@ def _without_marks(line: str) -> str:
 
 
 def _import_block(imports: list[ast.Import | ast.ImportFrom], needed: set[str]) -> str:
-    """Imports of the standard library, sorted, then torch."""
+    """Return the imports: first those of the standard library, sorted, then torch."""
     plain: set[str] = set()
     named: dict[str, set[str]] = {}
     for statement in imports:

@@ -1,4 +1,4 @@
-"""Settings of a replay, and what comes out of it."""
+"""The settings and the result of a replay."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 
 from stagespan.errors import HarnessError
 from stagespan.files import safe_name
-from stagespan.harness.adapters import Answer
 
 LARGEST_TRACE = 10 * 1000 * 1000
-"""Bytes: a larger trace of one step is warned about."""
+"""Size of the trace of one step, in bytes, above which a warning is logged."""
 STEPS = ("first", "second", "middle", "last", "whole")
 FILES = {
     "trace": "{stem}_trace.json.gz",
@@ -24,48 +23,62 @@ FILES = {
     "compile_times": "{stem}_compile_times.json",
     "compile_trace": "{stem}_compile_trace.json.gz",
 }
-"""Names of the files of a replay, by what they contain."""
+"""Names of the files of a replay, by kind."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of an adapter to the question whether it can run a stage."""
+
+    adapter: str
+    fits: bool
+    reason: str
 
 
 @dataclass
 class HarnessConfig:
-    """Settings of a replay. Raises HarnessError for values that cannot be used."""
+    """The settings of a replay. Raises HarnessError for invalid values."""
 
     warmup: int | None = None
-    """Iterations before anything is measured, at least 0; by default until their times settle."""
+    """Iterations before the measurement, at least 0; by default until their times settle."""
     profile_steps: int = 1
-    """Iterations under the profiler, at least 1; they go into the trace and the breakdown alone."""
+    """Iterations under the profiler, at least 1. Only the trace and the breakdown contain them."""
     output_dir: str | os.PathLike[str] | None = None
-    """Folder of the files; by default the run's, see `stagespan.get_profiler_output_dir`."""
+    """Folder for the files; by default that of the run, see `stagespan.get_profiler_output_dir`."""
     device: str | None = None
-    """Where the inputs are made, for example ``cpu``; by default where they were captured."""
+    """Device of the inputs, for example ``cpu``; by default the captured one."""
     dtype: str | None = None
     """Element type of all floating-point inputs; by default the captured one."""
     seed: int = 0
-    """The same seed gives the same inputs, here and in the script."""
+    """Seed of the inputs. The harness and the script create the same inputs from the same seed."""
     file_names: Mapping[str, str | None] = field(default_factory=dict)
-    """Names of files, by what they contain: ``trace``, ``breakdown``, ``bench``, ``script``,
-    ``compile_times``, ``compile_trace``. By default they contain the stage's name.
-    ``{"bench": None}`` writes no such file."""
+    """Names of the files by kind: ``trace``, ``breakdown``, ``bench``, ``script``,
+    ``compile_times``, ``compile_trace``. By default they contain the stage's name. ``{"bench":
+    None}`` turns the file ``bench`` off."""
     inputs: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None
-    """Values by argument name, in place of mock ones: what no signature can describe goes here. Or
-    a function that returns them, called each time that inputs are made."""
+    """Values by argument name that replace mock inputs, for example values that no signature can
+    describe; or a function that returns them and is called each time new inputs are needed."""
     any_callable: bool = False
-    """Whether something else than what was captured may be replayed."""
+    """Whether another callable than the captured one may be replayed."""
     step_fn: Callable[[Any, dict[str, Any]], Any] | None = None
-    """``step_fn(stage, inputs)`` runs one iteration, in place of what the harness would find."""
+    """``step_fn(stage, inputs)`` runs one iteration. No adapter is asked then."""
     step: int | str | None = None
-    """Which step of the stage's own loop: its number from 1, ``first``, ``second``, ``middle`` or
-    ``last``; ``whole`` is the whole call. By default the second, and the whole call where there is
-    no loop."""
+    """The step of the stage's own loop: its number from 1, ``first``, ``second``, ``middle`` or
+    ``last``; or ``whole`` for the whole call. By default the second step, or the whole call if
+    there is no loop."""
     timing_steps: int | None = None
-    """Timed iterations, at least 1; by default 20 or more in 1 s, fewer if they take 5 s."""
+    """Timed iterations, at least 1. By default as many as fit into 1 s but at least 20, or fewer if
+    20 would take more than 5 s."""
+    threads: int | str | None = None
+    """The number of torch's threads during `profile`; ``captured`` for that of the live runs, if
+    it is not more than the cores of this machine and OMP_NUM_THREADS is not set. By default, and
+    with ``machine``, it stays as it is."""
     record_shapes: bool = True
-    """Whether the trace holds the shapes of each operator's inputs."""
+    """Whether the trace contains the shapes of each operator's inputs."""
     with_stack: bool = False
-    """Whether the trace holds Python stacks; they make it many times larger."""
+    """Whether the trace contains Python stacks, which make it many times larger."""
     profile_compile: bool = False
-    """Whether the first call, in which torch.compile works, is profiled into a separate trace."""
+    """Whether the first call, in which torch.compile compiles, gets a separate trace."""
     progress: Callable[[str, int, int | None], None] | None = None
     """Called for each iteration: ``progress(part, done, total)``; total is None if unknown."""
     optional: tuple[str, ...] = field(default=(), init=False, repr=False)
@@ -93,15 +106,24 @@ class HarnessConfig:
                 f"HarnessConfig(step={self.step!r}) must be {', '.join(STEPS)} or the step's "
                 f"number, from 1."
             )
+        if isinstance(self.threads, str) and self.threads.isdecimal():
+            self.threads = int(self.threads)
+        if self.threads not in (None, "captured", "machine") and not (
+            type(self.threads) is int and self.threads > 0
+        ):
+            raise HarnessError(
+                f"HarnessConfig(threads={self.threads!r}) must be 'captured', 'machine' or a "
+                f"number from 1."
+            )
         for name in ("device", "dtype"):
             value = getattr(self, name)
-            if value is not None:  # torch.device("cpu") and torch.float16 are meant by their names
+            if value is not None:  # accept torch.device("cpu") and torch.float16
                 setattr(self, name, str(value).removeprefix("torch."))
-        given = self.inputs
-        if given is not None and not isinstance(given, Mapping) and not callable(given):
+        inputs = self.inputs
+        if inputs is not None and not isinstance(inputs, Mapping) and not callable(inputs):
             raise HarnessError(
                 f"HarnessConfig(inputs=...) must be a mapping from argument names to values, or a "
-                f"function that returns one, not a {type(given).__name__}."
+                f"function that returns one, not a {type(inputs).__name__}."
             )
         self._check_file_names()
         if self.step_fn is not None and not callable(self.step_fn):
@@ -132,30 +154,36 @@ class HarnessConfig:
 
 @dataclass(frozen=True)
 class HarnessResult(Mapping[str, Any]):
-    """What `StageBenchHarness.profile` found; also a mapping from these names to the values."""
+    """The result of `StageBenchHarness.profile`, also a mapping from these names to the values."""
 
     stage: str
     device: str
     adapter: str
-    """How the step was made: ``loop``, ``generate``, ``denoise``, ``call``, ``step_fn``, or a
-    registered adapter's name."""
+    """The adapter of the step: ``loop``, ``generate``, ``denoise``, ``call``, the name of a
+    registered adapter, or ``step_fn``."""
     iteration: str
-    """What one iteration is, in words."""
+    """A description of one iteration."""
     answers: list[Answer]
-    """What each adapter said that was asked, until one matched."""
+    """The answers of the adapters, up to the one that matched."""
     step: dict[str, Any] | None
-    """Of a loop: ``number``, ``of`` (None if not known), ``before_ms`` (median time from the
-    stage's call to the beginning of the step), ``run_with`` (arguments that were changed)."""
+    """The step of a loop: ``number``, ``of`` (the number of steps, None if not known),
+    ``before_ms`` (median time from the call of the stage to the beginning of the step) and
+    ``run_with`` (arguments that were changed). None if the whole call was measured."""
     timing_ms: dict[str, Any]
     """``p50``, ``p25``, ``p75``, ``mean``, ``min``, ``max`` in ms and ``iterations``, without the
-    profiler; the same of the thread's CPU time under ``cpu``; ``waited_ms`` (for a core, None where
-    the system does not tell) and ``busy`` (a sentence if the machine was busy)."""
+    profiler. ``cpu`` contains the same figures of the thread's CPU time, ``waited_ms`` is the time
+    that the thread waited for a core, and ``slowdown`` says how many times as long as its fastest
+    time a fixed computation took (both None if unknown). ``busy`` is a sentence if the machine was
+    busy."""
     times_ms: list[float]
-    """Each of these iterations, in order."""
+    """The time of each timed iteration, in order."""
     cpu_times_ms: list[float]
-    """CPU time of the thread in each of them."""
+    """The CPU time of the thread in each timed iteration."""
+    fixed_times_ns: list[int | None]
+    """The CPU time of a fixed computation before each timed iteration, which shows the speed of the
+    processor; None if unknown."""
     warmup: dict[str, Any]
-    """``first_ms`` of the first run, ``iterations``, ``settled`` (None: a number was asked for)."""
+    """``first_ms`` of the first run, ``iterations``, and ``settled`` (None if `warmup` was set)."""
     breakdown: dict[str, Any]
     """The content of the breakdown file, with ``profiled_ms`` of one profiled iteration and
     ``profiled_ratio``, the same divided by the median (None if not known)."""
@@ -164,24 +192,29 @@ class HarnessResult(Mapping[str, Any]):
     breakdown_path: Path
     script_path: Path
     bench_path: Path | None
-    """The file with this result, see `to_json`; None if it was not to be written."""
+    """The file with this result, see `to_json`; None if `file_names` turned it off."""
     signature: dict[str, Any]
-    """``key`` of the signature that was replayed (None if the file has none), ``variant`` as it was
-    asked for (None: the one that ran most), ``count`` of its live runs (None if not known)."""
+    """``key`` of the replayed signature (None if the file has none), the requested ``variant``
+    (None for the one that ran most), and ``count`` of its live runs (None if not known)."""
     settings: dict[str, Any]
-    """``dtype`` (None: as captured) and ``seed`` of the inputs."""
+    """``dtype`` (None for the captured one) and ``seed`` of the inputs, and the number of torch's
+    ``threads``."""
     environment: dict[str, Any]
     """The machine and the software."""
     fidelity: dict[str, Any]
     """``live_p50_ms``, ``live_runs``, ``live_steps``, ``before_ms``, ``ratio``, ``live_launches``,
-    ``launches`` (None if not known), ``reasons`` for a difference, and a ``line`` with all."""
+    ``launches`` (None if not known), ``reasons`` for a difference, and ``line``, which contains all
+    of them as text."""
+    threads: str | None = None
+    """A sentence if the number of torch's threads was changed, or could not be that of the live
+    runs; otherwise None."""
     compile: dict[str, Any] | None = None
     """With `profile_compile`: ``first_call_ms``, ``compile_ms``, ``phases_ms``, ``frames``,
     ``recompilations``, ``graph_breaks``, ``trace_path``, ``times_path``; None if nothing was
     compiled."""
 
     def to_json(self) -> dict[str, Any]:
-        """The content of ``{stage}_bench.json``: the same as plain JSON, with a schema version."""
+        """Return the content of ``{stage}_bench.json``: this result, with a schema version."""
         content = {"schema_version": 1, **self, "answers": [asdict(each) for each in self.answers]}
         return json.loads(json.dumps(content, default=str)) or {}
 

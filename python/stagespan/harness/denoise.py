@@ -1,4 +1,7 @@
-"""One step of a denoising loop. Needs torch alone: the harness's scripts hold this text."""
+"""Runs one step of a denoising loop.
+
+The generated scripts contain the source of this module, so it needs only torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 
 from stagespan.signature.fit import ReplayError, fit, signature_of
 
-STEPS = (2, 10)  # of the scheduler's loop, only the first of which is run
+STEPS = (2, 10)  # steps of the scheduler's loop, of which only the first one runs
 MODELS = ("dit", "transformer", "unet", "transformer_2")
 SAMPLES = ("latents", "latent", "hidden_states", "sample", "x", "noisy_latents", "noise", "img")
 TIMES = ("timestep", "timesteps", "t", "time", "sigma")
@@ -28,8 +31,8 @@ PROMPTS = (
 )
 GUIDANCES = ("guidance_scale", "cfg_scale", "true_cfg_scale")
 SHIFTS = ("sigma_shift", "shift", "flow_shift")
-JOINED_TO_SAMPLE = ("ref_latent", "condition", "latent_condition")  # along the channels
-# Parameters of models: the names that pipelines give the same thing.
+JOINED_TO_SAMPLE = ("ref_latent", "condition", "latent_condition")  # on the channel axis
+# Parameters of models, with the other names that pipelines use for them.
 OTHER_NAMES = {
     "pooled_projections": ("pooled_prompt_embeds",),
     "img_ids": ("latent_image_ids", "image_ids"),
@@ -43,7 +46,7 @@ OTHER_NAMES = {
 
 
 def denoiser_of(stage: Any) -> tuple[Any, Any, Any] | None:
-    """(holder, model, scheduler) of a stage, or of its object if it is a method; None without."""
+    """Return (holder, model, scheduler) of a stage, or of the object of a method, or None."""
     for holder in (stage, getattr(stage, "__self__", None)):
         scheduler = getattr(holder, "scheduler", None)
         models = (getattr(holder, name, None) for name in MODELS)
@@ -54,33 +57,33 @@ def denoiser_of(stage: Any) -> tuple[Any, Any, Any] | None:
 
 
 def first_name(names: tuple[str, ...], inputs: Mapping[str, Any]) -> str | None:
-    """The first of the names that the inputs hold a value for."""
+    """Return the first of the names for which the inputs contain a value, or None."""
     return next((name for name in names if inputs.get(name) is not None), None)
 
 
 class DenoiseStep:
-    """The scheduler at the first of two timesteps: one forward (two if guided), one scheduler step.
+    """Runs the model once (twice with guidance) and the scheduler's ``step`` once.
 
-    ``stage`` (or the object whose method it is) holds the model as ``dit``, ``transformer`` or
-    ``unet``, and the scheduler. The scheduler is copied: the stage's own stays as it is. Raises
-    ReplayError when the inputs do not fit the model's ``forward``.
+    ``stage``, or the object if ``stage`` is a method, has the model as ``dit``, ``transformer`` or
+    ``unet``, and the scheduler as ``scheduler``. A copy of the scheduler is used, at the first of
+    two timesteps. Raises ReplayError if the inputs do not fit the model's ``forward``.
     """
 
     def __init__(self, stage: Any, inputs: Mapping[str, Any]) -> None:
         found = denoiser_of(stage)
         if found is None:
-            raise ReplayError(
-                "the stage holds no model (dit, transformer or unet) with a scheduler"
-            )
+            raise ReplayError("the stage has no model (dit, transformer or unet) with a scheduler")
         self.holder, self.model, scheduler = found
         self.inputs = dict(inputs)
         try:
             self.scheduler = copy.deepcopy(scheduler)
-        except Exception:  # a scheduler that holds what cannot be copied is used itself
+        except Exception:  # a scheduler that cannot be copied is used itself
             self.scheduler = scheduler
         name = first_name(SAMPLES, self.inputs)
         if name is None or not isinstance(self.inputs[name], torch.Tensor):
-            raise ReplayError(f"the inputs hold no tensor named one of {', '.join(SAMPLES)}")
+            raise ReplayError(
+                f"the inputs contain no tensor with one of the names {', '.join(SAMPLES)}"
+            )
         self.latents = self.inputs[name]
         self.prompt = first_name(PROMPTS, self.inputs)
         self.negative = self._negative_name()
@@ -96,12 +99,12 @@ class DenoiseStep:
         self.reset()
 
     def says(self) -> str:
-        """What one iteration is."""
+        """Describe one iteration."""
         model, scheduler = type(self.model).__qualname__, type(self.scheduler).__qualname__
         return f"one step of {model} and {scheduler}, whose arguments were guessed from their names"
 
     def reset(self) -> None:
-        """Set the scheduler to the beginning of a loop of two steps, outside the clock."""
+        """Set the scheduler to the beginning of a loop of two steps, outside the timed region."""
         parameters = signature_of(self.scheduler.set_timesteps).parameters
         settings: dict[str, Any] = {}
         shift = first_name(SHIFTS, self.inputs)
@@ -116,7 +119,7 @@ class DenoiseStep:
             try:
                 self.scheduler.set_timesteps(steps, **settings)
                 break
-            except (ValueError, IndexError):  # a scheduler that needs more steps than so few
+            except (ValueError, IndexError):  # the scheduler does not accept so few steps
                 if steps == STEPS[-1]:
                     raise
         if hasattr(self.scheduler, "set_begin_index"):
@@ -124,14 +127,14 @@ class DenoiseStep:
         self.timestep = self.scheduler.timesteps[0]
 
     def __call__(self) -> Any:
-        """Run the step, without gradients as all such loops do; returns the latents after it."""
+        """Run the step without gradients, as such loops do, and return the new latents."""
         with torch.no_grad():
             with self._autocast():
                 noise = self._predict_by_stage() if self.predict else self._predict()
             return self._advance(noise)
 
     def _model_names(self) -> tuple[str, str | None]:
-        """Names of the parameters of ``forward`` that take the noisy sample and the timestep."""
+        """Return the names of ``forward``'s parameters for the noisy sample and the timestep."""
         names = [
             p.name for p in signature_of(self.model).parameters.values() if p.kind != p.VAR_KEYWORD
         ]
@@ -139,7 +142,7 @@ class DenoiseStep:
         return sample, next((name for name in TIMES if name in names), None)
 
     def _conditions(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The other arguments of ``forward``, from inputs of its parameters' names or meanings."""
+        """Return the other arguments of ``forward``, from inputs with the same name or meaning."""
         found: dict[str, Any] = {}
         for parameter in signature_of(self.model).parameters.values():
             name = parameter.name
@@ -163,7 +166,10 @@ class DenoiseStep:
         return found
 
     def _guidance(self) -> float:
-        """The inputs' scale, else the stage's own, else Wan's if there is a negative prompt."""
+        """Return the guidance scale of the inputs, else of the stage, else Wan's default.
+
+        Wan's default applies only if there is a negative prompt.
+        """
         for source in (self.inputs, getattr(self.holder, "__dict__", {})):
             name = first_name(GUIDANCES, source)
             if name is not None and isinstance(source[name], (int, float)):
@@ -178,7 +184,7 @@ class DenoiseStep:
         return first_name(tuple(guess for guess in guesses if guess != name), self.inputs)
 
     def _negated(self) -> dict[str, Any]:
-        """The inputs with every ``negative_x`` (or the negative prompt) in the place of ``x``."""
+        """Return the inputs, with each ``x`` replaced by ``negative_x`` if that exists."""
         negated = dict(self.inputs)
         for name, value in self.inputs.items():
             positive = name.removeprefix("negative_")
@@ -196,7 +202,7 @@ class DenoiseStep:
         return contextlib.nullcontext()
 
     def _sample(self) -> Any:
-        """The latents as the model takes them: its type, its channels."""
+        """Return the latents with the type and the channels that the model takes."""
         extra = first_name(JOINED_TO_SAMPLE, self.inputs)
         sample = self.latents
         if hasattr(self.scheduler, "scale_model_input"):
@@ -210,7 +216,7 @@ class DenoiseStep:
         return sample.to(dtype) if dtype.itemsize > 1 else sample
 
     def _predict_by_stage(self) -> Any:
-        """The noise by the stage's own ``predict_noise_with_cfg``."""
+        """Return the noise that the stage's own ``predict_noise_with_cfg`` predicts."""
         sample = self._sample()
         named = {**self.inputs, "latents": sample, "timestep": self.timestep[None].to(sample)}
         parameters = signature_of(self.predict).parameters
@@ -218,12 +224,15 @@ class DenoiseStep:
         return self.predict(*args, **kwargs) if self.predict else None
 
     def _predict(self) -> Any:
-        """The noise by the model: once, or with and without the prompt, joined by the guidance."""
+        """Return the noise that the model predicts.
+
+        With guidance, this combines the predictions with and without the prompt.
+        """
         sample = self._sample()
         prompt = self.inputs[self.prompt] if self.prompt is not None else None
         copies = 1
         if isinstance(prompt, torch.Tensor) and len(prompt) == 2 * len(sample):
-            copies = 2  # the prompts with and without text are joined into one batch
+            copies = 2  # both prompts are concatenated into one batch
         sample = torch.cat([sample] * copies)
         named = {self.sample_name: sample}
         if self.time_name is not None:
@@ -240,7 +249,7 @@ class DenoiseStep:
         return noises[0]
 
     def _time(self, sample: Any) -> Any:
-        """The timestep for each sample of the batch, or each token where the pipeline does so."""
+        """Return the timestep for each sample of the batch, or for each token in some pipelines."""
         time = self.timestep.to(sample.device)
         if getattr(getattr(self.holder, "config", None), "expand_timesteps", False):
             frames, height, width = sample.shape[-3:]
@@ -248,8 +257,8 @@ class DenoiseStep:
         return time.expand(len(sample))
 
     def _advance(self, noise: Any) -> Any:
-        """One step of the scheduler."""
-        if noise is None:  # a rank that holds no output of the model
+        """Run one step of the scheduler."""
+        if noise is None:  # this rank does not have the output of the model
             return self.latents
         settings = {}
         if "return_dict" in signature_of(self.scheduler.step).parameters:
@@ -258,7 +267,7 @@ class DenoiseStep:
 
 
 def first_tensor(result: Any) -> Any:
-    """A model's or scheduler's tensor out of its tuple or output object."""
+    """Return the tensor in the tuple or output object of a model or scheduler."""
     if isinstance(result, (tuple, list)):
         return result[0]
     for name in ("sample", "prev_sample"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+FAR_BELOW, FAR_ABOVE = 0.8, 1.25  # ratios beyond which values may also be the reason
 CLOSE_ENOUGH = 0.1
 """A ratio this far from 1 needs no reason."""
 
@@ -56,6 +57,28 @@ def fidelity(
         found["before_ms"] = before
         took = before + timing["p50"] * (steps - 1)
     found["ratio"] = took / live["p50_ms"]
+    return found
+
+
+COMPARED = ("torch", "device", "cpu", "python")
+"""Parts of an environment that explain a difference in time."""
+
+
+def differences(
+    there: Mapping[str, Any], here: Mapping[str, Any], threads: tuple[Any, int] | None = None
+) -> list[str]:
+    """Return how an environment differs from the live one; ``threads`` are torch's, live and here.
+
+    Unknown parts are left out.
+    """
+    found = [
+        f"live ran with {name} {there[name]}, this is {here[name]}"
+        for name in COMPARED
+        if there.get(name) and here.get(name) and there[name] != here[name]
+    ]
+    if threads is not None and type(threads[0]) is int and threads[0] != threads[1]:
+        word = "thread" if threads[0] == 1 else "threads"
+        found.append(f"live ran with {threads[0]} {word} of torch, this is {threads[1]}")
     return found
 
 
@@ -108,5 +131,10 @@ def likely_reasons(
     if ratio < 1 and step is None:
         reasons.append(
             "live, data was not in the processor's caches, or other stages ran at the same time"
+        )
+    if not reasons or not FAR_BELOW <= ratio <= FAR_ABOVE:
+        reasons.append(
+            "the values of the inputs, or what the stage keeps between calls, such as cached "
+            "results, differ from live"
         )
     return reasons

@@ -1,4 +1,4 @@
-"""The first call of a compiled stage, in which torch.compile is at work, under the profiler."""
+"""Profiles the first call of a compiled stage, in which torch.compile compiles it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagespan.errors import HarnessError
 from stagespan.files import write_whole
-from stagespan.lines import say
+from stagespan.lines import log_info
 from stagespan.signature.describe import printable
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("stagespan")
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _DRIVER = re.compile(r"\b(\d+)\.(\d+)(?:\.(\d+))?\b")
-# Before these, the profiler and CUDA graphs fall out unless a profiler has run first.
+# With earlier versions, CUDA graphs fail under the profiler unless a profiler has run before.
 _FIRST_GOOD_CUDA, _FIRST_GOOD_DRIVER = 12, (525, 85, 12)
 
 
 def needs_early_profiler(cuda: str | None, driver: str | None) -> bool:
     """Whether a profiler must have run before the first CUDA graph is captured.
 
-    So it is with CUDA before 12, or a driver before 525.85.12; `cuda` is None without CUDA, and
-    `driver` if it is not known.
+    This applies to CUDA before 12 and to drivers before 525.85.12. `cuda` is None without CUDA, and
+    `driver` is None if it is not known.
     """
     if cuda is None:
         return False
@@ -44,7 +44,7 @@ def needs_early_profiler(cuda: str | None, driver: str | None) -> bool:
 
 
 def init_for_cuda_graphs() -> bool:
-    """Let an empty profiler run where CUDA graphs need it; True if it did."""
+    """Run an empty profiler if CUDA graphs need it. Returns whether it ran."""
     import torch
 
     try:
@@ -58,9 +58,10 @@ def init_for_cuda_graphs() -> bool:
 
 
 def compile_something_tiny(device: str) -> bool:
-    """Compile a function of two operators, forward and backward: what is set up once is then done.
+    """Compile a function of two operators, so that torch's one-time set-up is not measured later.
 
-    False if that fails, for example without a compiler: a stage may use a backend that needs none.
+    Returns False if that fails, for example without a C++ compiler. The stage may still use a
+    backend that needs none.
     """
     import torch
 
@@ -80,26 +81,26 @@ def compile_something_tiny(device: str) -> bool:
         )
         return False
     finally:
-        # The stage is to be compiled in the window even if it has run before.
+        # Compile the stage in the window even if it has run before.
         torch._dynamo.reset()
     return True
 
 
 @dataclass(frozen=True)
 class FirstCall:
-    """A first call that was run; nothing is written yet."""
+    """The first call, before its files are written."""
 
     stage: str
     window: Window
     took_ms: float
     seconds: dict[str, list[float]]
-    """torch's own times: of each part of the compiler, each time that it ran."""
+    """The times of each run of each part of the compiler, as torch measured them."""
 
 
 def run_first_call(replay: Replay, stage: str, device: str) -> FirstCall:
-    """Run a stage's step once under the profiler, all compiled code forgotten before.
+    """Clear all compiled code, then run a stage's step once under the profiler.
 
-    Raises HarnessError for a torch without torch.compile.
+    Raises HarnessError if this torch has no torch.compile.
     """
     import torch
 
@@ -111,7 +112,7 @@ def run_first_call(replay: Replay, stage: str, device: str) -> FirstCall:
             f"profile_compile needs torch.compile, which torch {torch.__version__} does not have:"
             " install torch 2.0 or later."
         )
-    say("[Harness] Running the first call, in which the stage is compiled...")
+    log_info("[Harness] Running the first call, in which the stage is compiled...")
     compile_something_tiny(device)
     step = replay.prepare()
     synchronize(device)
@@ -129,26 +130,27 @@ def run_first_call(replay: Replay, stage: str, device: str) -> FirstCall:
 def write_first_call(call: FirstCall, path: Callable[[str], Path]) -> dict[str, Any] | None:
     """Write `{stage}_compile_times.json` and `{stage}_compile_trace.json.gz`.
 
-    `path` returns the path of a file by its key in `config.FILES`. Returns what was found, times in
-    ms; None with a warning when nothing was compiled. Raises OSError when a file cannot be written.
+    `path` returns the path of a file by its key in `config.FILES`. Returns the figures, with times
+    in ms. If nothing was compiled, logs a warning and returns None. Raises OSError if a file cannot
+    be written.
     """
     if not call.seconds:
         _log.warning(
-            "[Harness] The first call of stage '%s' compiled nothing: wrap what it runs with"
-            " torch.compile, or leave profile_compile off.",
+            "[Harness] The first call of stage '%s' compiled nothing: use torch.compile in it, or "
+            "turn profile_compile off.",
             printable(call.stage),
         )
         return None
     times_path = path("compile_times")
     content = {"name": call.stage, "first_call_ms": call.took_ms, "seconds": call.seconds}
     write_whole(times_path, json.dumps(content, indent=2) + "\n")
-    say("[Harness] Compile times saved to: %s", times_path)
+    log_info("[Harness] Compile times saved to: %s", times_path)
     found: dict[str, Any] = {"first_call_ms": call.took_ms, "times_path": times_path}
     if not call.window.recorded:
         _log.warning("[Harness] The first call has no trace: %s", call.window.skipped)
         return found
     trace_path = call.window.export(path("compile_trace"))
-    say("[Harness] Compile trace saved to: %s", trace_path)
+    log_info("[Harness] Compile trace saved to: %s", trace_path)
     return {**found, "trace_path": trace_path, **_summary(trace_path)}
 
 
@@ -174,7 +176,7 @@ def _summary(trace_path: Path) -> dict[str, Any]:
 
 
 def _compile_times() -> dict[str, list[float]]:
-    """torch._dynamo.utils.compile_times(): seconds of each call of what the compiler times."""
+    """Return the seconds of each run of each part of the compiler, by part."""
     from torch._dynamo.utils import compile_times
 
     found = compile_times(repr="csv")
@@ -187,7 +189,7 @@ def _compile_times() -> dict[str, list[float]]:
 
 
 def _since(before: dict[str, list[float]], after: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Return what was added to each list. A list that got shorter was started again."""
+    """Return the new items of each list. If a list became shorter, all of its items are new."""
     added = {}
     for name, values in after.items():
         known = len(before.get(name, ()))

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stagespan.files import stage_path
+from stagespan.report.reader import number
+from stagespan.signature.describe import printable
 from stagespan.signature.model import StageSignature
 
 _SUFFIX = "_io_signature"
-_COMPARED = ("torch", "device", "cpu", "python")
 
 
 def live_runs(path: str | os.PathLike[str], signature: StageSignature) -> dict[str, Any]:
-    """Return figures of the live runs of this signature; ``missing`` says why they are unknown."""
+    """Return figures of the live runs of this signature; ``missing`` says why they are unknown.
+
+    ``environment`` is that of the timing report, or else of the signature file.
+    """
+    found = _figures_of(path, signature)
+    if not found.get("environment"):
+        found["environment"] = _environment(_read(Path(path)))
+    return found
+
+
+def _figures_of(path: str | os.PathLike[str], signature: StageSignature) -> dict[str, Any]:
     report_path = timing_path(Path(path))
     report = _read(report_path)
     if report is None:
@@ -27,41 +39,41 @@ def live_runs(path: str | os.PathLike[str], signature: StageSignature) -> dict[s
     known = [row for row in (rows if isinstance(rows, list) else ()) if isinstance(row, dict)]
     key = signature.key
     row = next((row for row in known if key is not None and row.get("key") == key), None)
-    if row is None or not _is_number(row.get("p50_ms")):
+    p50_ms = None if row is None else _positive(row.get("p50_ms"))
+    if row is None or p50_ms is None:
         return {"missing": f"{str(report_path)!r} has no runs of this signature"}
-    environment = report.get("environment")
     return {
-        "p50_ms": float(row["p50_ms"]),
+        "p50_ms": p50_ms,
         "count": row.get("count") if type(row.get("count")) is int else None,
         "launches": _launches(Path(path), signature.stage_name),
-        "environment": environment if isinstance(environment, dict) else {},
+        "environment": _environment(report),
     }
 
 
+def _environment(content: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the texts of an environment, which are shown on the terminal."""
+    found = (content or {}).get("environment")
+    texts = found.items() if isinstance(found, dict) else ()
+    return {name: printable(text) for name, text in texts if isinstance(text, str)}
+
+
 def timing_path(path: Path) -> Path:
-    """``timing.json`` for ``timing_io_signature.json``, and so for those of workers."""
+    """Return the ``timing.json`` for a ``timing_io_signature.json``, also for those of workers."""
     stem = path.stem
     name = stem.removesuffix(_SUFFIX) if stem.endswith(_SUFFIX) else "timing"
     return path.with_name(f"{name}.json")
 
 
 def differences(live: Mapping[str, Any], context: Mapping[str, Any]) -> list[str]:
-    """How this process differs from the live one, for reasons of a difference in time."""
+    """Return the differences between this process and the live one that may explain its times."""
     import torch
 
-    from stagespan.report.environment import environment
+    from stagespan.environment import environment
+    from stagespan.harness import fidelity
 
     here: Mapping[str, Any] = {**environment()}
-    there = live.get("environment") or {}
-    found = [
-        f"live ran with {name} {there[name]}, this is {here[name]}"
-        for name in _COMPARED
-        if there.get(name) and here.get(name) and there[name] != here[name]
-    ]
-    threads = context.get("threads")
-    if type(threads) is int and threads != torch.get_num_threads():
-        found.append(f"live ran with {threads} threads of torch, this is {torch.get_num_threads()}")
-    return found
+    threads = (context.get("threads"), torch.get_num_threads())
+    return fidelity.differences(live.get("environment") or {}, here, threads)
 
 
 def _launches(path: Path, stage: str) -> int | None:
@@ -69,9 +81,11 @@ def _launches(path: Path, stage: str) -> int | None:
     content = _read(stage_path(path.parent, stage, "_breakdown.json"))
     if content is None:
         return None
+    if "runs" in content and "live_launches" not in content:
+        return None  # of several runs, and of what ran between them
     live = content.get("live_launches", content.get("num_launches"))
     if "profile_steps" in content and "live_launches" not in content:
-        return None  # of an earlier replay
+        return None  # an earlier replay wrote this breakdown
     return live if type(live) is int else None
 
 
@@ -83,5 +97,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+def _positive(value: Any) -> float | None:
+    """Return a finite number above 0 as a float, or None for anything else."""
+    found = number(value)
+    return found if found is not None and 0 < found < math.inf else None

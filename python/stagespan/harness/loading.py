@@ -1,4 +1,7 @@
-"""What ``package.module:name`` names. Needs nothing else: the harness's scripts hold this text."""
+"""Loads the object of a name such as ``package.module:name``.
+
+The generated scripts contain the source of this module, so it needs only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from stagespan.signature.fit import ReplayError
 
 
 def load(target: str) -> Any:
-    """The object; modules are also looked for in the working folder. Raises ReplayError."""
+    """Return the object. Modules in the working folder are found too. Raises ReplayError."""
     module, _, name = target.partition(":")
     if not module or not name:
         raise ReplayError(

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stagespan.signature.fit import ReplayError
 
 
 class Missing:
-    """In place of an input that has to be passed in."""
+    """A placeholder for an input that the user must pass."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
 
-def without_missing(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs; raises ReplayError if one of them has to be passed in."""
-    for name, value in inputs.items():
-        if isinstance(value, Missing):
+def without_missing(inputs: dict[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs, with ``bound`` values in place of placeholders.
+
+    Raises ReplayError if a placeholder is left.
+    """
+    for name, value in list(inputs.items()):
+        if isinstance(value, Missing) and name in bound:
+            inputs[name] = bound[name]
+        elif isinstance(value, Missing):
             raise ReplayError(
-                f"input {name!r} is a {value.kind}, which cannot be made from its signature: "
-                f"pass it in with profile_stage(stage, inputs={{{name!r}: ...}}), or write it into "
+                f"input {name!r} is a {value.kind}, which cannot be created from its signature: "
+                f"pass it with profile_stage(stage, inputs={{{name!r}: ...}}), or write it into "
                 f"create_inputs()"
             )
     return inputs

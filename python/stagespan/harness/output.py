@@ -1,4 +1,4 @@
-"""The files that a replay leaves: breakdown, script and result."""
+"""Writes the files of a replay: breakdown, script and result."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ def write_breakdown(
     profiled_ms: float | None = None,
     profiled_ratio: float | None = None,
 ) -> dict[str, Any]:
-    """Break the exported trace down and write it; returns the file's content.
+    """Write the kernel breakdown of the exported trace, and return its content.
 
-    ``profiled_ms`` is the time of one profiled iteration, ``profiled_ratio`` the same divided by
-    the median without the profiler.
-
-    Raises TraceError for a trace that cannot be read, OSError when the file cannot be written.
+    ``profiled_ms`` is the time of one profiled iteration, ``profiled_ratio`` is this time divided
+    by the median without the profiler. Raises TraceError if the trace cannot be read, and OSError
+    if the file cannot be written.
     """
     from stagespan.trace import breakdown, read_trace
 
@@ -44,7 +43,7 @@ def write_breakdown(
         "profiled_ms": profiled_ms,
         "profiled_ratio": profiled_ratio,
     }
-    if live and live.get("launches") is not None:  # the file may replace the one of the live run
+    if live and live.get("launches") is not None:  # the file may replace that of the live run
         content["live_launches"] = live["launches"]
     if not device.startswith("cpu") and not found.on_device:
         _log.warning(
@@ -64,14 +63,14 @@ def write_script(
     path: Path,
     live: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write ``profile_{stage}.py``; returns its path, raises OSError when it cannot be written."""
+    """Write ``profile_{stage}.py`` and return its path. Raises OSError if it cannot be written."""
     stem = path.stem.removeprefix("profile_")
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
     text = script_text(signature, step, config, stem=stem, module=path.stem, live=live)
-    # The script has the values of arguments in it.
+    # The script contains values of arguments.
     return write_whole(path, text, private=True)
 
 
 def write_result(result: HarnessResult, path: Path) -> Path:
-    """Write ``{stage}_bench.json``; returns its path, raises OSError when it cannot be written."""
+    """Write ``{stage}_bench.json`` and return its path. Raises OSError if it cannot be written."""
     return write_whole(path, json.dumps(result.to_json(), indent=2) + "\n")

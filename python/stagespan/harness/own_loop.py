@@ -1,8 +1,10 @@
-"""One step of a stage's own loop. Needs torch alone: the harness's scripts hold this text.
+"""Runs one step of a stage's own loop.
 
-The stage itself is called, and left once the wanted step has been run. What a step is can be seen
-from outside: the time between two returns of the scheduler's ``step``, or between two returns of
-the ``forward`` of the model that ``generate`` calls for every token.
+The generated scripts contain the source of this module, so it needs only torch.
+
+The stage itself is called, and an exception ends the call after the chosen step. A step is the time
+between two returns of the scheduler's ``step``, or between two returns of the ``forward`` of the
+model that ``generate`` calls for every token.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import contextlib
 import copy
 import functools
 import inspect
+import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from stagespan.harness.loop_state import LoopState
 from stagespan.harness.steps import drain, function_of
 from stagespan.signature.fit import ReplayError, fit
 
@@ -32,28 +36,37 @@ STEP_COUNTS = (
     "steps",
 )
 FEW_STEPS = 5
-"""To reach a middle or last step, a loop is run with this many steps at most."""
-DEPTH, MOST_OBJECTS, MOST_ITEMS = 3, 4000, 64
+"""The most steps that a loop is run with to reach its middle or last step."""
+DEPTH, MOST_OBJECTS, MOST_ITEMS = 5, 4000, 64
+ENOUGH_CALLS = 8
+"""The number of calls of a model after which it counts as the one that the loop calls."""
 LEAVES = (str, bytes, bool, int, float, complex, type(None), torch.Tensor, types.ModuleType)
 
 
 class NoLoopError(ReplayError):
-    """The stage has no loop to take a step of."""
+    """The stage has no loop, so it has no steps."""
+
+
+class NoStepError(ReplayError):
+    """The loop ends before the chosen step."""
+
+    inputs_may_help = False
 
 
 class StepDone(BaseException):
-    """Leaves a stage whose wanted step has been run. Not an Exception: stages may catch those."""
+    """Ends a stage after the chosen step. Not an Exception, because stages may catch those."""
 
 
 class OwnerFound(BaseException):
-    """Leaves a stage as soon as it is known which of its models the loop calls."""
+    """Ends a stage as soon as it is known which of its models the loop calls."""
 
 
 class LoopStep:
-    """Runs a stage until the wanted step of its own loop has been run, then leaves it.
+    """Runs a stage up to the end of one step of its own loop.
 
-    ``returns`` watches what ends a step. ``step`` is the step's number from 1, or ``first``,
-    ``second``, ``middle``, ``last``; None is the second, or the first of a loop of one.
+    ``returns`` watches the calls whose returns end a step. ``step`` is the step's number from 1, or
+    ``first``, ``second``, ``middle`` or ``last``. None is the second step, or the first if the loop
+    has only one.
     """
 
     def __init__(
@@ -76,58 +89,73 @@ class LoopStep:
         self.total: int | None = None
         self.expected = _count_of(inputs)
         self.starts: int | None = None
+        self.state: LoopState | None = None
 
     def reset(self) -> None:
-        """Nothing to put back: a run leaves the scheduler as it was."""
+        """Do nothing: each run restores the scheduler and the stage."""
 
     def learn_from(self, other: Any) -> None:
-        """Take over what another step of the same loop has found out."""
+        """Copy what another step of the same loop has found out."""
         self.number, self.total, self.starts = other.number, other.total, other.starts
         self.returns = other.returns
+        self.state = other.state
 
     def __call__(self) -> None:
-        """Run the stage up to the end of the wanted step."""
+        """Run the stage up to the end of the chosen step."""
         self.run_between(lambda: None, lambda: None)
 
     def run_between(
         self, begin: Callable[[], None], end: Callable[[], None], count: int = 1
     ) -> int:
-        """The same, with ``begin`` called before the wanted step and ``end`` after it.
+        """Run the stage, and call ``begin`` before the chosen step and ``end`` after it.
 
-        With a ``count`` the following steps are between the two as well, as far as there are any;
-        returns how many. ``begin`` may be called again for a later beginning, but only if no step
-        of this loop has been run before. Raises NoLoopError for a stage that does not loop, and
-        ReplayError for a loop that ends before the wanted step.
+        With ``count``, up to ``count`` steps run between the two calls. Returns the number of these
+        steps. If no step of this loop has run before, ``begin`` may be called more than once, and
+        the last call counts. Raises NoLoopError if the stage has no loop, and ReplayError if the
+        loop ends before the chosen step.
         """
-        for _ in range(3):
+        if self.state is None:
+            self.state = LoopState(self.returns.roots)
+        for _ in range(5):
             try:
                 ran = self._run(begin, end, count)
             except OwnerFound:
                 continue
+            finally:
+                self.state.run_ended()
             if ran:
                 return ran
-        raise ReplayError(f"the loop of {title_of(self.function)} ends at another step each time")
+        raise ReplayError(
+            f"the loop of {title_of(self.function)} has a different number of steps each time"
+        )
 
     def _run(self, begin: Callable[[], None], end: Callable[[], None], count: int) -> int:
         seen = starts = 0
-        begun = done = False
+        begun = done = elsewhere = False
         first, last = self._bounds(count)
+        thread = threading.get_ident()
 
         def on_start() -> None:
             nonlocal starts, begun
+            if threading.get_ident() != thread:
+                return
             if seen == 0 and first in (None, 1) and self.starts in (None, starts):
                 begin()
                 begun = True
             starts += 1
 
-        def on_return(total: int | None) -> None:
-            nonlocal seen, first, last, begun, done
+        def on_return(count_steps: Callable[[], int | None]) -> None:
+            nonlocal seen, first, last, begun, done, elsewhere
+            if threading.get_ident() != thread:  # an exception would end only that thread
+                elsewhere = True
+                return
             if done:  # the stage caught StepDone
                 raise StepDone
             seen += 1
             if seen == 1:
                 self.starts = starts - 1
-                self._learn(total)
+                # Only once, because it takes time that belongs to a measured first step.
+                self._learn(count_steps() if self.total is None else None)
                 first, last = self._bounds(count)
             if first is None or last is None:
                 return
@@ -146,6 +174,11 @@ class LoopStep:
         except BaseException as error:
             if not done or isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
+        if elsewhere and seen == 0:
+            raise NoLoopError(
+                f"{title_of(self.function)} calls {self.returns.title} in another thread, where no "
+                f"step can run alone: replay the whole call with step 'whole'"
+            )
         return self._ended(seen, done, begun, first, last, end)
 
     def _ended(
@@ -157,24 +190,28 @@ class LoopStep:
         last: int | None,
         end: Callable[[], None],
     ) -> int:
-        """How many steps were between `begin` and `end`; 0 to run once more."""
+        """Return the number of steps between `begin` and `end`; 0 if the stage must run again."""
         if first is not None and last is not None:
             if done:
+                if self.total is not None and last > self.total:  # the stage runs its loop again
+                    self.total = None
                 return last - first + 1
-            if begun and seen >= first:  # fewer steps than were to be profiled
+            if begun and seen >= first:  # the loop had fewer steps than requested
                 end()
                 return seen - first + 1
         if seen == 0:
+            if self.returns.guessed_wrong():
+                return 0
             raise NoLoopError(
                 f"{title_of(self.function)} never called {self.returns.title}, so it has no step "
-                f"that could be run alone"
+                f"that can run alone: replay the whole call with step 'whole'"
             )
         was, self.total = self.total, seen
         if (self.asked in ("middle", "last") and was != seen) or (self.asked is None and seen == 1):
             self.number = None
             self._learn(seen)
             return 0
-        raise ReplayError(
+        raise NoStepError(
             f"the loop of {title_of(self.function)} ended after {seen} step(s) of "
             f"{self.returns.title}, before step {first}: choose a step from 1 to {seen}"
         )
@@ -189,7 +226,7 @@ class LoopStep:
             self.number = self.total if self.asked == "last" else (self.total + 1) // 2
 
     def _bounds(self, count: int) -> tuple[int | None, int | None]:
-        """The first and the last step to be run between `begin` and `end`, as far as known."""
+        """Return the first and the last step between `begin` and `end`; None if not known yet."""
         first = self.number
         if first is None:
             return None, None
@@ -198,7 +235,7 @@ class LoopStep:
         return first, first + count - 1
 
     def _with_few_steps(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs, with fewer steps if a late step is requested."""
+        """Return the inputs, with a smaller number of steps if a late step is requested."""
         made = dict(inputs)
         if self.asked not in ("middle", "last"):
             return made
@@ -209,36 +246,44 @@ class LoopStep:
         return made
 
     def says(self) -> str:
-        """What one iteration is, for the page: ``step 2 of 40 of Pipeline.__call__'s loop, ...``"""
+        """Describe one iteration: ``step 2 of 40 of Pipeline.__call__'s own loop, ...``"""
         of = "" if self.total is None else f" of {self.total}"
-        said = (
+        text = (
             f"step {self.number}{of} of {title_of(self.function)}'s own loop, "
             f"{self.returns.interval(self.number or 0)}"
         )
         if self.shortened is not None:
             name, was, now = self.shortened
-            said += f" (run with {name}={now} instead of {was})"
-        return said
+            text += f" (run with {name}={now} instead of {was})"
+        return text
 
 
 class SchedulerReturns:
-    """Watches the schedulers of a stage: those it holds, and classes that its function names."""
+    """Watches the schedulers that a stage refers to, and the classes that its function uses."""
 
     kind = "loop"
 
     def __init__(self, stage: Any, function: Any) -> None:
         self.holder = getattr(function, "__self__", stage)
-        found = [value for value in reachable(stage, function) if is_scheduler(value)]
+        self.roots = reachable(stage, function)
+        found = [value for value in self.roots if is_scheduler(value)]
         self.instances = [value for value in found if not isinstance(value, type)]
         self.classes = list(dict.fromkeys(v if isinstance(v, type) else type(v) for v in found))
+        self.called: type | None = None
+        """The class of the scheduler that ended the steps of the last run."""
 
     def __bool__(self) -> bool:
         return bool(self.classes)
 
     @property
     def title(self) -> str:
-        """``FlowMatchEulerDiscreteScheduler.step``, or several of them."""
-        return " or ".join(f"{found.__name__}.step" for found in self.classes[:4])
+        """The methods that end a step, such as ``FlowMatchEulerDiscreteScheduler.step``."""
+        found = self.classes[:4] if self.called is None else [self.called]
+        return " or ".join(f"{each.__name__}.step" for each in found)
+
+    def guessed_wrong(self) -> bool:
+        """Return False: all schedulers are watched."""
+        return False
 
     def interval(self, number: int) -> str:
         """From when to when a step lasts."""
@@ -248,11 +293,12 @@ class SchedulerReturns:
 
     @contextlib.contextmanager
     def watch(
-        self, on_start: Callable[[], None], on_return: Callable[[int | None], None]
+        self, on_start: Callable[[], None], on_return: Callable[[Callable[[], int | None]], None]
     ) -> Iterator[None]:
         """Call ``on_start`` when timesteps have been set, ``on_return`` after each step.
 
-        Schedulers are as they were afterwards. Of several schedulers the first that returns counts.
+        Restores the schedulers afterwards. If there are several, only the one whose step returns
+        first counts.
         """
         depth = 0
         owner: Any = None
@@ -267,15 +313,15 @@ class SchedulerReturns:
                 finally:
                     depth -= 1
                 scheduler = bound_to if bound_to is not None else args[0]
-                if depth:  # a scheduler within another
+                if depth:  # another scheduler made this call
                     return result
                 if not is_step:
                     on_start()
                     return result
                 if owner is None:
-                    owner = scheduler
+                    owner, self.called = scheduler, type(scheduler)
                 if scheduler is owner:
-                    on_return(_steps_of(scheduler, self.holder))
+                    on_return(functools.partial(_steps_of, scheduler, self.holder))
                 return result
 
             return call
@@ -290,52 +336,74 @@ class SchedulerReturns:
 
 
 class ForwardReturns:
-    """Watches ``forward`` of the model that ``generate`` calls for every token."""
+    """Watches ``forward`` of the model that a loop calls, such as ``generate`` for every token.
+
+    A model that has a ``generate`` of transformers is assumed to call itself. Otherwise, or if it
+    does not, the stage runs once to count the calls of its models: an encoder can run several times
+    before the loop.
+    """
 
     kind = "generate"
 
     def __init__(self, stage: Any, function: Any) -> None:
-        self.modules = [
-            value for value in reachable(stage, function) if isinstance(value, torch.nn.Module)
-        ]
+        self.roots = reachable(stage, function)
+        self.modules = [value for value in self.roots if _takes_hooks(value)]
         holder = getattr(function, "__self__", None)
         self.owner: Any = holder if _calls_itself(holder) else None
+        self.is_guess = self.owner is not None
 
     def __bool__(self) -> bool:
         return bool(self.modules)
 
     @property
     def title(self) -> str:
-        """``LlamaForCausalLM.forward``."""
+        """The methods that end a step, such as ``LlamaForCausalLM.forward``."""
         found = [self.owner] if self.owner is not None else self.modules[:4]
         return " or ".join(f"{type(module).__name__}.forward" for module in found)
 
     def interval(self, number: int) -> str:
         """From when to when a step lasts."""
+        makes_text = callable(_static(self.owner, "generate")) or _calls_itself(self.owner)
         if number == 1:
-            return f"the prefill: from the call to the first return of {self.title}"
-        return f"one decode step: between two returns of {self.title}"
+            prefix = "the prefill: " if makes_text else ""
+            return f"{prefix}from the call to the first return of {self.title}"
+        prefix = "one decode step: " if makes_text else ""
+        return f"{prefix}between two returns of {self.title}"
+
+    def guessed_wrong(self) -> bool:
+        """Whether the assumed model was not called, so that the stage must run again to find it."""
+        if not self.is_guess:
+            return False
+        self.owner, self.is_guess = None, False
+        return True
 
     @contextlib.contextmanager
     def watch(
-        self, on_start: Callable[[], None], on_return: Callable[[int | None], None]
+        self, on_start: Callable[[], None], on_return: Callable[[Callable[[], int | None]], None]
     ) -> Iterator[None]:
-        """Call ``on_return`` after each forward of the model; raise OwnerFound once it is known."""
-        counts: collections.Counter[int] = collections.Counter()
+        """Call ``on_return`` after each forward of the model; raise OwnerFound once it is found."""
+        counts: dict[int, int] = {}
         depth = 0
+        thread = threading.get_ident()
 
         def before(module: Any, args: Any) -> None:
             nonlocal depth
-            depth += 1
+            if threading.get_ident() == thread:
+                depth += 1
 
         def after(module: Any, args: Any, result: Any) -> None:
             nonlocal depth
+            if threading.get_ident() != thread:
+                on_return(_unknown)
+                return
             depth -= 1
             if self.owner is not None:
-                on_return(None)
+                self.is_guess = False
+                on_return(_unknown)
             elif depth == 0:
-                counts[id(module)] += 1
-                if counts[id(module)] == 2:
+                count = counts.pop(id(module), 0) + 1
+                counts[id(module)] = count  # the last in the dictionary is the last that returned
+                if count == ENOUGH_CALLS:
                     self.owner = module
                     raise OwnerFound
 
@@ -347,19 +415,34 @@ class ForwardReturns:
                 ):
                     stack.callback(handle.remove)
             yield
+        most = max(counts.values(), default=0)
+        if self.owner is None and most > 1:
+            last = next(which for which in reversed(counts) if counts[which] == most)
+            self.owner = next(module for module in self.modules if id(module) == last)
+            raise OwnerFound
+
+
+def _takes_hooks(value: Any) -> bool:
+    """Whether a value is a torch module, other than a scripted or traced one."""
+    return isinstance(value, torch.nn.Module) and not isinstance(value, torch.jit.ScriptModule)
 
 
 def is_scheduler(value: Any) -> bool:
     """Whether an object, or a class, has a scheduler's ``step`` and its timesteps."""
-    if isinstance(value, torch.nn.Module) or not callable(_static(value, "step")):
+    if not callable(_static(value, "step")):
         return False
+    if isinstance(value, torch.nn.Module) or (
+        isinstance(value, type) and issubclass(value, torch.nn.Module)
+    ):
+        return callable(_static(value, "set_timesteps"))
     return any(_static(value, name) is not None for name in ("set_timesteps", "timesteps"))
 
 
 def reachable(stage: Any, function: Any) -> list[Any]:
-    """What a stage and its function hold, the nearest first; no attribute's code is run.
+    """Return the objects that a stage and its function refer to, the nearest first.
 
-    Modules are listed, and of what is in them only plain attributes.
+    Runs no code of the stage, such as that of properties. Follows only the plain attributes of a
+    torch module. Leaves out objects that cannot be examined, such as proxies without an object.
     """
     plain = inspect.unwrap(_plain(function)) if callable(function) else function
     roots = [stage]
@@ -377,12 +460,17 @@ def reachable(stage: Any, function: Any) -> list[Any]:
     queue = collections.deque((root, 0) for root in roots)
     while queue and len(found) < MOST_OBJECTS:
         value, depth = queue.popleft()
-        if isinstance(value, LEAVES) or id(value) in seen:
+        if id(value) in seen:
             continue
         seen.add(id(value))
+        try:
+            if isinstance(value, LEAVES):
+                continue
+            held = _held(value) if depth < DEPTH and not isinstance(value, type) else []
+        except Exception:  # isinstance() asks a proxy, such as that of a web request, for its class
+            continue
         found.append(value)
-        if depth < DEPTH and not isinstance(value, type):
-            queue.extend((item, depth + 1) for item in _held(value))
+        queue.extend((item, depth + 1) for item in held)
     return found
 
 
@@ -392,15 +480,27 @@ def _held(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple, set)):
         return list(value)[:MOST_ITEMS]
     attributes = getattr(value, "__dict__", None)
+    in_slots = _in_slots(value)
     if not isinstance(attributes, dict) or inspect.isroutine(value):
-        return []
+        return in_slots
     if isinstance(value, torch.nn.Module):
         children = list(attributes.get("_modules", {}).values())[:MOST_ITEMS]
         plain = [v for name, v in attributes.items() if not name.startswith("_")]
         return plain + (children if holds_the_loop(value) else [])
     shared = [vars(kind) for kind in type(value).__mro__ if kind.__module__ != "builtins"]
     of_class = [item for held in shared for item in held.values() if not _is_code(item)]
-    return list(attributes.values()) + of_class[:MOST_ITEMS]
+    return list(attributes.values()) + in_slots + of_class[:MOST_ITEMS]
+
+
+def _in_slots(value: Any) -> list[Any]:
+    """Return the attributes of an object whose class has ``__slots__``."""
+    found = []
+    for kind in type(value).__mro__:
+        for slot in vars(kind).values() if kind.__module__ != "builtins" else ():
+            if isinstance(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not set
+                    found.append(slot.__get__(value))
+    return found
 
 
 def _is_code(value: Any) -> bool:
@@ -408,46 +508,55 @@ def _is_code(value: Any) -> bool:
 
 
 def holds_the_loop(module: Any) -> bool:
-    """Whether a module has a loop over the modules in it: no ``forward``, or ``generate``."""
-    return type(module).forward is torch.nn.Module.forward or callable(_static(module, "generate"))
+    """Whether a module can loop over its submodules: it has no ``forward``, or has ``generate``."""
+    forward = _static(type(module), "forward")  # that of a scripted module cannot be read
+    return forward is torch.nn.Module.forward or callable(_static(module, "generate"))
 
 
 def _calls_itself(holder: Any) -> bool:
-    """Whether a model's ``generate`` is one that calls the model itself, as transformers' does."""
+    """Whether a model's ``generate`` calls the model itself, as in transformers."""
     return isinstance(holder, torch.nn.Module) and callable(
         _static(holder, "prepare_inputs_for_generation")
     )
 
 
 def _count_of(inputs: Mapping[str, Any]) -> int | None:
-    """How many tokens ``generate`` was asked for, if it was."""
+    """Return the number of tokens that ``generate`` was asked for, or None."""
     count = inputs.get("max_new_tokens")
     return count if type(count) is int and count > 0 else None
 
 
 def _static(value: Any, name: str) -> Any:
-    """An attribute without running code for it; None if it is not there."""
+    """Return an attribute without running code; None if the object does not have it."""
     return inspect.getattr_static(value, name, None)
 
 
+def _unknown() -> None:
+    """Return that the number of steps is not known."""
+
+
 def _steps_of(scheduler: Any, holder: Any) -> int | None:
-    """How many steps a loop has; pipelines of diffusers note it where they leave the first out."""
+    """Return the number of steps of a loop.
+
+    Pipelines of diffusers store it in ``_num_timesteps``, because they can skip the first
+    timesteps.
+    """
     noted = _static(holder, "_num_timesteps")
     if type(noted) is int and noted > 0:
         return noted
-    timesteps = getattr(scheduler, "timesteps", None)
     try:
+        timesteps = scheduler.timesteps
         return len(timesteps) if timesteps is not None else None
-    except TypeError:
+    except Exception:  # it has none, a single number, or a property that fails
         return None
 
 
 @contextlib.contextmanager
 def _replaced(target: Any, name: str, watched: Callable[..., Any]) -> Iterator[None]:
-    """A method of a class, or an instance's own attribute, replaced by a watched one."""
-    own = vars(target).get(name)
+    """Replace a method of a class, or an attribute of an instance, by a watched one."""
+    own = getattr(target, "__dict__", {}).get(name)  # a class with __slots__ may have no __dict__
     if isinstance(target, type):
-        original = own if own is not None else getattr(target, name, None)
+        original = own if own is not None else _static(target, name)
         bound_to = None
     else:
         original, bound_to = own, target
@@ -456,7 +565,7 @@ def _replaced(target: Any, name: str, watched: Callable[..., Any]) -> Iterator[N
         return
     try:
         setattr(target, name, watched(original, bound_to, name == "step"))
-    except (AttributeError, TypeError):  # a class of an extension
+    except (AttributeError, TypeError):  # classes of C extensions cannot be changed
         yield
         return
     try:
@@ -478,7 +587,7 @@ def state_kept(scheduler: Any) -> Iterator[None]:
     kept = dict(attributes)
     try:
         attributes.update(copy.deepcopy(kept))
-    except Exception:  # it holds what cannot be copied: it works on its own
+    except Exception:  # some attribute cannot be copied: work on the originals
         attributes.update(kept)
     try:
         yield
@@ -488,7 +597,7 @@ def state_kept(scheduler: Any) -> Iterator[None]:
 
 
 def _plain(function: Any) -> Any:
-    """An object's ``__call__``, anything else as it is."""
+    """Return the ``__call__`` of an object; functions, classes and modules stay as they are."""
     if inspect.isroutine(function) or isinstance(function, (type, torch.nn.Module)):
         return function
     call = _static(type(function), "__call__")
@@ -496,7 +605,9 @@ def _plain(function: Any) -> Any:
 
 
 def title_of(function: Any) -> str:
-    """``Pipeline.__call__`` of a function, a method, or an object that is called."""
+    """Return the name of a function, a method or a callable object: ``Pipeline.__call__``."""
+    while isinstance(function, functools.partial):
+        function = function.func
     function = _plain(function)
     if isinstance(function, torch.nn.Module):
         return f"{type(function).__qualname__}.forward"
@@ -510,7 +621,7 @@ def loop_step(
     step: int | str | None = None,
     optional: Collection[str] = (),
 ) -> LoopStep:
-    """A step of the stage's own loop: ``kind`` is ``loop`` (a scheduler's) or ``generate``."""
+    """Return a step of the stage's own loop; ``kind`` is ``loop`` or ``generate``."""
     function = function_of(stage)
     watched = SchedulerReturns if kind == "loop" else ForwardReturns
     return LoopStep(function, inputs, watched(stage, function), step=step, optional=optional)

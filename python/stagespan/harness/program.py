@@ -1,4 +1,7 @@
-"""What profiles and prints in a generated script. Needs torch alone: the script holds this text."""
+"""Profiles the step of a generated script and prints the result.
+
+The generated scripts contain the source of this module, so it needs only torch.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import contextlib
 import gzip
 import json
 import os
+import platform
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,18 +18,28 @@ from typing import Any
 
 import torch
 
-from stagespan.harness.fidelity import fidelity, fidelity_line, likely_reasons
+from stagespan.environment import cpu_model
+from stagespan.harness.fidelity import (
+    COMPARED,
+    differences,
+    fidelity,
+    fidelity_line,
+    likely_reasons,
+)
 from stagespan.harness.loading import load, load_stage
 from stagespan.harness.replay import (
     Replay,
     clock_change,
+    idle,
     profiled_line,
     profiled_ratio,
     random_state_kept,
     spread,
     step_of,
     summary,
+    threads_set,
 )
+from stagespan.profiling.running import was_taken_over
 from stagespan.signature.fit import ReplayError
 from stagespan.signature.values import is_out_of_memory
 
@@ -41,11 +55,20 @@ def profile_replay(
     timing_steps: int | None,
     trace_path: Path,
     live: Mapping[str, Any] | None = None,
+    made_in: Mapping[str, Any] | None = None,
+    threads: Any = None,
 ) -> dict[str, Any]:
-    """Warm up, time without the profiler, then run under it; prints figures, returns them.
+    """Warm up, measure without the profiler, run under it, then print and return the figures.
 
-    Without steps no profiler is started: another tool may be measuring.
+    If ``steps`` is 0, no profiler is started, so that another tool can measure. ``made_in`` is the
+    environment in which the script was made, and ``threads`` the number of torch's threads in the
+    live runs.
     """
+    here = environment_here()
+    for name in COMPARED:
+        was, now = (made_in or {}).get(name), here.get(name)
+        if was and now and was != now:
+            say(f"This script was made with {name} {was}; this is {now}.")
     with random_state_kept():
         say("Warming up..." if warmup is None else f"Running {warmup} warmup iteration(s)...")
         first = replay.warm_up(warmup)
@@ -53,7 +76,7 @@ def profile_replay(
         if steps:
             say(f"Running {steps} profile iteration(s)...")
             write_trace(replay, steps, trace_path)
-    timing = summary(runs, replay.device, replay.clocks_mhz)
+    timing = summary(runs, replay.device, replay.clocks_mhz, replay.fastest_fixed_ns)
     profiled = {
         "profiled_ms": replay.profiled_ms,
         "profiled_ratio": profiled_ratio(replay.profiled_ms, timing),
@@ -70,12 +93,14 @@ def profile_replay(
     say(f"Median CPU time of the thread: {spread(timing['cpu'])}")
     if timing["busy"]:
         say(timing["busy"])
-    for sentence in (clock_change(timing), profiled_line(profiled)):
+    for sentence in (idle(timing, replay.device), clock_change(timing), profiled_line(profiled)):
         if sentence:
             say(sentence)
     step = step_of(replay.step, runs)
     found = fidelity(live, timing, step)
-    reasons = likely_reasons(found, timing, [], step)
+    there = (live or {}).get("environment") or {}
+    differing = differences(there, here, (threads, torch.get_num_threads()))
+    reasons = likely_reasons(found, timing, differing, step)
     say(fidelity_line(found, reasons or list((live or {}).get("missing", "").splitlines())))
     times = [run.wall_ms for run in runs]
     written = str(trace_path) if steps else None
@@ -88,19 +113,58 @@ def profile_replay(
     }
 
 
+def environment_here() -> dict[str, str | None]:
+    """What of this machine and its software explains a difference in time; None if unknown."""
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cpu": cpu_model(),
+        "device": None,
+    }
+    with contextlib.suppress(Exception):  # of torch versions without torch.accelerator
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator().type
+            found["device"] = str(getattr(torch, kind).get_device_name())
+    return found
+
+
 def write_trace(replay: Replay, steps: int, path: Path) -> None:
     """Run the steps under torch.profiler and export a Chrome trace, gzipped."""
     path.parent.mkdir(parents=True, exist_ok=True)
     activities = torch.profiler.supported_activities()
-    # Marks of its start and stop, which Kineto writes to the terminal: level 6 is above them.
+    # At this level, Kineto does not print its start and stop messages to the terminal.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     profiler = torch.profiler.profile(activities=activities, record_shapes=True)
-    replay.run_between(steps, profiler.start, profiler.stop)
+
+    is_running = False
+
+    def start() -> None:
+        nonlocal is_running
+        if not is_running:
+            profiler.start()
+            is_running = True
+
+    def stop() -> None:
+        nonlocal is_running
+        is_running = False
+        if was_taken_over(profiler):
+            raise ReplayError(
+                "The stage starts a torch.profiler itself, which ends that of this script: remove "
+                "it from the stage, or measure with --no-profile."
+            )
+        profiler.stop()
+
+    try:
+        replay.run_between(steps, start, stop)
+    except BaseException:
+        if is_running and not was_taken_over(profiler):
+            profiler.stop()  # otherwise it records the rest of the program
+        raise
     profiler.export_chrome_trace(str(path))
 
 
 def print_table(path: Path, limit: int = 15) -> None:
-    """Print where the time of a trace went, the longest first."""
+    """Print the kernels or operators of a trace with their times, longest first."""
     with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
         events = json.load(file)["traceEvents"]
     kernels = [event for event in events if event.get("cat") in DEVICE_WORK]
@@ -116,7 +180,7 @@ def print_table(path: Path, limit: int = 15) -> None:
 
 
 def totals(events: list[Any], own: list[float] | None = None) -> list[tuple[str, float, int]]:
-    """(name, microseconds, count) by name, the longest first."""
+    """Return (name, microseconds, count) for each name, longest first."""
     times = [float(event.get("dur", 0)) for event in events] if own is None else own
     found: dict[str, tuple[float, int]] = {}
     for event, took in zip(events, times, strict=True):
@@ -127,7 +191,7 @@ def totals(events: list[Any], own: list[float] | None = None) -> list[tuple[str,
 
 
 def own_times(events: list[Any]) -> list[float]:
-    """Each operator's time less that of the operators within it, in microseconds."""
+    """Return each operator's time minus that of the operators inside it, in microseconds."""
     own = [float(event.get("dur", 0)) for event in events]
     order = sorted(range(len(events)), key=lambda i: (float(events[i]["ts"]), -own[i]))
     whole = list(own)
@@ -144,7 +208,7 @@ def own_times(events: list[Any]) -> list[float]:
 
 
 def with_compiled_modules(stage: Any) -> Any:
-    """The stage with torch.compile applied to its modules, or to itself if it has none."""
+    """Apply torch.compile to the stage's modules, or to the stage if it has none, and return it."""
     holder = getattr(stage, "__self__", stage)
     if isinstance(holder, torch.nn.Module):
         modules = [holder]
@@ -162,8 +226,13 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def main(profile_stage: Callable[..., Any], stage_name: str, variants: list[str]) -> int:
-    """The command line; returns the exit status, 2 for what the user can put right."""
+def main(
+    profile_stage: Callable[..., Any],
+    stage_name: str,
+    variants: list[str],
+    threads: Any = None,
+) -> int:
+    """Run the command line. Returns the exit status: 2 for errors that the user can correct."""
     parser = argparse.ArgumentParser(description=f"Profile one step of stage {stage_name!a}.")
     parser.add_argument(
         "--factory", metavar="MODULE:NAME", required=True, help="callable that returns the stage"
@@ -171,8 +240,13 @@ def main(profile_stage: Callable[..., Any], stage_name: str, variants: list[str]
     parser.add_argument("--warmup", type=int, default=None, help="iterations before measuring")
     parser.add_argument("--steps", type=int, default=1, help="iterations under the profiler, or 0")
     parser.add_argument("--timing-steps", type=int, default=None, help="timed iterations")
-    parser.add_argument("--device", default=None, help="where the inputs are made")
-    parser.add_argument("--output", default=None, help="folder of the trace")
+    parser.add_argument("--device", default=None, help="device of the inputs")
+    parser.add_argument(
+        "--threads",
+        default="captured",
+        help="number of torch's threads, captured (that of the live runs; the default) or machine",
+    )
+    parser.add_argument("--output", default=None, help="folder for the trace")
     parser.add_argument("--seed", type=int, default=None, help="seed of the inputs")
     parser.add_argument(
         "--step",
@@ -181,12 +255,14 @@ def main(profile_stage: Callable[..., Any], stage_name: str, variants: list[str]
         "or MODULE:NAME, a function of stage and inputs to run instead",
     )
     parser.add_argument(
-        "--variant", choices=variants, help="key of a captured signature, by default the first"
+        "--variant", choices=variants, help="key of a captured signature; default: the first"
     )
     parser.add_argument(
         "--compile", action="store_true", help="apply torch.compile to the stage's modules"
     )
-    parser.add_argument("--no-profile", action="store_true", help="only take times")
+    parser.add_argument(
+        "--no-profile", action="store_true", help="measure without the profiler only"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
     for name, count, least in (
@@ -196,6 +272,9 @@ def main(profile_stage: Callable[..., Any], stage_name: str, variants: list[str]
     ):
         if count is not None and count < least:
             parser.error(f"{name} {count} is too few: give {least} or more")
+    wanted = int(options.threads) if options.threads.isdecimal() else options.threads
+    if wanted not in ("captured", "machine") and not (isinstance(wanted, int) and wanted > 0):
+        parser.error(f"--threads {options.threads} is not captured, machine or a number from 1")
     settings: dict[str, Any] = {} if options.seed is None else {"seed": options.seed}
     step_fn = None
     if options.step is not None and ":" not in options.step:
@@ -208,7 +287,12 @@ def main(profile_stage: Callable[..., Any], stage_name: str, variants: list[str]
             step_fn = load(options.step)
         if options.variant is not None:
             settings["variant"] = options.variant
-        with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+        with (
+            contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout),
+            threads_set(wanted, threads) as sentence,
+        ):
+            if sentence is not None:
+                say(sentence)
             result = profile_stage(
                 load_stage(options.factory),
                 warmup=options.warmup,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
+import os
 import random
 import statistics
 import sys
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stagespan.device_table import DEVICE_TYPES
+from stagespan.environment import fixed_computation_ns
 
 # Without a given number of iterations, `Replay.measure` ends after USUALLY_TIMED runs and
 # LEAST_SECONDS. It ends earlier, after at least FEWEST_TIMED runs, once SECONDS_TIMED are measured
@@ -30,9 +33,14 @@ LEAST_SECONDS, SECONDS_TIMED, SECONDS_IN_ALL = 1.0, 5.0, 20.0
 SETTLED_RUNS, SETTLED_WITHIN = 3, 0.02
 MOST_WARM_UP, SECONDS_WARM_UP = 30, 5.0
 BUSY_WAITS = 0.1  # the part of the time waiting for a core from which a machine counts as busy
+IDLE = 0.5  # the part of the time from which an idle thread is reported
+SLOWED = 1.1  # the ratio of the fixed computation's mean to its fastest time that is reported
+FIXED_RUNS = 50  # how often the fixed computation runs at the start
 CLOCK_CHANGE = 0.05  # the relative change of the device's clock that is reported
 MOST_ROTATED_BYTES = 1 << 28  # larger inputs are not rotated, because they exceed any cache
 MOST_LOOKED_AT = 10_000  # the most values examined to find out whether a run changed its inputs
+SHORT_MS = 5.0  # a run of at most this time directly follows an untimed one, see `Replay.run`
+SETS_AT_ONCE, MOST_SETS_BYTES = 4, 1 << 28  # inputs that are made before several runs
 
 
 class Replay:
@@ -67,10 +75,15 @@ class Replay:
         self.step = make_step(self.inputs)
         self._state = state_of(self.inputs)
         self._changes_inputs = False
+        self._next: list[dict[str, Any]] = []
+        self._are_independent = True  # whether two sets of inputs share nothing that can change
         self._cache = DeviceCache(device)
         self._other: tuple[dict[str, Any], Callable[[], Any], list[Any]] | None = None
+        self.fastest_fixed_ns: int | None = None
+        """The fastest time of `fixed_computation_ns` so far."""
         self.clocks_mhz: list[int | None] = []
         """The device's clock in MHz before and after `measure`; None if it is not known."""
+        self._last_ms: float | None = None
         self.profiled_ms: float | None = None
         """Time of one iteration in the last `run_between`; None before, and if nothing ended."""
 
@@ -79,12 +92,29 @@ class Replay:
         if state_of(self.inputs) != self._state:
             self._changes_inputs = True
             self._other = None
-            self.inputs = self.make_inputs()
+            self.inputs = self._next_inputs()
             self.step = self._another(self.inputs)
             self._state = state_of(self.inputs)
         elif self._cache.needs_rotation(self.inputs):
             self._rotate()
         return self._ready(self.step)
+
+    def _next_inputs(self) -> dict[str, Any]:
+        """Return new inputs. If they are small, several sets are made at once.
+
+        Making inputs displaces the stage's code and weights from the caches of the processor. After
+        a run that directly follows another run, they are still there, as in a loop of the program.
+        """
+        if not self._next:
+            self._next = [self.make_inputs()]
+            is_small = SETS_AT_ONCE * bytes_in(self._next[0]) <= MOST_SETS_BYTES
+            if self._are_independent and is_small:
+                self._next += [self.make_inputs() for _ in range(SETS_AT_ONCE - 1)]
+                if not changeable(self._next[0]).isdisjoint(changeable(self._next[-1])):
+                    # The user's function returns the same cache each time, emptied.
+                    self._are_independent = False
+                    del self._next[:-1]
+        return self._next.pop()
 
     def _rotate(self) -> None:
         """Switch to the other set of inputs, because the last run left its own in the cache."""
@@ -98,6 +128,7 @@ class Replay:
     def remake(self) -> None:
         """Create the inputs and the step again, without the state of the last step."""
         self._other = None
+        self._next.clear()
         self.inputs = self.make_inputs()
         self.step = self.make_step(self.inputs)
         self._state = state_of(self.inputs)
@@ -122,31 +153,66 @@ class Replay:
             getattr(step, "reset", lambda: None)()
         return step
 
-    def run(self, step: Callable[[], Any]) -> Run:
-        """Run a step from `prepare` once and measure it, including its work on the device."""
+    def _prepare_before(self) -> Callable[[], Any] | None:
+        """Return a step to run directly before the measured one; None if it would not help.
+
+        What a replay does between two runs displaces the code and data of the stage from the caches
+        of the processor, which makes a short run up to several times longer. In a program, such a
+        stage usually runs in a loop.
+        """
+        is_short = self._last_ms is not None and self._last_ms <= SHORT_MS
+        if not is_short or self._cache.is_accelerator or hasattr(self.step, "run_between"):
+            return None
+        if not self._changes_inputs:
+            return self.step
+        is_small = SETS_AT_ONCE * bytes_in(self.inputs) <= MOST_SETS_BYTES
+        if not self._are_independent or not is_small:
+            return None
+        return self._ready(self._another(self._next_inputs()))
+
+    def run(self, step: Callable[[], Any], before: Callable[[], Any] | None = None) -> Run:
+        """Run a step from `prepare` once and measure it, including its work on the device.
+
+        ``before`` is a step that runs directly before it and is not measured.
+        """
         stamps: list[Stamp] = []
+        waits = waits_for(self.device)
 
         def begin() -> None:
-            synchronize(self.device)
-            stamps[1:] = [stamp()]
+            for wait in waits:
+                wait()
+            stamps[1:] = [stamp(schedstat)]
 
         def end() -> None:
-            synchronize(self.device)
-            stamps.append(stamp(at_end=True))
+            for wait in waits:
+                wait()
+            stamps.append(stamp(schedstat, at_end=True))
+            if len(waits_for(self.device)) > len(waits):  # this run was the first to use the device
+                synchronize(self.device)
+                stamps[-1] = stamp(schedstat, at_end=True)
 
+        fixed_ns = self._run_fixed_computation()
         self._cache.flush()
         synchronize(self.device)
-        stamps.append(stamp())
-        self._between([step], begin, end)
+        with open_schedstat() as schedstat:
+            stamps.append(stamp(schedstat))
+            self._between([step], begin, end, before=before)
         called, began, ended = stamps
+        self._last_ms = (ended.wall_ns - began.wall_ns) / 1e6
         return Run(
-            wall_ms=(ended.wall_ns - began.wall_ns) / 1e6,
+            wall_ms=self._last_ms,
             cpu_ms=(ended.cpu_ns - began.cpu_ns) / 1e6,
             waited_ms=None
             if ended.waited_ns is None or began.waited_ns is None
             else (ended.waited_ns - began.waited_ns) / 1e6,
             before_ms=(began.wall_ns - called.wall_ns) / 1e6,
+            fixed_ns=fixed_ns,
         )
+
+    def _run_fixed_computation(self) -> int:
+        took_ns = fixed_computation_ns()
+        self.fastest_fixed_ns = min(self.fastest_fixed_ns or took_ns, took_ns)
+        return took_ns
 
     def run_between(self, count: int, begin: Callable[[], None], end: Callable[[], None]) -> int:
         """Run several steps, and call ``begin`` before the first and ``end`` after the last.
@@ -181,6 +247,8 @@ class Replay:
         begin: Callable[[], None],
         end: Callable[[], None],
         count: int = 1,
+        *,
+        before: Callable[[], Any] | None = None,
     ) -> int:
         seed_all(self.seed)
         with run_context(self.context):
@@ -188,6 +256,11 @@ class Replay:
             in_loop = getattr(steps[0], "run_between", None)
             if in_loop is not None:
                 return int(in_loop(begin, end, count))
+            if before is not None:
+                before()
+                if before is steps[0]:
+                    getattr(before, "reset", lambda: None)()
+                seed_in_use(self.seed)
             begin()
             for done, step in enumerate(steps):
                 if done:
@@ -204,12 +277,16 @@ class Replay:
         ``progress`` is called with the number of runs so far.
         """
         runs: list[Run] = []
+        for _ in range(FIXED_RUNS):
+            self._run_fixed_computation()
         deadline = time.perf_counter() + SECONDS_WARM_UP
         while len(runs) < iterations if iterations is not None else not is_settled(runs):
             late = len(runs) >= MOST_WARM_UP or time.perf_counter() > deadline
             if iterations is None and len(runs) > 1 and late:
                 break
-            runs.append(self.run(self.prepare()))
+            step = self.prepare()
+            before = self._prepare_before() if iterations is None else None
+            runs.append(self.run(step, before))
             progress(len(runs))
         return runs
 
@@ -224,7 +301,9 @@ class Replay:
         began = time.perf_counter()
         before_mhz = clock_mhz(self.device)
         while not _enough(runs, iterations, time.perf_counter() - began):
-            runs.append(self.run(self.prepare()))
+            step = self.prepare()
+            before = self._prepare_before() if iterations is None else None
+            runs.append(self.run(step, before))
             progress(len(runs))
         self.clocks_mhz = [before_mhz, clock_mhz(self.device)]
         return runs
@@ -260,9 +339,7 @@ class DeviceCache:
         """Whether small inputs would stay in the cache from one run to the next."""
         if not self.is_accelerator or self.bytes:
             return False
-        tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
-        size = int(sum(each.numel() * each.element_size() for each in tensors))
-        return 0 < size < MOST_ROTATED_BYTES
+        return 0 < bytes_in(inputs) < MOST_ROTATED_BYTES
 
 
 def cache_bytes(device: str) -> int | None:
@@ -304,22 +381,45 @@ class Run(NamedTuple):
     """Part of the wall time in which the thread waited for a core; None if unknown."""
     before_ms: float
     """From the call of the step to the start of the measured part."""
+    fixed_ns: int | None = None
+    """The time of `fixed_computation_ns` before this run."""
 
 
-def stamp(at_end: bool = False) -> Stamp:
-    """Read the clocks: the wall clock last at the start of a measurement, and first at its end."""
+def stamp(schedstat: int | None, at_end: bool = False) -> Stamp:
+    """Read the clocks: the wall clock last at the start of a measurement, and first at its end.
+
+    ``schedstat`` is the result of `open_schedstat`.
+    """
     if at_end:
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        return Stamp(wall, cpu, waited_ns())
-    waited, cpu = waited_ns(), time.thread_time_ns()
+        return Stamp(wall, cpu, waited_ns(schedstat))
+    waited, cpu = waited_ns(schedstat), time.thread_time_ns()
     return Stamp(time.perf_counter_ns(), cpu, waited)
 
 
-def waited_ns() -> int | None:
-    """Return for how long this thread has waited for a core so far; None if it is not known."""
+@contextlib.contextmanager
+def open_schedstat() -> Iterator[int | None]:
+    """Open the file with the waiting times of this thread; None if there is no such file.
+
+    It stays open, because opening it directly before a measured run makes the run slower.
+    """
     try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1])
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def waited_ns(schedstat: int | None) -> int | None:
+    """Return for how long this thread has waited for a core so far; None if it is not known."""
+    if schedstat is None:
+        return None
+    try:
+        return int(os.pread(schedstat, 256, 0).split()[1])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -348,17 +448,23 @@ def _enough(runs: Sequence[Run], iterations: int | None, elapsed: float) -> bool
 
 
 def summary(
-    runs: Sequence[Run], device: str = "cpu", clocks_mhz: Sequence[int | None] = ()
+    runs: Sequence[Run],
+    device: str = "cpu",
+    clocks_mhz: Sequence[int | None] = (),
+    fastest_fixed_ns: int | None = None,
 ) -> dict[str, Any]:
     """Return the `figures` of several runs, and their clocks, CPU times and waiting times.
 
-    All figures are None if there are no runs.
+    ``slowdown`` is the mean of their fixed computations divided by the fastest one, whose time is
+    ``fixed_ns``. All figures are None if there are no runs.
     """
     found: dict[str, Any] = figures([run.wall_ms for run in runs])
     found["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
     found["cpu"] = figures([run.cpu_ms for run in runs])
     found["waited_ms"] = waited_ms(runs)
-    found["busy"] = busy(runs, device)
+    found["fixed_ns"] = fastest_fixed_ns
+    found["slowdown"] = slowdown(runs, fastest_fixed_ns)
+    found["busy"] = busy(runs, device, found["slowdown"])
     return found
 
 
@@ -386,22 +492,37 @@ def waited_ms(runs: Sequence[Run]) -> float | None:
     return sum(waits) if waits and len(waits) == len(runs) else None
 
 
-def busy(runs: Sequence[Run], device: str = "cpu") -> str | None:
-    """Return a sentence if the runs had to wait for a core; None if not, or if not known."""
+def slowdown(runs: Sequence[Run], fastest_ns: int | None) -> float | None:
+    """Return the mean time of the fixed computation, divided by its fastest time, if known.
+
+    The slowest 5 % are left out, because interrupts make single ones much longer.
+    """
+    times = sorted(run.fixed_ns for run in runs if run.fixed_ns is not None)
+    kept = times[: max(len(times) * 95 // 100, 1)]
+    return statistics.fmean(kept) / fastest_ns if kept and fastest_ns else None
+
+
+def busy(runs: Sequence[Run], device: str = "cpu", slowed_by: float | None = None) -> str | None:
+    """Return a sentence if the runs waited for a core, or if the processor was slowed down.
+
+    None if neither happened, or if it is not known. ``slowed_by`` is the result of `slowdown`.
+    """
     wall = sum(run.wall_ms for run in runs)
     if not wall:
         return None
     share = sum(run.cpu_ms for run in runs) / wall
     waits = waited_ms(runs)
-    if waits is not None:
-        waited = waits / wall
-        if waited < BUSY_WAITS:
-            return None
+    if waits is not None and waits / wall >= BUSY_WAITS:
         return (
             f"The machine was busy: the thread had {share:.0%} of a core and waited for one "
-            f"{waited:.0%} of the time, so compare CPU times."
+            f"{waits / wall:.0%} of the time, so compare CPU times."
         )
-    if not device.startswith("cpu") or share > 1 - BUSY_WAITS:
+    if slowed_by is not None and slowed_by >= SLOWED:
+        return (
+            f"The machine was busy: a fixed computation took {slowed_by:.2f} x its fastest time on "
+            f"average, so other programs, or other guests of the host, slowed the processor down."
+        )
+    if waits is not None or not device.startswith("cpu") or share > 1 - BUSY_WAITS:
         return None
     return (
         f"The thread ran only {share:.0%} of the time: the machine was busy, or the stage waits "
@@ -431,6 +552,25 @@ def profiled_line(found: Mapping[str, Any]) -> str | None:
     )
 
 
+def idle(timing: Mapping[str, Any], device: str = "cpu") -> str | None:
+    """Return a sentence if the thread neither ran nor waited for a core most of the time.
+
+    None if an accelerator is in use, for which the thread waits, and if the times are not known.
+    """
+    if not timing["mean"] or timing["waited_ms"] is None or not device.startswith("cpu"):
+        return None
+    if any(is_initialized(kind) for kind in DEVICE_TYPES):
+        return None
+    waited_ms = timing["waited_ms"] / timing["iterations"]
+    share = 1 - (timing["cpu"]["mean"] + waited_ms) / timing["mean"]
+    if share < IDLE:
+        return None
+    return (
+        f"The thread was idle {share:.0%} of the time: the stage waits, for example for other "
+        f"threads or processes, whose work is not in the breakdown."
+    )
+
+
 def clock_change(timing: Mapping[str, Any]) -> str | None:
     """Return a sentence if the device's clock changed during the measurement; otherwise None."""
     before, after = timing["clocks_mhz"] or (None, None)
@@ -457,21 +597,48 @@ def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
 
 def synchronize(device: str = "cpu") -> None:
     """Wait for ``device`` and for the current device of each kind; creates no device context."""
-    for kind in DEVICE_TYPES:
-        module = getattr(torch, kind, None)
-        if module is not None and getattr(module, "is_initialized", lambda: False)():
-            module.synchronize()
-            if device.startswith(f"{kind}:"):
-                module.synchronize(device)
+    for wait in waits_for(device):
+        wait()
+
+
+def waits_for(device: str) -> list[Callable[[], Any]]:
+    """Return functions that wait for ``device`` and the current devices that are in use."""
+    found: list[Callable[[], Any]] = []
+    for kind in filter(is_initialized, DEVICE_TYPES):
+        module = getattr(torch, kind)
+        found.append(module.synchronize)
+        if device.startswith(f"{kind}:"):
+            found.append(functools.partial(module.synchronize, device))
+    return found
+
+
+def is_initialized(kind: str) -> bool:
+    """Whether this process uses devices of a kind."""
+    return bool(getattr(getattr(torch, kind, None), "is_initialized", lambda: False)())
 
 
 def seed_all(seed: int) -> None:
     """Seed the generators of torch, Python and numpy."""
     torch.manual_seed(seed)
+    seed_others(seed)
+
+
+def seed_others(seed: int) -> None:
+    """Seed the generators of Python and numpy."""
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % (1 << 32))
+
+
+def seed_in_use(seed: int) -> None:
+    """Seed the generators again after `seed_all`, except those of devices that are not in use."""
+    torch.default_generator.manual_seed(seed)
+    for kind in DEVICE_TYPES:
+        module = getattr(torch, kind, None)
+        if module is not None and getattr(module, "is_initialized", lambda: False)():
+            module.manual_seed_all(seed)
+    seed_others(seed)
 
 
 @contextlib.contextmanager
@@ -491,6 +658,43 @@ def random_state_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def threads_set(wanted: int | str | None, captured: Any) -> Iterator[str | None]:
+    """Set the number of torch's threads in the block, see `HarnessConfig.threads`.
+
+    ``captured`` is the number in the live runs; anything but an int if it is not known. Yields a
+    sentence if the number was changed, or could not be that of the live runs; otherwise None.
+    """
+    before, number = torch.get_num_threads(), None
+    if isinstance(wanted, int):
+        number = wanted
+    elif wanted == "captured" and type(captured) is int and not os.environ.get("OMP_NUM_THREADS"):
+        number = captured
+    if number is None or number == before or number < 1:
+        yield None
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if not isinstance(wanted, int) and number > (cores or 1):
+        yield (
+            f"torch uses {_threads(before)}: it used {number} in the live runs, which is more than "
+            f"the {cores} cores available here."
+        )
+        return
+    torch.set_num_threads(number)
+    try:
+        as_live = ", as in the live runs" if number == captured else ""
+        yield (
+            f"torch uses {_threads(number)}{as_live}. The default here is {before} (--threads "
+            f"machine)."
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+def _threads(number: int) -> str:
+    return f"{number} thread{'' if number == 1 else 's'}"
+
+
+@contextlib.contextmanager
 def run_context(context: Mapping[str, Any]) -> Iterator[None]:
     """Set torch as it was at the capture; gradients are off if that is not known."""
     with contextlib.ExitStack() as stack:
@@ -502,11 +706,11 @@ def run_context(context: Mapping[str, Any]) -> Iterator[None]:
             dtype = getattr(torch, str(name), None)
             if isinstance(dtype, torch.dtype) and device in ("cpu", *DEVICE_TYPES):
                 stack.enter_context(torch.autocast(device_type=device, dtype=dtype))
-        for is_set, set_to, wanted in kernel_settings(context):
+        for is_set, set_to, captured in kernel_settings(context):
             before = is_set()
-            if before != wanted:
+            if before != captured:
                 stack.callback(set_to, before)
-                set_to(wanted)
+                set_to(captured)
         yield
 
 
@@ -527,8 +731,39 @@ def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
         found.append((torch.get_float32_matmul_precision, setter, precision))
     if isinstance(context.get("deterministic"), bool):
         is_on = torch.are_deterministic_algorithms_enabled
-        found.append((is_on, torch.use_deterministic_algorithms, context["deterministic"]))
+        # The capture shows that no operator raised an exception, so a warning is enough here.
+        only_warns = not is_on() or torch.is_deterministic_algorithms_warn_only_enabled()
+
+        def set_deterministic(on: bool) -> None:
+            torch.use_deterministic_algorithms(on, warn_only=on and only_warns)
+
+        found.append((is_on, set_deterministic, context["deterministic"]))
     return found
+
+
+def bytes_in(value: Any) -> int:
+    """Return the bytes of the elements of all tensors that `state_of` examines in a value."""
+    seen: dict[int, Any] = {}
+    state_of(value, seen)
+    tensors = [each for each in seen.values() if isinstance(each, torch.Tensor)]
+    return int(sum(each.numel() * each.element_size() for each in tensors))
+
+
+def changeable(value: Any) -> set[int]:
+    """Return the identities of what a run could modify in a value: tensors, containers, objects."""
+    seen: dict[int, Any] = {}
+    state_of(value, seen)
+    return {key for key, each in seen.items() if is_changeable(each)}
+
+
+def is_changeable(value: Any) -> bool:
+    """Whether a run could modify a value, rather than only what it contains."""
+    if isinstance(value, (torch.Tensor, torch.Generator, Mapping, list, collections.deque)):
+        return True
+    if type(value).__module__ == "numpy":
+        return True
+    fixed = isinstance(value, (type, types.ModuleType, torch.nn.Module)) or callable(value)
+    return not fixed and isinstance(getattr(value, "__dict__", None), dict)
 
 
 def state_of(value: Any, seen: dict[int, Any] | None = None) -> list[Any]:
@@ -556,8 +791,6 @@ def state_of(value: Any, seen: dict[int, Any] | None = None) -> list[Any]:
     elif isinstance(value, (list, tuple, collections.deque)):
         parts += value
     state: list[Any] = [len(parts)]
-    attributes = getattr(value, "__dict__", None)
-    is_plain = not isinstance(value, (type, types.ModuleType, torch.nn.Module))
-    if isinstance(attributes, dict) and is_plain and not callable(value):
-        parts += attributes.values()
+    if is_changeable(value):
+        parts += getattr(value, "__dict__", {}).values()
     return state + [found for part in parts for found in state_of(part, seen)]

@@ -1,18 +1,25 @@
-"""What one iteration of a replay runs. Needs no stagespan: the harness's scripts hold this text."""
+"""Callables that run one iteration of a replay.
+
+The generated scripts contain the source of this module, so it needs only the standard library.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import types
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from stagespan.signature.fit import fit
 
+UNFINISHED = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
+
 
 class CallStep:
-    """Calls a function, method or module with the inputs, whole."""
+    """Calls a function, method or module with the inputs, up to its end."""
 
     def __init__(
         self, function: Any, inputs: Mapping[str, Any], optional: Collection[str] = ()
@@ -21,8 +28,11 @@ class CallStep:
         self.args, self.kwargs = fit(function, inputs, optional)
 
     def says(self) -> str:
-        """What one iteration is."""
-        named = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
+        """Describe one iteration."""
+        function = self.function
+        while isinstance(function, functools.partial):
+            function = function.func
+        named = getattr(function, "__qualname__", None) or type(function).__qualname__
         return f"one whole call of {named}"
 
     def reset(self) -> None:
@@ -52,19 +62,19 @@ class FunctionStep:
 
 
 def function_of(stage: Any) -> Any:
-    """What a whole call of a stage calls: its ``process``, itself, its ``forward``, or None."""
+    """Return what a whole call of a stage calls: its ``process``, itself or its ``forward``."""
     if inspect.isroutine(stage) or isinstance(stage, type):
         return stage
     if callable(getattr(stage, "process", None)):
         return stage.process
-    if callable(stage):  # a torch module too: its hooks belong to the call
+    if callable(stage):  # also a torch module, so that its hooks run
         return stage
     found = getattr(stage, "forward", None)
     return found if callable(found) else None
 
 
 def with_method(stage: Any, method: str | None) -> Any:
-    """The stage's method of this name, if that is not what is called anyway; else the stage."""
+    """Return the stage's method of this name, or the stage if it calls this method itself."""
     if method is None or inspect.isroutine(stage) or isinstance(stage, type):
         return stage
     if method == "forward" or (method == "__call__" and hasattr(stage, "_modules")):
@@ -77,13 +87,23 @@ def with_method(stage: Any, method: str | None) -> Any:
 
 def drain(result: Any) -> Any:
     """Run a coroutine or generator to its end."""
+    if not isinstance(result, UNFINISHED):
+        return result
     if inspect.iscoroutine(result):
-        return asyncio.run(result)
+        results: list[Any] = []
+        asyncio.run(_await(result, results))
+        return results[0]
     if inspect.isgenerator(result):
         collections.deque(result, maxlen=0)
     elif inspect.isasyncgen(result):
         asyncio.run(_drain_async(result))
     return result
+
+
+async def _await(coroutine: Coroutine[Any, Any, Any], results: list[Any]) -> None:
+    # The main task returns None, because asyncio.run calls repr() of its result, and repr() of a
+    # tensor runs many operators.
+    results.append(await coroutine)
 
 
 async def _drain_async(generator: Any) -> None:

@@ -1,4 +1,4 @@
-"""Small stages and harnesses over them, for the tests of this folder."""
+"""Small stages, and harnesses for them, for the tests in this folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""Which step a stage gets: one of a denoising loop, a whole call, or the user's."""
+"""The step that is chosen for a stage: one of a denoising loop, a whole call, or the user's."""
 
 from __future__ import annotations
 
+import functools
+import runpy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,8 @@ from stagespan.harness import HarnessConfig, StepAdapter, register_adapter, unre
 from stagespan.harness.adapters import adapter_for
 
 torch = pytest.importorskip("torch")
+
+from harness_stages import harness, signature_of  # noqa: E402
 
 LOOP = {"latents": torch.zeros(1, 4), "num_inference_steps": 8}
 
@@ -25,7 +30,7 @@ class Scheduler:
 
 
 class Pipe:
-    """Holds a model and a scheduler, and methods that do and do not loop over them."""
+    """Has a model and a scheduler, and methods with and without a loop over them."""
 
     def __init__(self, model: str) -> None:
         setattr(self, model, torch.nn.Identity())
@@ -44,23 +49,21 @@ def name_of(stage: Any, inputs: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("model", ["dit", "transformer", "unet"])
 def test_a_model_with_a_scheduler_is_run_one_step_at_a_time(model: str) -> None:
-    # GIVEN a stage that holds both, its method, and an object that holds both without a loop
+    # GIVEN a stage that has both, its method, and an object that has both without a loop
     pipe = Pipe(model)
     parts = SimpleNamespace(**{model: torch.nn.Identity()}, scheduler=Scheduler())
 
-    # WHEN / THEN
     assert name_of(pipe, LOOP) == "loop"
     assert name_of(pipe.denoise, LOOP) == "loop"
     assert name_of(parts, LOOP) == "denoise"
 
 
-def test_what_holds_no_scheduler_is_called_whole() -> None:
-    # GIVEN / WHEN / THEN
+def test_stages_without_a_scheduler_are_called_as_a_whole() -> None:
     assert name_of(SimpleNamespace(transformer=None, process=len), LOOP) == "call"
 
 
 def test_process_comes_before_forward_and_call() -> None:
-    # GIVEN stages with several entrances
+    # GIVEN stages with several entry points
     class Stage:
         def process(self, x: Any) -> Any:
             return ("process", x)
@@ -75,7 +78,6 @@ def test_process_comes_before_forward_and_call() -> None:
     def build(stage: Any) -> Any:
         return adapter_for(stage, {"x": 1}, "s").build(stage, {"x": 1}, HarnessConfig())()
 
-    # WHEN / THEN
     assert build(Stage()) == ("process", 1)
     assert build(Stage().__call__) == ("call", 1)
     assert build(Forward()) == ("forward", 1)
@@ -96,7 +98,7 @@ def test_a_module_is_called_with_its_hooks() -> None:
 
 
 def test_coroutines_and_generators_run_to_their_end() -> None:
-    # GIVEN stages that do nothing until somebody runs them
+    # GIVEN stages that do nothing until they are awaited or consumed
     done = []
 
     async def coroutine(x: int) -> int:
@@ -117,8 +119,8 @@ def test_coroutines_and_generators_run_to_their_end() -> None:
     assert done == ["coroutine", "generator", "both"]
 
 
-def test_a_stage_without_a_step_is_told_in_one_sentence() -> None:
-    # GIVEN something that cannot be run
+def test_a_stage_without_a_step_is_reported_in_one_sentence() -> None:
+    # GIVEN an object that cannot be run
     with pytest.raises(HarnessError) as caught:
         adapter_for(SimpleNamespace(model=1), {}, "denoise")
 
@@ -126,8 +128,8 @@ def test_a_stage_without_a_step_is_told_in_one_sentence() -> None:
     assert "HarnessConfig(step_fn=" in str(caught.value)
 
 
-def test_other_kinds_of_stages_can_join() -> None:
-    # GIVEN an adapter of the user's
+def test_adapters_for_other_stages_can_be_registered() -> None:
+    # GIVEN a user-defined adapter
     class Custom(StepAdapter):
         name = "custom"
 
@@ -147,6 +149,34 @@ def test_other_kinds_of_stages_can_join() -> None:
     finally:
         unregister_adapter(adapter)
 
-    # THEN it comes before the others, until it is taken out
+    # THEN it comes before the others, until it is removed
     assert (name, result) == ("custom", 2)
     assert name_of(stage, {}) == "call"
+
+
+def apply_times(net: Any, x: Any, times: int, scale: float = 1.0) -> Any:
+    for _ in range(times):
+        x = net(x) * scale
+    return x
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_arguments_bound_by_a_partial_are_not_created(tmp_path: Path, by_name: bool) -> None:
+    # GIVEN a partial that binds a module, captured with the arguments of its function
+    net = torch.nn.Linear(32, 32)
+    stage = functools.partial(apply_times, **({"net": net} if by_name else {"scale": 1.0}))
+    stage = stage if by_name else functools.partial(stage, net)
+    signature = signature_of("s", net=net, x=torch.randn(2, 32), times=3, scale=2.0)
+
+    # WHEN
+    result = harness(stage, signature, tmp_path).profile()
+
+    # THEN the harness and the script run it, with the other arguments as captured
+    counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
+    assert (counts["aten::addmm"], counts["aten::mul"]) == (3, 3)
+    assert result.iteration == "one whole call of apply_times"
+    script = runpy.run_path(str(result.script_path))["profile_stage"]
+    assert script(stage, timing_steps=2, output_dir=tmp_path)["timing_ms"]["iterations"] == 2
+    # AND without the partial, the module has to be passed in
+    with pytest.raises(HarnessError, match="'net'"):
+        harness(apply_times, signature, tmp_path).setup()

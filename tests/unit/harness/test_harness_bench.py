@@ -1,14 +1,18 @@
-"""The harness as a user has it: files, log lines, figures that are alike."""
+"""The harness as users run it: files, log lines, consistent figures."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import os
 import random
+import runpy
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +22,16 @@ import pytest
 
 import preloaded
 import stagespan
+from stagespan.environment import machine
 from stagespan.errors import HarnessError
 from stagespan.harness import HarnessConfig, StageBenchHarness
-from stagespan.report.environment import machine
 from stagespan.signature import SignatureFile, StageSignature
 
 torch = pytest.importorskip("torch")
 
 from harness_stages import Mlp, harness, signature_of  # noqa: E402
 
-from stagespan.harness.replay import profiled_line, spread  # noqa: E402
+from stagespan.harness.replay import idle, profiled_line, spread  # noqa: E402
 
 
 def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
@@ -38,7 +42,7 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
     stage = signature_of(x=torch.zeros(8, 32), scale=0.5)
     SignatureFile({"mlp": stage}).write(path)
 
-    # WHEN it is set up and profiled as TeleFuser's page has it
+    # WHEN it is set up and profiled as on TeleFuser's page
     with caplog.at_level(logging.INFO, logger="stagespan"):
         bench = StageBenchHarness.from_signature_file(
             signature_path=str(path),
@@ -64,7 +68,7 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
         f"[Harness] Average iteration time: {results['timing_ms']['mean']:.2f} ms",
         f"[Harness] Median iteration time: {spread(results['timing_ms'])}",
     ]
-    # AND the files are there, whole, with figures that close
+    # AND the files are there and complete, and their figures add up
     assert sorted(p.name for p in tmp_path.iterdir() if p != path) == sorted(
         p.name for p in (trace, table, script, result)
     )
@@ -87,8 +91,8 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
     assert json.loads(result.read_text()) == results.to_json()
 
 
-def test_the_file_of_the_result_says_what_was_measured_and_on_what(tmp_path: Path) -> None:
-    # GIVEN a signature with two variants, of which the second is asked for
+def test_the_result_file_describes_the_measurement_and_the_machine(tmp_path: Path) -> None:
+    # GIVEN a signature with two variants, of which the second is requested
     path = tmp_path / "timing_io_signature.json"
     stage = signature_of(x=torch.zeros(8, 32), scale=0.5)
     stage.key = "aa"
@@ -99,15 +103,14 @@ def test_the_file_of_the_result_says_what_was_measured_and_on_what(tmp_path: Pat
     config = HarnessConfig(warmup=1, timing_steps=4, seed=5, dtype="float64", output_dir=tmp_path)
     model = Mlp().double()
 
-    # WHEN
     bench = StageBenchHarness.from_signature_file(path, "mlp", model, config, variant="bb")
     bench.profile()
 
-    # THEN
     found = json.loads((tmp_path / "mlp_bench.json").read_text())
     assert found["schema_version"] == 1
     assert found["signature"] == {"key": "bb", "variant": "bb", "count": 7}
-    assert found["settings"] == {"dtype": "float64", "seed": 5}
+    threads = torch.get_num_threads()
+    assert found["settings"] == {"dtype": "float64", "seed": 5, "threads": threads}
     assert len(found["times_ms"]) == len(found["cpu_times_ms"]) == 4
     for times, figures in (
         (found["times_ms"], found["timing_ms"]),
@@ -126,11 +129,9 @@ def test_files_can_be_named(tmp_path: Path) -> None:
     names = {"trace": "t.json.gz", "breakdown": "b.json", "script": "my script.py", "bench": None}
     config = {"file_names": names}
 
-    # WHEN
     bench = harness(lambda x: x, signature_of("s", x=1), tmp_path, **config)
     results = bench.profile()
 
-    # THEN
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b.json", "my script.py", "t.json.gz"]
     assert results.bench_path is None
     assert results.trace_path == bench.output_path("trace") == tmp_path / "t.json.gz"
@@ -156,7 +157,7 @@ def test_names_that_cannot_be_used_are_refused(names: Any, sentence: str) -> Non
 
 
 def test_the_profiler_is_not_attached_while_times_are_taken(tmp_path: Path) -> None:
-    # GIVEN a step that looks whether it is watched
+    # GIVEN a step that checks whether a profiler is running
     watched = []
 
     def step(stage: Any, inputs: dict[str, Any]) -> None:
@@ -164,7 +165,7 @@ def test_the_profiler_is_not_attached_while_times_are_taken(tmp_path: Path) -> N
 
     harness(None, signature_of(x=1), tmp_path, step_fn=step, warmup=2, profile_steps=2).profile()
 
-    # THEN only the last two runs were
+    # THEN it was running only in the last two runs
     assert watched == [False] * (2 + 3) + [True] * 2
 
 
@@ -195,7 +196,7 @@ def test_the_overhead_of_the_profiler_is_reported(
 
 
 @pytest.mark.parametrize("kind", range(7))
-def test_every_iteration_is_alike(tmp_path: Path, kind: int) -> None:
+def test_every_iteration_has_the_same_inputs(tmp_path: Path, kind: int) -> None:
     # GIVEN a stage that draws random numbers and writes to its inputs, one kind at a time
     seen = []
     writes: list[Callable[..., Any]] = [
@@ -225,13 +226,50 @@ def test_every_iteration_is_alike(tmp_path: Path, kind: int) -> None:
 
     harness(Stage(), signature, tmp_path, profile_steps=2).profile()
 
-    # THEN all runs had the same
+    # THEN all runs had the same ones
     assert len(seen) == 1 + 3 + 2
     assert len(set(seen)) == 1
 
 
-def test_the_programs_random_state_and_own_inputs_stay(tmp_path: Path) -> None:
-    # GIVEN a program with random state, and a tensor of its own that the stage writes to
+@pytest.mark.parametrize("timing_steps", [None, 5])
+def test_a_short_step_also_runs_directly_before_a_measured_run(
+    tmp_path: Path, timing_steps: int | None
+) -> None:
+    # GIVEN a step of some microseconds that draws random numbers and keeps its inputs
+    drawn = []
+
+    def step(stage: Any, inputs: dict[str, Any]) -> None:
+        drawn.append((torch.rand(1).item(), random.random(), np.random.rand()))
+
+    # WHEN it is measured, with and without a given number of runs
+    config = {"warmup": timing_steps, "timing_steps": timing_steps}
+    result = harness(None, signature_of(x=1), tmp_path, step_fn=step, **config).profile()
+
+    # THEN it has run more often than that only if the number was not given
+    runs = result.timing_ms["iterations"] + result.warmup["iterations"] + 1
+    assert (len(drawn) > runs) == (timing_steps is None)
+    # AND all runs drew the same numbers
+    assert len(set(drawn)) == 1
+
+
+def test_a_short_step_that_writes_to_its_inputs_runs_with_new_ones_each_time(
+    tmp_path: Path,
+) -> None:
+    seen = []
+
+    def step(stage: Any, inputs: dict[str, Any]) -> None:
+        seen.append(len(inputs["items"]))
+        inputs["items"].append(1)
+
+    config = {"warmup": None, "timing_steps": None}
+    stage = harness(None, signature_of(items=[0, 1]), tmp_path, step_fn=step, **config)
+    result = stage.profile()
+    assert set(seen) == {2}
+    assert len(seen) > result.timing_ms["iterations"] + result.warmup["iterations"] + 1
+
+
+def test_the_programs_random_state_and_own_inputs_are_kept(tmp_path: Path) -> None:
+    # GIVEN a program with random state, and its own tensor that the stage writes to
     mine = torch.zeros(4)
     torch.manual_seed(7)
     random.seed(7)
@@ -245,7 +283,7 @@ def test_the_programs_random_state_and_own_inputs_stay(tmp_path: Path) -> None:
     assert mine.sum() == 0
 
 
-def test_the_stage_runs_as_torch_was_set_when_it_was_captured(tmp_path: Path) -> None:
+def test_the_stage_runs_with_the_captured_torch_settings(tmp_path: Path) -> None:
     # GIVEN stages captured with and without gradients, under autocast, and by TeleFuser
     seen = []
 
@@ -269,7 +307,7 @@ def test_the_stage_runs_as_torch_was_set_when_it_was_captured(tmp_path: Path) ->
         signature.context = context
         harness(stage, signature, tmp_path, warmup=0, timing_steps=1).profile()
 
-    # THEN each ran so, in time and in the profile
+    # THEN each ran like that, when timed and when profiled
     assert (
         seen[0::2]
         == seen[1::2]
@@ -278,7 +316,7 @@ def test_the_stage_runs_as_torch_was_set_when_it_was_captured(tmp_path: Path) ->
 
 
 def test_replays_do_not_enter_the_figures_of_the_pipeline(tmp_path: Path) -> None:
-    # GIVEN a stage that is timed by itself, and that has run once
+    # GIVEN a stage that times itself, and has run once
     seen = []
 
     class Stage:
@@ -300,7 +338,7 @@ def test_replays_do_not_enter_the_figures_of_the_pipeline(tmp_path: Path) -> Non
     assert stagespan.is_enabled()
 
 
-def test_wans_pipeline_is_replayed_one_step(tmp_path: Path) -> None:
+def test_one_step_of_wans_pipeline_is_replayed(tmp_path: Path) -> None:
     # GIVEN the captured denoising stage of a pipeline with transformer and scheduler
     diffusers = pytest.importorskip("diffusers")
     transformer = diffusers.WanTransformer3DModel(
@@ -327,7 +365,7 @@ def test_wans_pipeline_is_replayed_one_step(tmp_path: Path) -> None:
     assert counts["aten::scaled_dot_product_attention"] == 2 * 2 * 2
 
 
-def test_inputs_and_dtype_and_device_are_the_users_to_choose(tmp_path: Path) -> None:
+def test_users_can_choose_inputs_dtype_and_device(tmp_path: Path) -> None:
     # GIVEN a signature of a machine with a GPU, and an argument that cannot be replayed
     signature = StageSignature(
         "s",
@@ -355,7 +393,7 @@ def test_inputs_and_dtype_and_device_are_the_users_to_choose(tmp_path: Path) -> 
 
 
 def test_metadata_that_the_stage_does_not_take_is_left_out(tmp_path: Path) -> None:
-    # GIVEN a file in which only the metadata tells of an argument that the stage no longer has
+    # GIVEN a file whose metadata has an argument that the stage no longer has
     signature = StageSignature("s", {"x": 1}, metadata={"gone": 3, "y": 2})
     seen = []
 
@@ -364,7 +402,7 @@ def test_metadata_that_the_stage_does_not_take_is_left_out(tmp_path: Path) -> No
     assert set(seen) == {(1, 2)}
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_logged(tmp_path: Path) -> None:
     told: list[tuple[str, int, int | None]] = []
 
     harness(
@@ -377,7 +415,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     assert [part for part, *_ in told] == ["warm-up", "timing", "timing", "timing", "profile"]
 
 
-def test_ranks_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_write_separate_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN rank 1 of 2
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -405,7 +443,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_write_files_of_their_own(tmp_path: Path) -> None:
+def test_workers_write_separate_files(tmp_path: Path) -> None:
     # GIVEN a stage that is replayed in a worker process, and in the one that started it
     signatures = {"stages": {"s": {"stage_name": "s", "input_signatures": {"self": "abc"}}}}
     (tmp_path / "signatures.json").write_text(json.dumps(signatures))
@@ -436,3 +474,113 @@ def test_a_coroutine_is_run_to_its_end(tmp_path: Path) -> None:
     harness(Stage(), signature_of(x=5), tmp_path).profile()
 
     assert ends == [5] * 5
+
+
+def test_the_result_of_a_coroutine_is_not_formatted(tmp_path: Path) -> None:
+    # GIVEN a coroutine that returns a tensor, whose repr() runs more operators than the coroutine
+    class Stage:
+        async def process(self, x: Any) -> Any:
+            await asyncio.sleep(0)
+            return x.neg()
+
+    result = harness(Stage(), signature_of(x=torch.zeros(100)), tmp_path).profile()
+
+    assert {row["name"] for row in result.breakdown["top_kernels"]} == {"aten::neg"}
+
+
+def test_a_stage_that_waits_for_another_thread_is_reported(tmp_path: Path, capsys: Any) -> None:
+    # GIVEN a stage that waits most of the time
+    class Stage:
+        def process(self, x: int) -> None:
+            thread = threading.Thread(target=time.sleep, args=(0.05,))
+            thread.start()
+            thread.join()
+
+    stage = Stage()
+    result = harness(stage, signature_of(x=5), tmp_path).profile()
+    if result.timing_ms["waited_ms"] is None:
+        pytest.skip("this kernel does not say how long a thread waits for a core")
+
+    # THEN the harness and the script say that the thread was idle
+    assert "idle" in str(idle(result.timing_ms))
+    capsys.readouterr()
+    runpy.run_path(str(result.script_path))["profile_stage"](stage, timing_steps=3)
+    assert "The thread was idle" in capsys.readouterr().out
+
+
+def test_a_thread_that_runs_or_waits_for_a_core_is_not_idle() -> None:
+    timing = {"mean": 10.0, "iterations": 4, "waited_ms": 16.0, "cpu": {"mean": 4.0}}
+
+    assert idle(timing) is None
+    assert "50%" in str(idle({**timing, "waited_ms": 4.0}))
+    assert idle({**timing, "waited_ms": 4.0}, "cuda:0") is None
+    assert idle({**timing, "waited_ms": None}) is None
+    assert idle({"mean": None, "iterations": 0, "waited_ms": None}) is None
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.parametrize(
+    ("wanted", "captured", "omp", "used"),
+    [
+        ("captured", 2, None, 2),
+        ("captured", 1 << 20, None, 1),
+        ("captured", None, None, 1),
+        ("captured", 2, "1", 1),
+        ("machine", 2, None, 1),
+        (None, 2, None, 1),
+        ("2", 1, None, 2),
+    ],
+)
+def test_the_number_of_threads_is_that_of_the_live_runs_if_wanted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str | None,
+    captured: int | None,
+    omp: str | None,
+    used: int,
+) -> None:
+    # GIVEN a process in which torch has one thread, and a signature of a run with more
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if omp is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", omp)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    seen = set()
+
+    def step(stage: Any, inputs: dict[str, Any]) -> None:
+        seen.add(torch.get_num_threads())
+
+    try:
+        signature = replace(signature_of(x=1), context={"threads": captured})
+        result = harness(None, signature, tmp_path, step_fn=step, threads=wanted).profile()
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+    # THEN the replay has that many, and the process has one again
+    assert (seen, after) == ({used}, 1)
+    assert result.settings["threads"] == used
+    # AND a sentence says so, also if it cannot have as many
+    differs = used != 1 or (captured or 0) > 2
+    assert (result.threads is not None) == differs
+
+
+def test_a_stage_that_does_not_end_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a stage that only ends after the advice has been logged
+    monkeypatch.setattr("stagespan.harness.bench.ADVICE_AFTER_S", 0.01)
+
+    def advice() -> list[str]:
+        return [line for line in caplog.messages if "may never end" in line]
+
+    class Stage:
+        def process(self, x: int) -> None:
+            deadline = time.monotonic() + 60
+            while not advice() and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    with caplog.at_level(logging.INFO, logger="stagespan"):
+        harness(Stage(), signature_of(x=5), tmp_path).profile()
+
+    assert len(advice()) == 1

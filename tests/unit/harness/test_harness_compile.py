@@ -1,4 +1,4 @@
-"""The first call of a compiled stage: what is profiled, written and told."""
+"""The first call of a compiled stage: its profile, files and messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness_stages import Mlp, harness, signature_of  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compiled code of no other test; and Inductor without a look at the processor's vectors."""
+    """Start without compiled code of other tests, and without Inductor's test of vector units."""
     torch._dynamo.reset()
     with torch._inductor.config.patch({"cpp.simdlen": 0, "cpp.vec_isa_ok": False}):
         yield
@@ -32,7 +32,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Compiled:
-    """A stage that is compiled by a backend without a compiler of its own, and breaks once."""
+    """A stage that is compiled by a backend that needs no compiler, and has one graph break."""
 
     def __init__(self) -> None:
         self.compiled = torch.compile(self.encode, backend="aot_eager")
@@ -56,16 +56,16 @@ def test_the_first_call_of_a_compiled_stage(
     with caplog.at_level(logging.INFO, logger="stagespan"):
         bench = harness(stage, signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True)
         found = bench.profile().compile
-    # THEN it was compiled anew, under the profiler
+    # THEN it was compiled again, under the profiler
     assert found is not None
     assert (found["frames"], found["recompilations"], found["graph_breaks"]) == (2, 0, 1)
     assert 0 < found["compile_ms"] <= found["first_call_ms"]
     assert sum(found["phases_ms"].values()) == pytest.approx(found["compile_ms"])
-    # AND the trace holds the stage's frames alone: the tiny one before it is not in there
+    # AND the trace has only the stage's frames, not those of the trivial function before it
     names = read_trace(found["trace_path"]).names
     assert len({name for name in names if name.startswith("Torch-Compiled Region")}) == 2
     assert not any("aten::relu" in name for name in names)
-    # AND torch's own times lie beside it, one for each frame
+    # AND torch's own times are in another file, one for each frame
     times = json.loads(found["times_path"].read_text())
     assert times["name"] == "mlp"
     assert times["first_call_ms"] == found["first_call_ms"]
@@ -75,7 +75,7 @@ def test_the_first_call_of_a_compiled_stage(
     assert found["trace_path"] == tmp_path / "mlp_compile_trace.json.gz"
 
 
-def test_the_stage_s_own_trace_holds_no_compiling(tmp_path: Path) -> None:
+def test_the_stage_s_own_trace_contains_no_compilation(tmp_path: Path) -> None:
     results = harness(
         Compiled(), signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True, warmup=0
     ).profile()
@@ -86,15 +86,15 @@ def test_the_stage_s_own_trace_holds_no_compiling(tmp_path: Path) -> None:
 def test_a_stage_that_is_not_compiled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     # GIVEN a stage without torch.compile
     bench = harness(Mlp(), signature_of(x=torch.zeros(8, 32)), tmp_path, profile_compile=True)
-    # WHEN its first call is asked for
+    # WHEN its first call is requested
     results = bench.profile()
-    # THEN that is said, and no file of it is left
+    # THEN a message says so, and no file for it is left
     assert results.compile is None
     assert any(r.levelname == "WARNING" and "'mlp'" in r.getMessage() for r in caplog.records)
     assert not list(tmp_path.glob("*compile*"))
 
 
-def test_without_being_asked_compiled_code_is_kept(tmp_path: Path) -> None:
+def test_by_default_compiled_code_is_kept(tmp_path: Path) -> None:
     stage = Compiled()
     stage.process(torch.zeros(4))
     results = harness(stage, signature_of(x=torch.zeros(4)), tmp_path, warmup=0).profile()
@@ -102,7 +102,7 @@ def test_without_being_asked_compiled_code_is_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*compile*"))
 
 
-def test_a_pre_compilation_that_fails_is_told(
+def test_a_failing_pre_compilation_gives_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # GIVEN a machine whose default backend cannot compile
@@ -113,7 +113,7 @@ def test_a_pre_compilation_that_fails_is_told(
         # WHEN a stage with another backend is replayed with its first call
         bench = harness(Compiled(), signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True)
         results = bench.profile()
-    # THEN there is one warning, and the first call all the same
+    # THEN there is one warning, and the first call is profiled nevertheless
     assert "pre-compilation" in caplog.text
     assert results["compile"]["frames"] == 2
 
@@ -144,7 +144,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         [str(path), "--factory", "compiled_program:Stage", "--output", str(tmp_path),
          "--profile-compile"],
     )  # fmt: skip
-    # THEN the page tells what it took
+    # THEN the page shows the time it took
     assert result.exit_code == 0, result.output
     assert "The first call took" in result.output
     assert "1 frame, 0 graph breaks, 0 recompilations. See stagespan analyze" in result.output
@@ -162,7 +162,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("12.4", "NVRM version: ?", False),
     ],
 )
-def test_where_cuda_graphs_need_an_early_profiler(
+def test_versions_for_which_cuda_graphs_need_an_early_profiler(
     cuda: str | None, driver: str | None, needed: bool
 ) -> None:
     assert needs_early_profiler(cuda, driver) is needed

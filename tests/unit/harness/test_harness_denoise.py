@@ -1,4 +1,4 @@
-"""One step of a denoising loop, against the loops that it stands for."""
+"""One step of a denoising loop, compared with the loops that it represents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stagespan.harness.denoise import DenoiseStep  # noqa: E402
 
 
 class FlowScheduler:
-    """A scheduler as TeleFuser's stages have it: a shift, no dictionaries, tensors in and out."""
+    """A scheduler like those of TeleFuser: a shift, no dictionaries, tensors in and out."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, float | None]] = []
@@ -82,14 +82,13 @@ def test_a_stage_with_dit_runs_as_telefuser_says(stage: Any) -> None:
 
 
 def test_without_guidance_the_model_runs_once(stage: Any) -> None:
-    # GIVEN / WHEN
     DenoiseStep(stage, inputs(cfg_scale=1.0))()
     DenoiseStep(stage, inputs(prompt_emb_nega=None))()
 
     assert len(stage.dit.seen) == 2
 
 
-def test_other_arguments_of_forward_come_by_name(stage: Any) -> None:
+def test_other_arguments_of_forward_are_passed_by_name(stage: Any) -> None:
     # GIVEN an input that is a parameter of forward
     feature = torch.ones(1)
 
@@ -99,7 +98,7 @@ def test_other_arguments_of_forward_come_by_name(stage: Any) -> None:
 
 
 def test_reference_latents_are_joined_along_the_channels(stage: Any) -> None:
-    # GIVEN a model of twelve channels, six of them of a reference
+    # GIVEN a model with twelve channels, six of them for a reference
     stage.dit.layer = torch.nn.Linear(12, 6)
 
     DenoiseStep(stage, inputs(ref_latent=torch.randn(1, 6)))()
@@ -107,18 +106,18 @@ def test_reference_latents_are_joined_along_the_channels(stage: Any) -> None:
     assert stage.dit.seen[0]["x"].shape == (1, 12)
 
 
-def test_prompts_joined_into_one_batch_are_taken_apart(stage: Any) -> None:
-    # GIVEN both prompts in one tensor, as Stable Diffusion has them
+def test_prompts_joined_into_one_batch_are_split(stage: Any) -> None:
+    # GIVEN both prompts in one tensor, as in Stable Diffusion
     given = inputs(prompt_emb_posi=torch.randn(2, 4), prompt_emb_nega=None)
 
     result = DenoiseStep(stage, given)()
 
-    # THEN the model saw the latents twice, the result is for one
+    # THEN the model got the latents twice, and the result is for one
     assert stage.dit.seen[0]["x"].shape == (2, 6)
     assert result.shape == (1, 6)
 
 
-def test_the_stages_own_prediction_is_used_where_it_has_one(stage: Any) -> None:
+def test_the_stages_own_prediction_is_used_if_it_has_one(stage: Any) -> None:
     # GIVEN a stage with a method for the guided prediction
     seen = {}
 
@@ -137,7 +136,7 @@ def test_the_stages_own_prediction_is_used_where_it_has_one(stage: Any) -> None:
     assert (seen["timestep"].shape, seen["cfg_scale"]) == ((1,), 5.0)
 
 
-def test_the_stages_scheduler_stays_as_it_is(stage: Any) -> None:
+def test_the_stages_scheduler_is_not_changed(stage: Any) -> None:
     # GIVEN a scheduler in the middle of a loop
     stage.scheduler.set_timesteps(40, 3.0)
 
@@ -190,7 +189,7 @@ def wan() -> Any:
         "FlowMatchHeunDiscreteScheduler",
     ],
 )
-def test_diffusers_schedulers_run_and_every_iteration_is_alike(wan: Any, name: str) -> None:
+def test_diffusers_schedulers_run_and_every_iteration_is_the_same(wan: Any, name: str) -> None:
     # GIVEN Wan's transformer with a scheduler of diffusers
     import diffusers
 
@@ -210,14 +209,14 @@ def test_diffusers_schedulers_run_and_every_iteration_is_alike(wan: Any, name: s
         step.reset()
         results.append(step())
 
-    # THEN both runs give the same latents, and others than before
+    # THEN both runs return the same latents, different from the input
     assert results[0].shape == given["latents"].shape
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], given["latents"])
     assert torch.isfinite(results[0]).all()
 
 
-def test_one_step_is_what_wans_own_pipeline_does_in_its_first(wan: Any) -> None:
+def test_one_step_equals_the_first_of_wans_own_pipeline(wan: Any) -> None:
     # GIVEN WanPipeline's own loop of two steps, stopped after the first
     import diffusers
 

@@ -1,4 +1,4 @@
-"""What a replay does about the cache and the clock of a device, as far as a CPU can show it."""
+"""How a replay handles the cache and the clock of a device, as far as a CPU can show it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stagespan.harness import replay  # noqa: E402
-from stagespan.harness.replay import Replay, clock_change, summary  # noqa: E402
+from stagespan.harness.replay import Replay, Run, clock_change, summary  # noqa: E402
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def replay_of(seen: list[Any], device: str, numel: int = 8) -> Replay:
 def test_the_cache_is_overwritten_before_each_run(
     device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a replay that notes what happens
+    # GIVEN a replay that records what happens
     seen: list[Any] = []
     run = replay_of(seen, "pretended:0")
     flush = replay.DeviceCache.flush
@@ -58,7 +58,7 @@ def test_the_cache_is_overwritten_before_each_run(
     assert seen == [2 << 20, where] * 4 + [where]
 
 
-def test_small_inputs_take_turns_where_the_size_of_the_cache_is_not_known(device: Any) -> None:
+def test_small_inputs_are_rotated_if_the_size_of_the_cache_is_unknown(device: Any) -> None:
     del device.properties.L2_cache_size
     seen: list[Any] = []
 
@@ -67,7 +67,7 @@ def test_small_inputs_take_turns_where_the_size_of_the_cache_is_not_known(device
     assert seen[0] == seen[2] != seen[1] == seen[3]
 
 
-def test_nothing_of_it_is_done_on_a_cpu() -> None:
+def test_the_cache_is_not_overwritten_on_a_cpu() -> None:
     seen: list[Any] = []
     run = replay_of(seen, "cpu")
 
@@ -78,8 +78,8 @@ def test_nothing_of_it_is_done_on_a_cpu() -> None:
     assert summary(runs, "cpu", run.clocks_mhz)["clocks_mhz"] is None
 
 
-def test_a_clock_that_changes_is_told(device: Any) -> None:
-    # GIVEN a device that slows down as it gets warm
+def test_a_clock_that_changes_is_reported(device: Any) -> None:
+    # GIVEN a device that slows down when it gets warm
     clocks = iter((1500, 1200))
     device.clock_rate = lambda device: next(clocks)
     run = replay_of([], "pretended:0")
@@ -91,7 +91,7 @@ def test_a_clock_that_changes_is_told(device: Any) -> None:
     assert clock_change({"clocks_mhz": [1500, 1490]}) is None
 
 
-def test_a_clock_that_cannot_be_read_is_not_known(device: Any) -> None:
+def test_a_clock_that_cannot_be_read_is_unknown(device: Any) -> None:
     def refuse(device: Any) -> int:
         raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
 
@@ -100,3 +100,41 @@ def test_a_clock_that_cannot_be_read_is_not_known(device: Any) -> None:
     run.measure(3)
 
     assert run.clocks_mhz == [None, None]
+
+
+def run_of(fixed_ns: int, waited_ms: float = 0.0) -> Run:
+    return Run(wall_ms=10, cpu_ms=10, waited_ms=waited_ms, before_ms=0, fixed_ns=fixed_ns)
+
+
+@pytest.mark.parametrize(
+    ("times_ns", "slowdown", "is_busy"),
+    [
+        ([100, 104], 1.02, False),
+        ([150, 150, 150], 1.5, True),
+        ([100] * 15 + [200] * 5, 1.2, True),
+        ([100] * 38 + [900] * 2, 1.0, False),
+    ],
+)
+def test_a_processor_that_is_slowed_down_is_reported(
+    times_ns: list[int], slowdown: float, is_busy: bool
+) -> None:
+    # GIVEN runs during which a fixed computation took these times, and 100 ns before
+    timing = summary([run_of(time_ns) for time_ns in times_ns], fastest_fixed_ns=100)
+
+    assert timing["slowdown"] == pytest.approx(slowdown, abs=0.05)
+    assert (timing["busy"] is not None) == is_busy
+
+
+def test_waiting_for_a_core_is_reported_first() -> None:
+    timing = summary([run_of(200, waited_ms=5.0)], fastest_fixed_ns=100)
+    assert "waited for one 50% of the time" in timing["busy"]
+
+
+def test_the_fixed_computation_runs_before_each_run() -> None:
+    run = replay_of([], "cpu")
+    first = run.warm_up(2)
+    runs = [*first, *run.measure(3)]
+    # A clock with coarse ticks can count none during a computation.
+    assert all(each.fixed_ns is not None and each.fixed_ns >= 0 for each in runs)
+    assert run.fastest_fixed_ns is not None
+    assert run.fastest_fixed_ns <= min(each.fixed_ns or 0 for each in runs)

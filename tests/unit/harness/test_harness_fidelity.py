@@ -1,7 +1,8 @@
-"""What is replayed is what was captured, and how well its time agrees with the live one."""
+"""A replay runs what was captured, and reports how well its time agrees with the live one."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import stagespan
 from stagespan.cli import command
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig, StageBenchHarness
+from stagespan.harness.fidelity import fidelity, likely_reasons
+from stagespan.harness.live import differences, live_runs
+from stagespan.signature.model import SignatureFile
 
 torch = pytest.importorskip("torch")
 
@@ -20,7 +24,7 @@ from harness_stages import harness, signature_of  # noqa: E402
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
-    """``generate`` runs the layer once more than ``forward``, and takes other arguments as well."""
+    """``generate`` runs the layer once more than ``forward``, and takes additional arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +41,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
 
 @pytest.fixture
 def run_live(tmp_path: Path) -> Any:
-    """Run a function in debug mode, and write both files; returns the path of the signatures."""
+    """Run a function in debug mode and write both files; return the path of the signatures."""
 
     def run(function: Any, *calls: tuple[Any, ...], around: Any = None) -> Path:
         stagespan.reset_timing_registry()
@@ -74,10 +78,9 @@ def test_the_method_that_was_captured_is_replayed(run_live: Any) -> None:
     model = Model()
     path = run_live(model.produce, (torch.zeros(2, 8),))
 
-    # WHEN
     result = bench(path, model).profile()
 
-    # THEN it is not the forward that runs
+    # THEN it runs, and not forward
     assert launched(result, "aten::addmm") == 4
     assert "Model.produce" in result.iteration
     kept = json.loads(path.read_text())["stages"]["stage"]["callable"]
@@ -90,7 +93,6 @@ def test_another_callable_is_refused_unless_it_is_allowed(run_live: Any) -> None
     model = Model()
     path = run_live(model.produce, (torch.zeros(2, 8),))
 
-    # WHEN / THEN
     with pytest.raises(HarnessError) as caught:
         bench(path, model.forward).setup()
     for name in ("'Model.produce'", "'Model.forward'", "--any-callable"):
@@ -98,8 +100,60 @@ def test_another_callable_is_refused_unless_it_is_allowed(run_live: Any) -> None
     bench(path, model.forward, any_callable=True).setup()
 
 
+class Other:
+    def produce(self, x: Any, tokens: int = 4) -> Any:
+        return x
+
+
+class Derived(Model):
+    pass
+
+
+def test_the_same_method_of_another_class_is_refused(run_live: Any) -> None:
+    # GIVEN a captured method, and an unrelated class with a method of the same name
+    path = run_live(Model().produce, (torch.zeros(2, 8),))
+
+    # WHEN / THEN it is refused
+    with pytest.raises(HarnessError) as caught:
+        bench(path, Other()).setup()
+    for name in ("'Model.produce'", "'Other.produce'", "--any-callable"):
+        assert name in str(caught.value)
+    bench(path, Other(), any_callable=True).setup()
+    # AND a subclass, and the class from which a captured subclass has the method, are replayed
+    bench(path, Derived()).setup()
+    bench(run_live(Derived().produce, (torch.zeros(2, 8),)), Model()).setup()
+
+
+def test_a_wrapped_module_is_the_captured_one(run_live: Any) -> None:
+    # GIVEN the forward of a module
+    model = Model()
+    path = run_live(model.forward, (torch.zeros(2, 8),))
+
+    # WHEN / THEN the module may be wrapped, as by torch.compile
+    bench(path, torch.compile(model, backend="eager")).setup()
+    bench(path, torch.nn.DataParallel(model)).setup()
+
+
+def test_versions_and_machine_are_in_the_signature_file(run_live: Any, tmp_path: Path) -> None:
+    # GIVEN a signature file of another machine, without a timing report
+    path = run_live(len, ("abc",))
+    (tmp_path / "timing.json").unlink()
+    content = json.loads(path.read_text())
+    assert content["environment"]["torch"] == torch.__version__
+    content["environment"]["torch"] = "1.0"
+    path.write_text(json.dumps(content))
+
+    # WHEN it is replayed
+    signature = SignatureFile.read(path)
+    live = live_runs(path, signature.stage("stage"))
+
+    # THEN the differences are reported
+    assert signature.environment["cpu"] == content["environment"]["cpu"]
+    assert differences(live, {}) == [f"live ran with torch 1.0, this is {torch.__version__}"]
+
+
 def test_the_receiver_is_found_by_binding_and_not_by_its_name(run_live: Any) -> None:
-    # GIVEN a method whose first parameter has a name of its own
+    # GIVEN a method whose first parameter is not called self
     class Stage:
         def process(this, x: Any) -> Any:
             return x + 1
@@ -110,35 +164,32 @@ def test_the_receiver_is_found_by_binding_and_not_by_its_name(run_live: Any) -> 
     inputs = stagespan.get_io_signatures()["this"]["input_signatures"]
     stagespan.set_debug(False)
 
-    # THEN
     assert inputs == {"x": 1}
 
 
-def test_the_median_of_live_runs_is_shown_beside_the_replay(run_live: Any, tmp_path: Path) -> None:
+def test_the_median_of_live_runs_is_shown_with_the_replay(run_live: Any, tmp_path: Path) -> None:
     # GIVEN three live runs of one signature and one of another
     def stage(x: Any) -> Any:
         return x @ x
 
     path = run_live(stage, *([(torch.zeros(64, 64),)] * 3), (torch.zeros(8, 8),))
 
-    # WHEN
     result = bench(path, stage).profile()
 
-    # THEN
     found = result.fidelity
     row = json.loads((tmp_path / "timing.json").read_text())["stages"]["stage"]["signatures"][0]
     assert (found["live_p50_ms"], found["live_runs"]) == (row["p50_ms"], 3)
     assert found["ratio"] == pytest.approx(result.timing_ms["p50"] / row["p50_ms"])
     assert found["live_launches"] is None
     assert found["launches"] >= 2
-    assert "(3 runs of this signature), replay " in found["line"]
+    assert "3 runs" in found["line"]
     assert row["first_ms"] > 0
-    # AND the script says the same of its own figures
+    # AND the script prints the same comparison for its own figures
     text = result.script_path.read_text()
     assert f'"p50_ms": {row["p50_ms"]!r}' in text
 
 
-def test_the_whole_stage_is_put_together_of_its_steps(run_live: Any) -> None:
+def test_the_time_of_the_whole_stage_is_computed_from_its_steps(run_live: Any) -> None:
     # GIVEN a loop of four steps
     class Scheduler:
         def set_timesteps(self, count: int) -> None:
@@ -158,10 +209,8 @@ def test_the_whole_stage_is_put_together_of_its_steps(run_live: Any) -> None:
     stage = Stage()
     path = run_live(stage.process, (torch.zeros(64, 64),))
 
-    # WHEN
     result = bench(path, stage).profile()
 
-    # THEN
     found = result.fidelity
     assert found["live_steps"] == 4
     took = result.step["before_ms"] + 3 * result.timing_ms["p50"]
@@ -170,18 +219,43 @@ def test_the_whole_stage_is_put_together_of_its_steps(run_live: Any) -> None:
         assert figure in found["line"]
 
 
+@pytest.mark.parametrize(
+    ("p50", "has_reasons"), [(10.5, False), (13.0, True), (7.0, True), (None, False)]
+)
+def test_a_replay_that_differs_from_live_has_a_reason(p50: float | None, has_reasons: bool) -> None:
+    # GIVEN a live median of 10 ms, and an undisturbed replay in the same environment
+    timing = {"p50": p50, "p25": p50, "p75": p50, "busy": None}
+
+    # WHEN they are compared
+    found = fidelity({"p50_ms": 10.0, "count": 9}, timing)
+
+    # THEN a reason is given
+    assert bool(likely_reasons(found, timing, [])) is has_reasons
+
+
+@pytest.mark.parametrize("p50", [3.0, 40.0])
+def test_values_may_be_the_reason_of_a_large_difference(p50: float) -> None:
+    # GIVEN a replay that is far from live, on a busy machine
+    timing = {"p50": p50, "p25": p50, "p75": p50, "busy": "The machine was busy."}
+
+    found = fidelity({"p50_ms": 10.0, "count": 9}, timing)
+
+    # THEN the machine is not the only reason
+    reasons = likely_reasons(found, timing, [])
+    assert any("values of the inputs" in reason for reason in reasons)
+
+
 def test_without_live_times_the_line_says_why(tmp_path: Path, run_live: Any) -> None:
-    # GIVEN no report beside the signatures, and one without this signature
+    # GIVEN a folder of signatures without a report, and one with a report without this signature
     path = run_live(len, ("abc",))
     (tmp_path / "timing.json").unlink()
     absent = bench(path, len).profile().fidelity
     (tmp_path / "timing.json").write_text('{"stages": {"stage": {"signatures": [3, {"key": 1}]}}}')
     other = bench(path, len).profile().fidelity
 
-    # THEN
-    assert absent["ratio"] is None
-    assert "there is no timing report" in absent["line"]
-    assert "has no runs of this signature" in other["line"]
+    for found in (absent, other):
+        assert [found[key] for key in ("ratio", "live_p50_ms", "live_runs")] == [None] * 3
+    assert absent["line"] != other["line"]
 
 
 def test_settings_that_choose_kernels_are_those_of_the_capture(run_live: Any) -> None:
@@ -202,26 +276,72 @@ def test_settings_that_choose_kernels_are_those_of_the_capture(run_live: Any) ->
     finally:
         torch.set_float32_matmul_precision(before)
 
-    # WHEN
     result = bench(path, stage).profile()
 
-    # THEN
     assert set(seen) == {(False, "high")}
     assert launched(result, "aten::_scaled_dot_product_flash_attention_for_cpu") == 0
     assert torch.get_float32_matmul_precision() == before
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
-def test_the_mode_inside_of_the_function_is_kept(run_live: Any) -> None:
+def test_deterministic_algorithms_that_only_warn_are_restored(run_live: Any) -> None:
+    def stage(x: Any) -> Any:
+        return x @ x
+
+    path = run_live(stage, (torch.zeros(4, 4),))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        bench(path, stage).profile()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_an_environment_does_not_control_the_terminal(run_live: Any) -> None:
+    # GIVEN a timing report with another processor's name, which clears the terminal
+    def stage(x: Any) -> Any:
+        return x @ x
+
+    path = run_live(stage, (torch.zeros(4, 4),))
+    report = path.with_name("timing.json")
+    content = json.loads(report.read_text())
+    content["environment"] |= {"cpu": "\x1b[2J", "python": {"version": "3"}}
+    content["stages"]["stage"]["signatures"][0]["p50_ms"] = 1e6
+    report.write_text(json.dumps(content))
+
+    found = bench(path, stage).profile().fidelity
+
+    # THEN it is a reason for another time, without control characters
+    assert "live ran with cpu" in found["line"]
+    assert found["line"].isprintable()
+    assert "live ran with python" not in found["line"]
+
+
+@pytest.mark.parametrize("p50", ["1e999", "9" * 400, "NaN", "-1", '"1"'])
+def test_a_live_time_that_is_not_a_time_is_unknown(run_live: Any, p50: str) -> None:
+    # GIVEN a timing report that another program has changed
+    def stage(x: Any) -> Any:
+        return x @ x
+
+    path = run_live(stage, (torch.zeros(4, 4),))
+    report = path.with_name("timing.json")
+    content = json.loads(report.read_text())
+    content["stages"]["stage"]["signatures"][0]["p50_ms"] = "HERE"
+    report.write_text(json.dumps(content).replace('"HERE"', p50))
+
+    found = bench(path, stage).profile().fidelity
+
+    assert (found["live_p50_ms"], found["ratio"]) == (None, None)
+
+
+def test_the_mode_inside_the_function_is_kept(run_live: Any) -> None:
     # GIVEN inference mode set below the context's decorator
     @torch.inference_mode()  # type: ignore[misc]
     def stage(x: Any) -> Any:
         return x + 1
 
-    # WHEN
     path = run_live(stage, (torch.zeros(2),))
 
-    # THEN
     context = json.loads(path.read_text())["stages"]["stage"]["context"]
     assert (context["grad"], context["inference"]) == (False, True)
 
@@ -231,7 +351,7 @@ def test_the_mode_inside_of_the_function_is_kept(run_live: Any) -> None:
     [(None, 4), (0, 4), ("1", 2), ("largest", 9), ("smallest", 2), ("x=9", 9), ("key", 2)],
 )
 def test_a_variant_is_chosen(run_live: Any, variant: Any, rows: int) -> None:
-    # GIVEN three signatures of one stage, the first of them ran most
+    # GIVEN three signatures of one stage, of which the first ran most often
     def stage(x: Any) -> Any:
         return x
 
@@ -241,32 +361,29 @@ def test_a_variant_is_chosen(run_live: Any, variant: Any, rows: int) -> None:
         entry = json.loads(path.read_text())["stages"]["stage"]
         variant = entry["variants"][0]["key"][:6]
 
-    # WHEN
     replayed = bench(path, stage, variant)
     replayed.setup()
 
-    # THEN
     assert replayed.inputs["x"].shape == (rows, 3)
 
 
 @pytest.mark.parametrize("variant", ["7", "zz", "x=3", "y=1", ""])
-def test_a_variant_that_is_not_there_is_told(run_live: Any, variant: str) -> None:
-    # GIVEN / WHEN / THEN
+def test_a_missing_variant_is_reported(run_live: Any, variant: str) -> None:
     path = run_live(lambda x: x, (torch.zeros(4, 3),), (torch.zeros(9, 3),))
     with pytest.raises(SignatureError, match="give a number or key of 0"):
         bench(path, len, variant)
 
 
 class Cache:
-    """Grows by what is written into it, as the caches of language models do."""
+    """Grows with what is written to it, like the caches of language models."""
 
     def __init__(self) -> None:
         self.layers = [torch.zeros(1, 2)]
         self.length = 1
 
 
-def test_objects_that_are_passed_in_are_made_anew_for_each_iteration(tmp_path: Path) -> None:
-    # GIVEN a cache of the user's that a stage writes to, and a tensor that two inputs share
+def test_objects_that_are_passed_in_are_copied_for_each_iteration(tmp_path: Path) -> None:
+    # GIVEN a user's cache that a stage writes to, and a tensor that two inputs share
     mine, shared = Cache(), torch.zeros(3)
     seen = []
 
@@ -275,17 +392,16 @@ def test_objects_that_are_passed_in_are_made_anew_for_each_iteration(tmp_path: P
         cache.layers[0] = torch.cat([cache.layers[0], torch.ones(1, 2)])
         a.add_(1)
 
-    # WHEN
     given = {"cache": mine, "a": shared, "b": shared}
     harness(stage, signature_of("s"), tmp_path, inputs=given, profile_steps=2).profile()
 
-    # THEN each run had the same, and the user's own are as they were
+    # THEN each run had the same inputs, and the user's own objects are unchanged
     assert set(seen) == {(1, True, 0.0)}
     assert len(mine.layers[0]) == 1
     assert shared.sum() == 0
 
 
-def test_a_function_makes_the_inputs(tmp_path: Path) -> None:
+def test_a_function_creates_the_inputs(tmp_path: Path) -> None:
     # GIVEN a function whose cache a stage writes to
     made = []
 
@@ -297,13 +413,56 @@ def test_a_function_makes_the_inputs(tmp_path: Path) -> None:
         assert cache.length == 1
         cache.length += 1
 
-    # WHEN
     harness(stage, signature_of("s"), tmp_path, inputs=make).profile()
 
-    # THEN
     assert len(made) > 3
     with pytest.raises(HarnessError, match="returned a list, not a mapping"):
         harness(stage, signature_of("s"), tmp_path, inputs=list).setup()
+
+
+@pytest.mark.parametrize("is_tensor", [True, False])
+def test_a_function_may_empty_one_cache_for_each_iteration(tmp_path: Path, is_tensor: bool) -> None:
+    # GIVEN a function for inputs that always returns the same cache, emptied
+    cache = {"filled": torch.zeros(4) if is_tensor else [0]}
+    found = []
+
+    def make() -> dict[str, Any]:
+        cache["filled"][0] = 0
+        return {"cache": cache}
+
+    def stage(cache: Any) -> None:
+        found.append(int(cache["filled"][0]))
+        cache["filled"][0] += 1
+        cache["last"] = len(found)  # a changed value, which would not show in a list only
+
+    harness(stage, signature_of("s"), tmp_path, inputs=make, timing_steps=9).profile()
+
+    # THEN each run began with the emptied cache
+    assert len(found) > 9
+    assert set(found) == {0}
+
+
+def test_small_inputs_that_a_stage_modifies_are_created_for_several_runs_at_once(
+    tmp_path: Path,
+) -> None:
+    # GIVEN a stage that modifies its inputs, and a function that creates them again
+    order: list[str] = []
+
+    def make() -> dict[str, Any]:
+        order.append("make")
+        return {"x": torch.zeros(4)}
+
+    def stage(x: Any) -> None:
+        assert x.sum() == 0
+        order.append("run")
+        x.add_(1)
+
+    config = {"inputs": make, "warmup": 4, "timing_steps": 16}
+    harness(stage, signature_of("s"), tmp_path, **config).profile()
+
+    # THEN most of the timed runs directly follow another one
+    pairs = list(itertools.pairwise(order))
+    assert pairs.count(("run", "run")) >= 12
 
 
 def test_the_command_takes_inputs_a_variant_and_prints_json(
@@ -322,7 +481,6 @@ def test_the_command_takes_inputs_a_variant_and_prints_json(
     engine = cli_inputs.Engine()
     path = run_live(cli_inputs.stage, (engine, torch.zeros(3)), (engine, torch.zeros(5)))
 
-    # WHEN
     done = CliRunner().invoke(
         command,
         ["bench", str(path), "--stage", "stage", "--factory", "cli_inputs:get_stage",
@@ -331,7 +489,6 @@ def test_the_command_takes_inputs_a_variant_and_prints_json(
          "--output", str(tmp_path / "out")],
     )  # fmt: skip
 
-    # THEN
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert result["adapter"] == "call"

@@ -1,9 +1,11 @@
-"""One step of the stage's own loop: between two returns of its scheduler, or of its model."""
+"""One step of the stage's own loop: between two returns of its scheduler or its model."""
 
 from __future__ import annotations
 
+import queue
 import runpy
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +32,18 @@ class Scheduler:
 
 
 class Denoiser:
-    """Does one matrix product before its loop, and as many as the step's number within it."""
+    """Does one matrix product before its loop, and as many as the step's number in each step."""
+
+    last_begun = 0  # of the class, because a replay restores what runs change in the stage
 
     def __init__(self) -> None:
         self.scheduler = Scheduler()
-        self.begun: list[int] = []
 
     def process(self, latents: Any, num_inference_steps: int = 8) -> Any:
         latents = latents @ latents
         self.scheduler.set_timesteps(num_inference_steps)
         for number, timestep in enumerate(self.scheduler.timesteps, start=1):
-            self.begun.append(number)
+            type(self).last_begun = number
             noise = latents
             for _ in range(number):
                 noise = noise @ latents
@@ -49,7 +52,7 @@ class Denoiser:
 
 
 class Wrapped:
-    """Holds the denoiser within something else, and calls it by another name."""
+    """Holds the denoiser in another object, and calls it by another name."""
 
     def __init__(self) -> None:
         self.parts = {"inner": Denoiser()}
@@ -59,7 +62,7 @@ class Wrapped:
 
 
 def products(result: Any) -> int:
-    """Matrix products in the profiled interval."""
+    """Return the number of matrix products in the profiled interval."""
     counts = {row["name"]: row["count"] for row in result["breakdown"]["top_kernels"]}
     return int(counts.get("aten::mm", 0))
 
@@ -79,52 +82,48 @@ LATENTS = torch.zeros(4, 4)
         ("last", 5, 5),
     ],
 )
-def test_the_wanted_step_is_timed_and_profiled(
+def test_the_chosen_step_is_timed_and_profiled(
     tmp_path: Path, step: Any, number: int, of: int
 ) -> None:
-    # GIVEN a stage whose steps can be told apart by what they run
+    # GIVEN a stage whose steps run different operators
     stage = Denoiser()
     signature = signature_of("denoise", latents=LATENTS, num_inference_steps=8)
 
-    # WHEN
     result = harness(stage, signature, tmp_path, step=step).profile()
 
-    # THEN the profile holds this very step, and the loop was left behind it
+    # THEN the profile contains exactly this step, and the loop was left after it
     assert products(result) == number
     assert result.adapter == "loop"
     assert (result.step["number"], result.step["of"]) == (number, of)
-    assert stage.begun[-1] == number
-    assert f"step {number} of {of} of Denoiser.process's own loop" in result.iteration
-    # AND the very first run is told apart, also where the warm-up came after it
+    assert stage.last_begun == number
+    assert f"step {number} of {of} of Denoiser.process" in result.iteration
+    # AND the first run is reported separately, even if the warm-up came after it
     assert result.warmup["first_ms"] > 0
-    # AND fewer steps were run for one that is far away, which is said
+    # AND a late step was run with fewer steps, as the result says
     assert result.step["run_with"] == ({} if of == 8 else {"num_inference_steps": 5})
-    assert ("num_inference_steps=5 instead of 8" in result.iteration) == (of == 5)
+    assert ("num_inference_steps=5" in result.iteration) == (of == 5)
 
 
 def test_following_steps_are_profiled_together(tmp_path: Path) -> None:
-    # GIVEN / WHEN
     stage = Denoiser()
     signature = signature_of("denoise", latents=LATENTS, num_inference_steps=3)
     two = harness(stage, signature, tmp_path, profile_steps=2).profile()
     five = harness(stage, signature, tmp_path, profile_steps=5).profile()
 
-    # THEN steps 2 and 3, and all that there are
+    # THEN steps 2 and 3 are profiled, or as many as there are
     assert (products(two), two.breakdown["profile_steps"]) == (2 + 3, 2)
     assert (products(five), five.breakdown["profile_steps"]) == (1 + 2 + 3, 3)
 
 
-def test_the_scheduler_is_left_as_it_was(tmp_path: Path) -> None:
-    # GIVEN a scheduler in the middle of a loop of the program's own
+def test_the_scheduler_is_not_changed(tmp_path: Path) -> None:
+    # GIVEN a scheduler in the middle of the program's own loop
     stage = Denoiser()
     stage.scheduler.set_timesteps(40)
     stage.scheduler.history.append(7)
     original = Scheduler.step
 
-    # WHEN
     harness(stage, signature_of("denoise", latents=LATENTS), tmp_path).profile()
 
-    # THEN
     assert stage.scheduler.history == [7]
     assert len(stage.scheduler.timesteps) == 40
     assert Scheduler.step is original
@@ -138,9 +137,9 @@ def make_local_scheduler(latents: Any, steps: int = 4) -> Any:
         latents = scheduler.step(latents @ latents, timestep, latents)
 
 
-def test_schedulers_are_found_where_the_stage_has_them(tmp_path: Path) -> None:
-    # GIVEN schedulers deep in the stage, made in the function, held by a closure, replaced on the
-    # instance by a compiled step
+def test_schedulers_are_found_anywhere_in_the_stage(tmp_path: Path) -> None:
+    # GIVEN schedulers deep in the stage, created in the function, held by a closure, or replaced on
+    # the instance by a compiled step
     inner = Denoiser()
     replaced = Denoiser()
     replaced.scheduler.step = Scheduler().step  # type: ignore[method-assign]
@@ -154,43 +153,39 @@ def test_schedulers_are_found_where_the_stage_has_them(tmp_path: Path) -> None:
         except BaseException:
             return None
 
-    # WHEN / THEN
     for stage in (Wrapped().run, make_local_scheduler, closure, swallows, replaced):
         result = harness(stage, signature_of("s", latents=LATENTS), tmp_path).profile()
         assert result.adapter == "loop", stage
         assert result.step["number"] == 2
 
 
-def test_a_loop_of_one_step_is_run_whole(tmp_path: Path) -> None:
-    # GIVEN / WHEN
+def test_a_loop_of_one_step_is_run_as_a_whole(tmp_path: Path) -> None:
     signature = signature_of("s", latents=LATENTS, num_inference_steps=1)
     result = harness(Denoiser(), signature, tmp_path).profile()
 
-    # THEN
     assert (result.step["number"], result.step["of"], products(result)) == (1, 1, 1)
 
 
-def test_a_stage_that_never_calls_its_scheduler_is_called_whole(tmp_path: Path) -> None:
-    # GIVEN a method beside the loop
+def test_a_stage_that_never_calls_its_scheduler_is_called_as_a_whole(tmp_path: Path) -> None:
+    # GIVEN a method outside the loop
     class Pipe(Denoiser):
         def decode(self, latents: Any) -> Any:
             return latents @ latents
 
-    # WHEN
     result = harness(Pipe().decode, signature_of("decode", latents=LATENTS), tmp_path).profile()
 
-    # THEN the whole call is run, and said to be
+    # THEN the whole call is run, as the result says
     assert result.adapter == "call"
     assert products(result) == 1
-    assert result.iteration.startswith("one whole call of ")
+    assert result.step is None
     said = {answer.adapter: answer for answer in result.answers}
     assert not said["loop"].fits
-    assert "never called Scheduler.step" in said["loop"].reason
+    assert "Scheduler.step" in said["loop"].reason
     assert said["call"].fits
 
 
 @pytest.mark.parametrize("step", ["last", 3])
-def test_a_step_that_there_is_not_is_told_in_one_sentence(tmp_path: Path, step: Any) -> None:
+def test_a_missing_step_is_reported_in_one_sentence(tmp_path: Path, step: Any) -> None:
     # GIVEN a stage that never calls its scheduler, one without a scheduler, and a shorter loop
     class Pipe(Denoiser):
         def decode(self, latents: Any) -> Any:
@@ -198,10 +193,9 @@ def test_a_step_that_there_is_not_is_told_in_one_sentence(tmp_path: Path, step: 
 
     signature = signature_of("s", latents=LATENTS)
 
-    # WHEN / THEN
     with pytest.raises(HarnessError, match=r"never called Scheduler\.step"):
         harness(Pipe().decode, signature, tmp_path, step=step).profile()
-    with pytest.raises(HarnessError, match="has no loop to take step"):
+    with pytest.raises(HarnessError, match="has no loop, and so no step"):
         harness(lambda latents: latents, signature, tmp_path, step=step).profile()
     with pytest.raises(HarnessError, match="ended after 8 step"):
         harness(Denoiser(), signature, tmp_path, step=9).profile()
@@ -209,12 +203,10 @@ def test_a_step_that_there_is_not_is_told_in_one_sentence(tmp_path: Path, step: 
         harness(Denoiser(), signature, tmp_path, step="third")
 
 
-def test_the_whole_call_can_be_asked_for(tmp_path: Path) -> None:
-    # GIVEN / WHEN
+def test_the_whole_call_can_be_requested(tmp_path: Path) -> None:
     signature = signature_of("s", latents=LATENTS, num_inference_steps=2)
     result = harness(Denoiser(), signature, tmp_path, step="whole").profile()
 
-    # THEN
     assert (result.adapter, products(result)) == ("call", 1 + 1 + 2)
 
 
@@ -252,7 +244,6 @@ def test_generate_is_run_one_token_at_a_time(
     # GIVEN a loop over a model, the model's own or another object's
     function = stage.generate if isinstance(stage, Engine) else stage
 
-    # WHEN
     result = harness(
         function, signature_of("generate", x=torch.zeros(1, 4)), tmp_path, step=step
     ).profile()
@@ -286,7 +277,6 @@ def test_the_script_runs_the_same_step(
             runpy.run_path(str(path.script_path), run_name="__main__")
         told = capsys.readouterr().out
 
-        # THEN
         assert left.value.code == 0
         assert f" step {number} of {of} of Denoiser.process" in told
         rows = [line.split() for line in told.splitlines() if line.endswith("aten::mm")]
@@ -325,7 +315,6 @@ def test_a_guided_pipeline_of_diffusers_is_run_as_its_own_loop_runs(tmp_path: Pa
         height=64, width=64, num_inference_steps=4, guidance_scale=5.0, output_type="pt",
     )  # fmt: skip
 
-    # WHEN
     result = harness(pipe, signature, tmp_path).profile()
 
     # THEN the transformer ran once: one attention of its one layer
@@ -347,7 +336,6 @@ def test_transformers_generate_is_run_one_token_at_a_time(tmp_path: Path) -> Non
         "generate", input_ids=torch.ones(1, 70, dtype=torch.long), max_new_tokens=5
     )
 
-    # WHEN
     prefill = harness(model.generate, signature, tmp_path, step="first").profile()
     decode = harness(model.generate, signature, tmp_path).profile()
 
@@ -357,3 +345,403 @@ def test_transformers_generate_is_run_one_token_at_a_time(tmp_path: Path) -> Non
         assert counts["aten::scaled_dot_product_attention"] == 2
     assert "prefill" in prefill.iteration
     assert "decode step" in decode.iteration
+
+
+class Features:
+    """Content that a cache of features keeps between steps."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.kept: Any = None
+
+
+class CachedDenoiser:
+    """Calls its model in every second step of a request, and keeps the result for the next."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler()
+        self.model = torch.nn.Module()
+        self.model.features = {}  # by request, as in the hooks of diffusers
+        self.table: Any = None
+        self.requests: list[int] = []
+
+    def process(self, latents: Any, num_inference_steps: int = 7) -> Any:
+        if self.table is None:  # created once, for any number of requests
+            self.table = latents @ latents @ latents @ latents
+        self.requests.append(num_inference_steps)
+        features = self.model.features.setdefault("cond", Features())
+        self.scheduler.set_timesteps(num_inference_steps)
+        for timestep in self.scheduler.timesteps:
+            if features.count % 2 == 0:
+                features.kept = latents @ self.table
+            features.count += 1
+            latents = self.scheduler.step(features.kept, timestep, latents)
+        self.model.features.clear()
+        return latents
+
+
+@pytest.mark.parametrize(("step", "expected"), [(2, 0), (3, 1), (4, 0), (5, 1)])
+@pytest.mark.parametrize("timing_steps", [1, 2])
+def test_every_run_begins_with_the_original_state_of_the_stage(
+    tmp_path: Path, step: int, expected: int, timing_steps: int
+) -> None:
+    # GIVEN a stage that has run once, and counts its steps until a request has ended
+    stage = CachedDenoiser()
+    stage.process(LATENTS)
+    table = stage.table
+
+    # WHEN runs are left in the middle of a request
+    signature = signature_of("denoise", latents=LATENTS)
+    result = harness(stage, signature, tmp_path, step=step, timing_steps=timing_steps).profile()
+
+    # THEN each has run what a complete request runs in this step, and the stage is unchanged
+    assert products(result) == expected
+    assert stage.model.features == {}
+    assert stage.requests == [7]
+    assert stage.table is table
+    # AND the script does the same
+    script = runpy.run_path(str(result.script_path))["profile_stage"]
+    script(stage, timing_steps=timing_steps, output_dir=tmp_path)
+    assert stage.model.features == {}
+
+
+def test_objects_that_a_stage_creates_once_are_not_created_in_each_run(tmp_path: Path) -> None:
+    # GIVEN a stage that has not run before, and creates a table in its first run
+    stage = CachedDenoiser()
+
+    # WHEN a step is profiled
+    signature = signature_of("denoise", latents=LATENTS)
+    result = harness(stage, signature, tmp_path, step="first").profile()
+
+    # THEN the table is not part of it
+    assert stage.table is not None
+    assert products(result) == 1
+
+
+class Unbound:
+    """A proxy without an object, such as that of a web request outside of a request."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"there is no request, and so no {name}")
+
+
+class Immutable(dict):  # type: ignore[type-arg]
+    """Refuses changes after it has been made, like the configuration of diffusers."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("the configuration cannot be changed")
+
+
+class Service(CachedDenoiser):
+    """Refers to objects that cannot be examined or restored, and counts what it has run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.request = Unbound()
+        self.config = Immutable()
+        self.counters = Features()
+
+    def process(self, latents: Any, num_inference_steps: int = 7) -> Any:
+        dict.__setitem__(self.config, "runs", self.config.get("runs", 0) + 1)
+        self.counters.count += 1
+        counters, self.counters = self.counters, Features()
+        self.counters.count = counters.count
+        return super().process(latents, num_inference_steps)
+
+
+def test_objects_that_cannot_be_examined_or_restored_do_not_matter(tmp_path: Path) -> None:
+    stage = Service()
+    result = harness(stage, signature_of("s", latents=LATENTS), tmp_path, step=3).profile()
+    assert products(result) == 1
+    assert result.adapter == "loop"
+    assert stage.requests == []
+
+
+def test_an_object_that_is_changed_and_then_replaced_is_restored(tmp_path: Path) -> None:
+    # GIVEN a stage that changes an object of its own, and then replaces it by another one
+    stage = Service()
+    seen = []
+    signature = signature_of("s", latents=LATENTS)
+
+    # WHEN it runs often
+    made = harness(stage, signature, tmp_path, step=3, timing_steps=1)
+    made.config.progress = lambda *_: seen.append(stage.counters.count)
+    made.profile()
+    later = len(seen)
+    again = harness(stage, signature, tmp_path, step=3, timing_steps=8)
+    again.config.progress = made.config.progress
+    again.profile()
+
+    # THEN the object has the same count after each run, once that is known to change
+    assert len(set(seen[later + 3 :])) == 1
+
+
+class WithSlots:
+    """A scheduler whose objects have no dictionary."""
+
+    __slots__ = ("timesteps",)
+    set_timesteps = Scheduler.set_timesteps
+
+    def __init__(self) -> None:
+        self.timesteps = torch.zeros(0)
+
+    def step(self, noise: Any, timestep: Any, sample: Any) -> Any:
+        return sample - noise
+
+
+class WithoutSelf(Scheduler):
+    @staticmethod
+    def step(noise: Any, timestep: Any, sample: Any) -> Any:
+        return sample - noise
+
+
+class InheritsStep(WithoutSelf):
+    pass
+
+
+class WithoutCount(Scheduler):
+    """Has a property that cannot be read."""
+
+    @property
+    def timesteps(self) -> Any:
+        raise ValueError("the timesteps are not set")
+
+    @timesteps.setter
+    def timesteps(self, values: Any) -> None:
+        self.values = values
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "adapter"),
+    [(WithSlots, "loop"), (InheritsStep, "call"), (WithoutCount, "loop")],
+    ids=["slots", "static", "property"],
+)
+def test_schedulers_of_any_class_are_replayed(tmp_path: Path, scheduler: Any, adapter: str) -> None:
+    class Stage:
+        def __init__(self) -> None:
+            self.scheduler = scheduler()
+
+        def process(self, latents: Any) -> Any:
+            self.scheduler.set_timesteps(4)
+            for number in range(4):
+                latents = self.scheduler.step(latents @ latents, number, latents)
+            return latents
+
+    result = harness(Stage(), signature_of("s", latents=LATENTS), tmp_path).profile()
+    assert result.adapter == adapter
+
+
+class Guided:
+    """Calls its encoder for two prompts before the loop, and no scheduler."""
+
+    def __init__(self) -> None:
+        self.encoder, self.model = torch.nn.Linear(4, 4), torch.nn.Linear(4, 8)
+        self.decoder = torch.nn.Linear(8, 2)
+
+    def generate_image(self, x: Any, num_steps: int = 4) -> Any:
+        x = self.encoder(x) - self.encoder(-x)
+        for _ in range(num_steps):
+            x = x - self.model(x)[:, :4].sigmoid()
+        return self.decoder(torch.cat([x, x], 1))
+
+
+class Captioner(torch.nn.Module):
+    """Has its own generate, in which another model calls itself for every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision, self.language_model = torch.nn.Linear(4, 4), Model()
+
+    def prepare_inputs_for_generation(self) -> None:
+        raise AssertionError("never called")
+
+    def forward(self, x: Any) -> Any:
+        return self.language_model(self.vision(x))
+
+    def generate(self, x: Any) -> Any:
+        return self.language_model.generate(self.vision(x))
+
+
+@pytest.mark.parametrize(("steps", "step"), [(4, None), (4, 3), (20, "last")])
+def test_the_model_of_the_loop_is_the_one_with_the_most_calls(
+    tmp_path: Path, steps: int, step: Any
+) -> None:
+    # GIVEN an encoder that is also called twice
+    signature = signature_of("image", x=torch.zeros(1, 4), num_steps=steps)
+
+    # WHEN a step is run
+    result = harness(Guided().generate_image, signature, tmp_path, step=step).profile()
+
+    # THEN it has one call of the model, and is not a decode step
+    counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
+    assert (counts["aten::addmm"], counts["aten::sigmoid"]) == (1, 1)
+    assert result.step["number"] == {None: 2, 3: 3, "last": 5}[step]
+    assert "decode step" not in result.iteration
+
+
+def test_a_generate_that_calls_another_model_is_run_one_token_at_a_time(tmp_path: Path) -> None:
+    signature = signature_of("caption", x=torch.zeros(1, 4))
+    result = harness(Captioner().eval().generate, signature, tmp_path).profile()
+
+    counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
+    assert result.adapter == "generate"
+    assert counts["aten::addmm"] == 1
+    assert "Model.forward" in result.iteration
+
+
+class OtherScheduler(Scheduler):
+    def step(self, noise: Any, timestep: Any, sample: Any) -> Any:
+        return sample
+
+
+class SchedulerModule(torch.nn.Module):
+    set_timesteps, step = Scheduler.set_timesteps, OtherScheduler.step
+
+
+class Slots:
+    __slots__ = ("__weakref__", "other", "parts")
+
+    def __init__(self, scheduler: Any) -> None:
+        class Part:
+            pass
+
+        self.other = OtherScheduler()
+        self.parts = Part()
+        self.parts.inner = Part()
+        self.parts.inner.loop = Part()
+        self.parts.inner.loop.scheduler = scheduler
+
+    def process(self, latents: Any) -> Any:
+        scheduler = self.parts.inner.loop.scheduler
+        for _ in range(2):  # as with two tiles
+            scheduler.set_timesteps(3)
+            for timestep in scheduler.timesteps:
+                latents = scheduler.step(latents @ latents, timestep, latents)
+        return latents
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler(), SchedulerModule()])
+def test_the_step_names_the_scheduler_that_ended_it(tmp_path: Path, scheduler: Any) -> None:
+    # GIVEN a stage with two schedulers, one of which is not called, and a loop that runs twice
+    title = f"{type(scheduler).__name__}.step"
+    signature = signature_of("s", latents=LATENTS)
+
+    # WHEN a step is run
+    second = harness(Slots(scheduler), signature, tmp_path).profile()
+    later = harness(Slots(scheduler), signature, tmp_path, step=5).profile()
+
+    # THEN the result names the scheduler that was called
+    assert (products(second), products(later)) == (1, 1)
+    assert second.iteration.endswith(f"between two returns of {title}")
+    assert "step 2 of 3 of" in second.iteration
+    assert (later.step["number"], later.step["of"]) == (5, None)
+    assert "step 5 of Slots.process's own loop" in later.iteration
+
+
+class Compiled:
+    """Its models are a scripted, a traced and a plain module."""
+
+    def __init__(self) -> None:
+        self.scripted = torch.jit.script(torch.nn.ReLU())
+        self.traced = torch.jit.trace(torch.nn.ReLU(), torch.ones(2))
+        self.plain = torch.nn.ReLU()
+
+    def generate(self, x: Any) -> Any:
+        for _ in range(4):
+            x = self.plain(self.traced(self.scripted(x)))
+        return x
+
+
+class OnlyScripted(Compiled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = self.scripted
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(("kind", "adapter"), [(Compiled, "generate"), (OnlyScripted, "call")])
+def test_scripted_and_traced_models_are_replayed(tmp_path: Path, kind: Any, adapter: str) -> None:
+    # GIVEN modules of torch.jit, which do not support hooks of Python
+    signature = signature_of("s", x=torch.ones(2))
+
+    # WHEN they are replayed
+    result = harness(kind().generate, signature, tmp_path, timing_steps=2).profile()
+
+    # THEN the loop is that of the plain module, if there is one
+    assert result.adapter == adapter
+    assert result.step is None or result.step["number"] == 2
+
+
+def test_the_steps_of_a_loop_are_counted_before_those_that_are_measured(tmp_path: Path) -> None:
+    # GIVEN a scheduler that computes its timesteps each time somebody reads them
+    running: list[bool] = []
+    read_in_step: list[int] = []
+
+    class Slow(Scheduler):
+        @property
+        def timesteps(self) -> Any:
+            if running:
+                read_in_step.append(Stage.last_begun)
+            return self.values
+
+        @timesteps.setter
+        def timesteps(self, values: Any) -> None:
+            self.values = values
+
+    class Stage(Denoiser):
+        def process(self, latents: Any, num_inference_steps: int = 8) -> Any:
+            type(self).last_begun = 0
+            running.append(True)
+            try:
+                return super().process(latents, num_inference_steps)
+            finally:
+                running.clear()
+
+    stage = Stage()
+    stage.scheduler = Slow()
+
+    # WHEN its fourth step is replayed
+    signature = signature_of(latents=torch.eye(4), num_inference_steps=6)
+    result = harness(stage, signature, tmp_path, step=4).profile()
+
+    # THEN the replay reads them at the end of the first step only
+    assert result.step is not None
+    assert result.step["of"] == 6
+    assert set(read_in_step) == {0, 1}
+
+
+class InThreads:
+    """Runs its loop in another thread, and waits until this thread says that it has ended."""
+
+    def __init__(self, model: Any = None, scheduler: Any = None) -> None:
+        self.model, self.scheduler = model, scheduler
+
+    def generate_stream(self, latents: Any) -> Any:
+        return self.result_of(lambda: [self.model(latents) for _ in range(10)])
+
+    def process(self, latents: Any) -> Any:
+        self.scheduler.set_timesteps(3)
+        steps = self.scheduler.timesteps
+        return self.result_of(lambda: [self.scheduler.step(latents, t, latents) for t in steps])
+
+    def result_of(self, work: Any) -> Any:
+        ended: queue.Queue[Any] = queue.Queue()
+        thread = threading.Thread(target=lambda: ended.put(work()))
+        thread.start()
+        found = ended.get(timeout=60)
+        thread.join()
+        return found
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [InThreads(torch.nn.Linear(4, 4)).generate_stream, InThreads(scheduler=Scheduler()).process],
+    ids=["generate", "loop"],
+)
+def test_a_loop_in_another_thread_is_run_as_a_whole(tmp_path: Path, stage: Any) -> None:
+    result = harness(stage, signature_of(latents=LATENTS), tmp_path).profile()
+    with pytest.raises(HarnessError, match="in another thread"):
+        harness(stage, signature_of(latents=LATENTS), tmp_path, step=2).profile()
+
+    assert result.adapter == "call"
+    assert any("in another thread" in answer.reason for answer in result.answers)

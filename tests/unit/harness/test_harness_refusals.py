@@ -1,4 +1,4 @@
-"""What the harness says when it cannot, one sentence each, and what it then leaves: nothing."""
+"""Errors of the harness: one sentence each, and no files are left."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from harness_stages import Mlp, harness, signature_of  # noqa: E402
 @pytest.mark.parametrize(
     "name", ["../../evil", "a/b", "a\\b", "..", "", "x\ny", 'q"""', "'; import os; '", "\0", "名"]
 )
-def test_no_stage_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
-    # GIVEN a stage of any name
+def test_no_stage_name_leads_outside_the_folder(tmp_path: Path, name: str) -> None:
+    # GIVEN a stage with any name
     folder = tmp_path / "out"
 
     results = harness(lambda x: x, signature_of(name, x=1), folder).profile()
 
-    # THEN all files lie in the folder, and the script is Python that knows the name
+    # THEN all files are in the folder, and the script is Python that contains the name
     assert all(p.parent == folder for p in (results.trace_path, results.script_path))
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     names: dict[str, Any] = {"__name__": "script"}
@@ -37,7 +37,19 @@ def test_no_stage_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> Non
     assert names["STAGE"] == name
 
 
-def test_a_stage_that_raises_is_told_and_its_exception_kept(tmp_path: Path) -> None:
+def test_a_stage_that_exits_does_not_end_the_harness(tmp_path: Path) -> None:
+    # GIVEN a stage that exits the program, as after a wrong option
+    def stage(x: Any) -> None:
+        sys.exit(3)
+
+    # WHEN / THEN the harness continues and says so
+    with pytest.raises(HarnessError) as caught:
+        harness(stage, signature_of("s", x=1), tmp_path).profile()
+    assert isinstance(caught.value.__cause__, SystemExit)
+    assert "SystemExit: 3" in str(caught.value)
+
+
+def test_a_stage_that_raises_is_reported_with_its_exception(tmp_path: Path) -> None:
     def stage(x: Any) -> None:
         raise KeyError("weights")
 
@@ -49,7 +61,7 @@ def test_a_stage_that_raises_is_told_and_its_exception_kept(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_arguments_that_do_not_fit_are_told(tmp_path: Path) -> None:
+def test_arguments_that_do_not_fit_are_reported(tmp_path: Path) -> None:
     # GIVEN a stage with another parameter
     with pytest.raises(HarnessError) as caught:
         harness(lambda y: y, signature_of("s", x=1), tmp_path).setup()
@@ -58,7 +70,7 @@ def test_arguments_that_do_not_fit_are_told(tmp_path: Path) -> None:
     assert "HarnessConfig(inputs={...})" in str(caught.value)
 
 
-def test_an_output_folder_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_written_is_reported_first(tmp_path: Path) -> None:
     # GIVEN a file where the folder should be
     (tmp_path / "file").write_text("")
     runs = []
@@ -71,8 +83,8 @@ def test_an_output_folder_that_cannot_be_written_is_told_first(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("room", [0, 200, 3000])
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, room: int) -> None:
-    # GIVEN a stage that is set up, and a system that lets no file grow beyond some bytes
+def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path, room: int) -> None:
+    # GIVEN a stage that is set up, and a limit on the size of files
     resource = pytest.importorskip("resource")
     bench = harness(Mlp(), signature_of("s", x=torch.zeros(2, 32)), tmp_path)
     bench.setup()
@@ -85,14 +97,13 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, room: int) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    # THEN the sentence says so and no part of a file is there
+    # THEN the sentence says so, and no partial file is left
     assert "cannot be written" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
-    # GIVEN no stage; a wrong path; an unknown stage
-    # WHEN / THEN
+def test_missing_arguments_are_reported(tmp_path: Path) -> None:
+    # GIVEN a missing stage, a wrong path, and an unknown stage
     with pytest.raises(HarnessError, match="has no instance to run"):
         harness(None, signature_of(x=1), tmp_path).setup()
     with pytest.raises(SignatureError, match="no signature file"):
@@ -114,13 +125,12 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
         {"inputs": [1]},
     ],
 )
-def test_settings_that_cannot_be_used_are_told(wrong: dict[str, Any]) -> None:
-    # GIVEN / WHEN / THEN
+def test_invalid_settings_are_reported(wrong: dict[str, Any]) -> None:
     with pytest.raises(HarnessError, match=next(iter(wrong))):
         HarnessConfig(**wrong)
 
 
-TOO_MANY_BYTES = 1 << 48  # more than a process has addresses for
+TOO_MANY_BYTES = 1 << 48  # more than the address space of a process
 
 
 def raise_(error: BaseException) -> None:
@@ -137,7 +147,7 @@ def raise_(error: BaseException) -> None:
     ids=["torch", "python", "cuda"],
 )
 def test_a_replay_that_runs_out_of_memory_says_what_to_do(tmp_path: Path, allocate: Any) -> None:
-    # GIVEN a stage that allocates more than there is
+    # GIVEN a stage that allocates more memory than exists
     def stage(x: Any) -> Any:
         return allocate()
 
@@ -145,7 +155,7 @@ def test_a_replay_that_runs_out_of_memory_says_what_to_do(tmp_path: Path, alloca
     with pytest.raises(HarnessError) as caught:
         harness(stage, signature_of("s", x=1), tmp_path).profile()
 
-    # THEN one sentence says so, without torch's
+    # THEN one sentence says so, without torch's message
     said = str(caught.value)
     assert "there is not enough memory on cpu: end other programs" in said
     assert "--variant" in said
@@ -154,7 +164,7 @@ def test_a_replay_that_runs_out_of_memory_says_what_to_do(tmp_path: Path, alloca
     assert list(tmp_path.iterdir()) == []
 
 
-def test_inputs_for_which_memory_runs_out_after_all_are_named(
+def test_inputs_that_exhaust_memory_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN an input that is too large, on a machine that does not say how much memory is free
@@ -162,15 +172,14 @@ def test_inputs_for_which_memory_runs_out_after_all_are_named(
     node = {"shape": [TOO_MANY_BYTES // 4], "dtype": "float32", "device": "cpu"}
     signature = StageSignature("s", {"latents": node})
 
-    # WHEN / THEN
     with pytest.raises(HarnessError, match=r"not enough memory for input 'latents' with shape \["):
         harness(lambda latents: latents, signature, tmp_path).setup()
 
 
-def test_memory_that_is_needed_only_while_inputs_are_made_is_estimated(
+def test_memory_that_is_needed_only_while_inputs_are_created_is_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a mask of 16 MB that is made from numbers of 8 bytes, and 64 MB
+    # GIVEN a mask of 16 MB that is created from numbers of 8 bytes, and 64 MB
     monkeypatch.setattr("stagespan.signature.resources.free_host_bytes", lambda: 64 << 20)
     content = {"kind": "runs", "values": [0, 1], "lengths": [1 << 23, 1 << 23]}
     node = {"shape": [1 << 24], "dtype": "bool", "device": "cpu", "content": content}
@@ -180,26 +189,25 @@ def test_memory_that_is_needed_only_while_inputs_are_made_is_estimated(
         harness(lambda mask: mask, StageSignature("s", {"mask": node}), tmp_path).setup()
 
 
-def test_a_profiler_of_the_applications_own_is_told(tmp_path: Path) -> None:
+def test_a_profiler_of_the_application_is_reported(tmp_path: Path) -> None:
     # GIVEN a profiler that is running
     bench = harness(lambda x: x, signature_of("s", x=1), tmp_path)
 
-    # WHEN / THEN
     with torch.profiler.profile(), pytest.raises(HarnessError, match="not profiled"):
         bench.profile()
 
 
-def test_a_large_trace_and_missing_kernels_are_warned_of(
+def test_a_large_trace_and_missing_kernels_give_warnings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a bound that every trace exceeds
+    # GIVEN a limit that every trace exceeds
     monkeypatch.setattr("stagespan.harness.bench.LARGEST_TRACE", 10)
 
-    # WHEN a stage is profiled, and its trace broken down as one of a device
+    # WHEN a stage is profiled, and its trace is analysed as one of a device
     results = harness(Mlp(), signature_of(x=torch.zeros(2, 32)), tmp_path).profile()
     write_breakdown(results.trace_path, tmp_path / "b.json", "mlp", 1, "cuda:0")
 
-    # THEN both are told, with what to do
+    # THEN the message contains both, with advice
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert "record_shapes=False" in warnings[0]
     assert "no kernels of cuda:0" in warnings[1]

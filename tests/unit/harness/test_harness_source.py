@@ -1,4 +1,4 @@
-"""The source of mock inputs makes what the harness makes, and looks as a formatter leaves it."""
+"""The source of mock inputs creates the same values as the harness, and is formatted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def evaluate(source: Any, seed: int = 0) -> Any:
 
 
 def checksum(value: Any) -> Any:
-    """What two values must share to be taken for equal, bit for bit."""
+    """Return what two values must share to be equal, bit for bit."""
     if isinstance(value, torch.Tensor):
         raw = value.detach().resolve_conj().clone(memory_format=torch.contiguous_format)
         content = raw.view(torch.uint8).tolist() if raw.numel() and raw.dim() else repr(raw)
@@ -94,11 +94,11 @@ trees = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(value=trees, name=st.text(min_size=1, max_size=6), seed=st.integers(0, 9))
-def test_the_source_makes_what_the_harness_makes(value: Any, name: str, seed: int) -> None:
+def test_the_source_creates_what_the_harness_creates(value: Any, name: str, seed: int) -> None:
     # GIVEN any value, captured
     node = capture(value)
 
-    # WHEN it is made by the harness, and by the source
+    # WHEN it is created by the harness, and by the source
     made = mocks.make_inputs(StageSignature("s", {name: node}), seed=seed)[name]
     written = evaluate(source_of(node, name), seed)
 
@@ -114,28 +114,25 @@ def test_the_source_makes_what_the_harness_makes(value: Any, name: str, seed: in
         max_leaves=8,
     )
 )
-def test_literals_are_what_they_stand_for(value: Any) -> None:
+def test_literals_evaluate_to_their_value(value: Any) -> None:
     # GIVEN any plain value
-    # WHEN / THEN
     assert evaluate(literal(value)) == value
 
 
 @pytest.mark.parametrize(
     "text", ["", "a", "it's", 'a "b"', "\n", '"""', "\\", "\ud800", "名", "a'\"b"]
 )
-def test_strings_are_quoted_so_that_they_stay_strings(text: str) -> None:
-    # GIVEN / WHEN / THEN
+def test_strings_are_quoted(text: str) -> None:
     assert eval(quoted(text)) == text
 
 
-def test_lines_are_broken_as_a_formatter_would() -> None:
-    # GIVEN a call that fits on one line, one whose arguments fit on one, one that fits on none
+def test_lines_are_broken_like_a_formatter_does() -> None:
+    # GIVEN a call that fits on one line, one whose arguments fit on one, and one that fits on none
     def call(*arguments: str) -> Group:
         return Group("f(", [("", argument) for argument in arguments], ")")
 
     short, middle, long = call("a", "b"), call("a" * 40, "b" * 50), call("a" * 60, "b" * 60)
 
-    # WHEN / THEN
     assert render(short, 0) == "f(a, b)"
     assert render(middle, 0, 8) == f"f(\n    {'a' * 40}, {'b' * 50}\n)"
     assert render(long, 4) == f"f(\n        {'a' * 60},\n        {'b' * 60},\n    )"
@@ -148,8 +145,8 @@ class Held:
         self.kind = Held
 
 
-def test_the_script_makes_structures_and_contents_as_the_harness_does() -> None:
-    # GIVEN an object that holds tensors, a tensor that is passed twice, integers of each kind
+def test_the_script_creates_structures_and_contents_like_the_harness() -> None:
+    # GIVEN an object that holds tensors, a tensor that is passed twice, and integers of each kind
     shared = torch.randn(40)
     few = torch.randint(0, 9, (40, 9))
     arguments = {
@@ -158,14 +155,13 @@ def test_the_script_makes_structures_and_contents_as_the_harness_does() -> None:
     }  # fmt: skip
     signature = StageSignature("s", capture_arguments(arguments))
 
-    # WHEN both make them
+    # WHEN both create them
     ours = make_inputs(signature, seed=3)
     names: dict[str, Any] = {"__name__": "script"}
     text = script_text(signature, None, HarnessConfig(seed=3), stem="s")
     exec(compile(text, "profile_s.py", "exec"), names)
     theirs = names["create_inputs"]()
 
-    # THEN
     for name in ("a", "ids", "few", "order", "offsets"):
         assert torch.equal(ours[name], theirs[name]), name
     assert theirs["a"] is theirs["b"][0]
