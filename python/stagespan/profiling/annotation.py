@@ -1,4 +1,4 @@
-"""Shows contexts as ranges in a profiler of the application."""
+"""Shows stages as ranges in a profiler of the application."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from stagespan.profiling.names import is_annotated, set_annotated
 def annotate(names: str | Iterable[str] = "*") -> None:
     """Show stages as ranges in the application's own torch.profiler traces from now on.
 
-    This applies to `ProfilingContext` and, in debug mode, to `ProfilingContext4Debug`, while a
-    profiler of the application runs. The ranges also appear on the device's timeline, if the
-    profiler records it. Traces that stagespan writes have a track of all spans, and are not
-    annotated. STAGESPAN_ANNOTATE does the same from the start.
+    This applies to `ProfilingContext`, to `ProfilingContext4Debug` in debug mode, and to each
+    `span` that is made after this call, while a profiler of the application runs. A function that
+    was decorated with `span` before this call is not shown; STAGESPAN_ANNOTATE names stages from
+    the start. The ranges also appear on the device's timeline, if the profiler records it. Spans of
+    other stages cost as little as before. Traces that stagespan writes have a track of all spans,
+    and are not annotated.
 
     Args:
         names: The stages, as one name, names separated by commas, or an iterable of names; ``*``
@@ -29,7 +31,7 @@ def annotate(names: str | Iterable[str] = "*") -> None:
 
 
 def _is_recording() -> bool:
-    """Whether a profiler of torch records; cheaper than `foreign_profiler`, which also searches."""
+    """Whether a profiler of torch is recording. Takes less time than `foreign_profiler`."""
     autograd = imports.loaded("torch.autograd.profiler")
     if autograd is None:
         return False
@@ -39,9 +41,10 @@ def _is_recording() -> bool:
 
 
 class AnnotateHook:
-    """Opens a range of torch's profiler around each named context."""
+    """Opens a range of torch's profiler around each named stage."""
 
     name = "annotate"
+    of_spans = True
 
     def wants(self, call: Any) -> bool:
         """Whether the stage is named and a profiler of the application runs."""
@@ -60,4 +63,4 @@ class AnnotateHook:
             opened.__exit__(None, None, None)
 
     def exit(self, call: Any) -> None:
-        """Nothing: the range has ended."""
+        """Do nothing, because the range has ended."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from stagespan.device_table import Device
 from stagespan.imports import importing
+from stagespan.profiling.running import was_taken_over
 
 LOGGER = logging.getLogger("stagespan")
 _KINETO_LEVEL = "KINETO_LOG_LEVEL"
@@ -97,7 +98,13 @@ class TorchProfiler:
             self.profiler.start()
 
     def stop(self) -> None:
-        """Stop recording. torch waits for the device's work first."""
+        """Stop recording. torch waits for the device's work first.
+
+        Raises RuntimeError if another profiler was started meanwhile. It takes over the session of
+        this one, and torch crashes the process if a trace without a session is written.
+        """
+        if was_taken_over(self.profiler):
+            raise RuntimeError("another torch.profiler was started in it: remove one of the two")
         self.profiler.stop()
         if self._tracker is not None and not self._counted:
             # Like leaving a `with` block. An application's own profiler keeps its count.

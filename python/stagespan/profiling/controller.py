@@ -43,10 +43,16 @@ class Window:
         max_bytes: int | None = None,
     ) -> None:
         self.name = name
+        self.title = f"stage {name!r}"
+        """What the window records, as messages call it."""
+        self.how_to_leave_out = "remove the stage from the profiler's names"
+        """How the user can do without the window, as messages say it."""
         self.skipped: str | None = None
         """Why nothing was recorded, as a sentence, or None."""
         self.recorded = False
         """True if the window has been closed and has recorded something."""
+        self.ended_early = False
+        """True if the window was closed because it was open for `max_seconds`."""
         self.begin_ns = 0
         self.end_ns = 0
         """The window in Unix ns."""
@@ -55,7 +61,7 @@ class Window:
         self._max_bytes = max_bytes
         self._backend: Backend | None = None
         self._deadline: Deadline | None = None
-        self._running: list[Backend] = []  # the thread that removes it stops it
+        self._running: list[Backend] = []  # the thread that takes it from here stops the profiler
 
     @property
     def profiler(self) -> object:
@@ -68,20 +74,20 @@ class Window:
         if holder is not self or self._running:
             return self._skip(
                 "nested",
-                f"stage {self.name!r} is not profiled: a profiler is already running for stage"
-                f" {holder.name!r}. Name only one of them.",
+                f"{self.title} is not profiled: a profiler is already running for"
+                f" {holder.title}. Profile only one of them.",
             )
         try:
             if foreign_profiler():
                 return self._give_up(
                     "foreign",
-                    f"stage {self.name!r} is not profiled: a profiler of the application is"
-                    " running. Stop it, or remove the stage from the profiler's names.",
+                    f"{self.title} is not profiled: a profiler of the application is running."
+                    f" Stop it, or {self.how_to_leave_out}.",
                 )
             if current_platform.is_capturing():
                 return self._give_up(
                     "capture",
-                    f"stage {self.name!r} is not profiled: it starts while a device graph is being"
+                    f"{self.title} is not profiled: it starts while a device graph is being"
                     " captured. Profile a stage around the capture.",
                 )
             self._backend = make_backend(current_platform.device, self._options)
@@ -94,13 +100,11 @@ class Window:
             self.begin_ns = time.time_ns()
             self._backend.start()
         except ImportError as error:
-            return self._give_up(
-                "torch", f"stage {self.name!r} is not profiled: {error}. Install torch."
-            )
+            return self._give_up("torch", f"{self.title} is not profiled: {error}. Install torch.")
         except Exception as error:
             return self._give_up(
                 "start",
-                f"stage {self.name!r} is not profiled: the profiler did not start ({error}).",
+                f"{self.title} is not profiled: the profiler did not start ({error}).",
             )
         except BaseException:
             self._release()
@@ -125,11 +129,17 @@ class Window:
         except Exception as error:
             self._skip(
                 "stop",
-                f"the profile of stage {self.name!r} is lost: the profiler failed ({error}).",
+                f"the profile of {self.title} is lost: the profiler failed ({error}).",
             )
         finally:
             self.end_ns = time.time_ns()
             self._release()
+
+    def close_if_due(self) -> None:
+        """Close the window if it has been open for `max_seconds`; threads may lack a deadline."""
+        open_s = (time.time_ns() - self.begin_ns) / 1e9
+        if self._max_seconds is not None and open_s > self._max_seconds:
+            self._close_early()
 
     def export(
         self, path: str | os.PathLike[str], finished: Mapping[int, int] | None = None
@@ -163,8 +173,8 @@ class Window:
                 ) from error
         if self._max_bytes is not None and len(packed) > self._max_bytes:
             raise StagespanError(
-                f"the trace of stage {self.name!r} takes {len(packed) / 1e6:.1f} MB, more than"
-                f" {self._max_bytes / 1e6:.1f} MB: profile a shorter stage, or one step of it."
+                f"the trace of {self.title} takes {len(packed) / 1e6:.3g} MB, more than"
+                f" {self._max_bytes / 1e6:.3g} MB: profile a shorter stage, or one step of it."
             )
         return write_whole(path, packed)
 
@@ -183,10 +193,11 @@ class Window:
     def _close_early(self) -> None:
         if self._running:
             LOGGER.warning(
-                "[Profiler] The profile of stage %r ends after %g seconds, before the stage.",
-                self.name,
+                "[Profiler] The profile of %s is incomplete: it ends after %g seconds.",
+                self.title,
                 self._max_seconds,
             )
+            self.ended_early = True
             self.stop()
 
     def _give_up(self, reason: str, sentence: str) -> bool:
@@ -214,19 +225,32 @@ def profile_window(
     max_bytes: int | None = None,
     keep_npu_result: bool | None = None,
 ) -> Window:
-    """Return a window under the profiler of the platform, which is not open yet.
+    """Return a window that runs a block under the profiler of the platform.
 
-    `activities` are names of ProfilerActivity members, by default CPU and the platform's. The
-    window ends after `max_seconds` if the stage runs on the main thread, because a profiler can
-    only be stopped on the thread that started it. `export` refuses a file of more than
-    `max_bytes`. `keep_npu_result` keeps the result folder of torch_npu.profiler in the output
-    folder, by default if STAGESPAN_NPU_RESULT is set; STAGESPAN_NPU_LEVEL is its level. Stacks,
-    memory and shapes are off, because they make a trace several times larger.
+    Stacks, memory and shapes are off by default, because they make a trace several times larger.
 
-        with profile_window("denoise") as window:
+    Args:
+        name: Name of the window in messages.
+        activities: Names of ProfilerActivity members, by default CPU and those of the platform.
+        record_shapes: Whether the trace contains the shapes of each operator's inputs.
+        with_stack: Whether the trace contains Python stacks.
+        profile_memory: Whether the trace contains each allocation.
+        max_seconds: The window ends after this time, by default never. This applies to the main
+            thread only, because a profiler can only be stopped on the thread that started it.
+        max_bytes: `Window.export` refuses to write a larger file, by default none.
+        keep_npu_result: Whether torch_npu.profiler keeps its result folder in the output folder,
+            by default STAGESPAN_NPU_RESULT. STAGESPAN_NPU_LEVEL is the level of that profiler.
+
+    Returns:
+        A window that is not open yet.
+
+    Example:
+        ```python
+        with stagespan.profile_window("denoise") as window:
             step()
         if window.recorded:
             window.export("denoise_trace.json.gz")
+        ```
     """
     chosen = current_platform.profiler_activities() if activities is None else activities
     if keep_npu_result is None:

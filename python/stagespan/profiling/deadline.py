@@ -24,8 +24,10 @@ class Deadline:
         self._pending = False
 
     def start(self) -> None:
-        """Start the timer, if this is the main thread."""
+        """Start the timer, if this is the main thread and the time is not too long for one."""
         if threading.current_thread() is not threading.main_thread():
+            return
+        if self._seconds > threading.TIMEOUT_MAX:  # such as infinity, for which a timer fails
             return
         self._timer = threading.Timer(self._seconds, self._schedule)
         self._timer.daemon = True

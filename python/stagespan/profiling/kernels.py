@@ -1,4 +1,4 @@
-"""Whether a trace holds the device work that it must hold."""
+"""Checks that a trace contains the kernels that it must contain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stagespan.trace import Trace, breakdown
 
 
 def missing_kernels(trace: Trace, device: Device) -> str | None:
-    """Return what is wrong and what to do, if the trace has launches of kernels but no kernels."""
+    """Return a problem and its solution if the trace has launches of kernels but no kernels."""
     if not device.trace_launches or breakdown(trace, "").on_device:
         return None
     launches = {
@@ -16,4 +16,4 @@ def missing_kernels(trace: Trace, device: Device) -> str | None:
     count = sum(int(code) in launches for code in trace.events.name)
     if not count:
         return None
-    return f"it holds {count:,} launches of kernels but no kernel; {device.advice}"
+    return f"it contains {count:,} launches of kernels but no kernel; {device.advice}"

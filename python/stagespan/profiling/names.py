@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from stagespan import settings
+from stagespan import imports, settings
 from stagespan.errors import SettingsError
 
 ALL = "*"
 
-# Without a lock: one call of dict changes it, and readers copy it.
+# No lock is needed: one call of dict changes it, and readers copy it.
 _named: dict[str, int] = {}
 """The names given at run time, and how often each was given."""
 _annotated: list[tuple[str, ...]] = []
@@ -27,6 +27,8 @@ def enable_profiler_for_names(names: str | Iterable[str]) -> None:
     """
     _named.update({name: _named.get(name, 0) + 1 for name in _listed(names)})
     _update_core()
+    with contextlib.suppress(ImportError):
+        imports.load("stagespan.profiling.unused")
 
 
 def set_annotated(names: str | Iterable[str]) -> None:
@@ -68,23 +70,29 @@ def forget_names() -> None:
     _update_core()
 
 
+def not_run(ran: Collection[str]) -> list[str]:
+    """Return the names that are not among the stages that ran, without `*`."""
+    return [name for name in profiled_names() if name != ALL and name not in ran]
+
+
 def _listed(names: str | Iterable[object]) -> list[str]:
     if isinstance(names, str):
         return [part.strip() for part in names.split(",") if part.strip()]
     try:
-        given = list(names)
+        listed = list(names)
     except TypeError:
         raise SettingsError(
             f"{names!r} does not name stages: pass a name, several with commas, or a list of names."
         ) from None
-    for name in given:
+    for name in listed:
         if not isinstance(name, str) or not name:
             raise SettingsError(f"{name!r} is not the name of a stage: pass a string.")
-    return [str(name) for name in given]
+    return [str(name) for name in listed]
 
 
-def _names_of_core() -> tuple[str, ...]:
-    return (*profiled_names(), *_annotated_names())
+def _names_of_core() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    annotated = _annotated_names()
+    return (*profiled_names(), *annotated), annotated
 
 
 def _update_core() -> None:
@@ -92,8 +100,9 @@ def _update_core() -> None:
     with contextlib.suppress(ImportError):
         from stagespan import _core
 
-        names: tuple[str, ...] | None = None
+        names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         # Another thread may name stages at the same time.
         while names != _names_of_core():
             names = _names_of_core()
-            _core.set_profiled_names(list(names))
+            _core.set_profiled_names(names[0])
+            _core.set_annotated_names(names[1])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from stagespan import lines, run, settings
+from stagespan import forks, lines, run, service, settings
 from stagespan.atomic import Count
 from stagespan.errors import StagespanError
 from stagespan.files import stage_path, write_whole
@@ -35,6 +37,20 @@ class Call(Protocol):
     state: dict[str, Any]
 
 
+@dataclass
+class _Group:
+    """Several runs of a stage in one window."""
+
+    window: Window
+    runs: dict[int, object]
+    """All profiled runs of the stage."""
+    thread: int = field(default_factory=threading.get_ident)
+    depth: int = 1
+    """Runs that are open: more than 1 if the stage runs inside itself."""
+    count: int = 1
+    """Runs in this window."""
+
+
 class ProfiledHook:
     """Profiles runs of each stage that ENABLE_PROFILER_NAMES lists.
 
@@ -42,7 +58,8 @@ class ProfiledHook:
     by default) are profiled. Later runs are not, so that a stage in a loop neither fills the disk
     nor stays slow. Each profiled run replaces the files of the previous one: with 2, the files show
     a warm run if the stage runs more than once. A stage that is named again at run time is profiled
-    again. A run that was left out because another profiler was running does not count.
+    again. A run that was left out because another profiler was running does not count. With
+    STAGESPAN_PROFILER_ONE_TRACE, one window contains all these runs of a thread.
     """
 
     name = "profiled"
@@ -54,7 +71,10 @@ class ProfiledHook:
         """By stage, and how often it was named: the profiled runs, by number."""
         self._seen: dict[str, Count] = {}
         """All runs of named stages."""
+        self._groups: dict[tuple[str, int], _Group] = {}
         self._warned: set[str] = set()
+        service.on_exit(self.finish_groups)
+        forks.after_in_child(self._groups.clear)  # a forked child has no profiler
 
     def wants(self, call: Call) -> bool:
         """Whether the stage is named and has runs left to profile."""
@@ -67,6 +87,7 @@ class ProfiledHook:
 
     def enter(self, call: Call) -> None:
         """Open the window, unless another profiler runs."""
+        self._finish_groups_before(call.stage)
         # Without a lock, because a finalizer that runs a stage meanwhile would wait for it. If
         # several threads want the same number, one of them gets it.
         runs, mine, number = self._runs.setdefault(_key(call.stage), {}), object(), 0
@@ -74,6 +95,12 @@ class ProfiledHook:
             number = max(number + 1, len(runs) - 1)
         if number >= self.limit():
             runs.pop(number, None)
+            return
+        group = self._groups.get(_key(call.stage))
+        if group is not None and group.thread == threading.get_ident():
+            group.depth += 1
+            group.count += 1
+            call.state[self.name] = group
             return
         chosen = {
             option: bool(settings.get(f"STAGESPAN_PROFILER_{option.upper()}", default))
@@ -89,34 +116,71 @@ class ProfiledHook:
         )
         if window.start():
             call.state[self.name] = window
-            self.say_started(call.stage)
+            if settings.get("STAGESPAN_PROFILER_ONE_TRACE"):
+                group = _Group(window, runs)
+                call.state[self.name] = self._groups[_key(call.stage)] = group
+            self.log_started(call.stage)
             return
         runs.pop(number, None)
 
     def leave(self, call: Call) -> None:
         """Close the window."""
-        window = call.state.get(self.name)
-        if isinstance(window, Window):
-            window.stop()
+        opened = call.state.get(self.name)
+        if isinstance(opened, Window):
+            opened.stop()
+        elif isinstance(opened, _Group):
+            opened.depth -= 1
+            if opened.depth == 0 and len(opened.runs) >= self.limit():
+                opened.window.stop()
 
     def exit(self, call: Call) -> None:
         """Write `{stage}_trace.json.gz` and `{stage}_breakdown.json`."""
-        window = call.state.pop(self.name, None)
-        if not isinstance(window, Window) or not window.recorded:
-            return
+        opened = call.state.pop(self.name, None)
         # The record of the stage itself is complete only after this hook.
-        self._write(window, call.stage, {call.span_id: call.end_ns})
+        finished = {call.span_id: call.end_ns}
+        if isinstance(opened, Window) and opened.recorded:
+            self._write(opened, call.stage, finished)
+        elif isinstance(opened, _Group) and opened.depth == 0 and opened.window.recorded:
+            for key, group in self._groups.copy().items():
+                if group is opened and self._groups.pop(key, None) is opened:
+                    self._write(opened.window, call.stage, finished, opened.count)
 
-    def _write(self, window: Window, stage: str, finished: dict[int, int]) -> None:
+    def finish_groups(self) -> None:
+        """Write the windows of several runs that are still open when the program ends."""
+        for key in tuple(self._groups):
+            self._finish_group(key)
+
+    def _finish_groups_before(self, stage: str) -> None:
+        """Write the windows that the next run of a stage in this thread does not belong to."""
+        for key, group in self._groups.copy().items():
+            if key[0] != stage or group.depth or group.thread != threading.get_ident():
+                continue
+            group.window.close_if_due()  # the deadline can interrupt the main thread only
+            if key != _key(stage) or group.window.end_ns:
+                self._finish_group(key)
+
+    def _finish_group(self, key: tuple[str, int]) -> None:
+        group = self._groups.pop(key, None)
+        if group is None:
+            return
+        group.window.stop()
+        if group.window.recorded:
+            self._write(group.window, key[0], {}, group.count)
+
+    def _write(
+        self, window: Window, stage: str, finished: dict[int, int], runs: int | None = None
+    ) -> None:
         folder = run.output_dir()
         try:
             trace = window.export(self.path(folder, stage, "trace.json.gz"), finished)
-            self.say_written("Chrome trace", trace)
+            self.log_written("Chrome trace", trace)
             target = self.path(folder, stage, "breakdown.json")
             table = self.breakdown(trace, stage)
+            if runs is not None:
+                table["runs"] = runs
             self._check_kernels(trace, stage)
             write_whole(target, msgspec.json.format(msgspec.json.encode(table), indent=2))
-            self.say_written("Kernel breakdown", target)
+            self.log_written("Kernel breakdown", target)
         except OSError as error:
             self._warn_once(
                 f"The profile of stage {stage!r} could not be written to {folder}"
@@ -139,12 +203,12 @@ class ProfiledHook:
         """Return the content of a stage's ``breakdown.json``."""
         return dict(breakdown(read_trace(trace), stage).to_dict())
 
-    def say_started(self, stage: str) -> None:
+    def log_started(self, stage: str) -> None:
         """Do nothing. A subclass can log that the profiler is running."""
 
-    def say_written(self, what: str, path: Path) -> None:
+    def log_written(self, what: str, path: Path) -> None:
         """Log the path of a written file."""
-        lines.say("[Profiler] %s saved to: %s", what, path)
+        lines.log_info("[Profiler] %s saved to: %s", what, path)
 
     def limit(self) -> int:
         """Return how many runs of each stage are profiled."""

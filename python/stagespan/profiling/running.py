@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from typing import Any
+
+_never_stopped: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Profilers of windows whose session was taken over."""
 
 
 def foreign_profiler() -> bool:
@@ -19,7 +23,7 @@ def foreign_profiler() -> bool:
         return True
     import torch
 
-    enabled = getattr(torch.autograd, "_profiler_enabled", None)  # of this thread
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)  # the profiler of this thread
     if enabled is not None and enabled():
         return True
     return _warming_up(autograd)
@@ -46,4 +50,30 @@ def _warming_up(autograd: Any) -> bool:
         prepared = inner is not None and getattr(inner, "kineto_results", None) is None
         if prepared and getattr(candidate, "current_action", None) is action.WARMUP:
             return True
+    return False
+
+
+def was_taken_over(profiler: Any) -> bool:
+    """Whether another profiler was started on this thread while ``profiler`` was recording.
+
+    It may still be recording, or have ended the session of both. Call this before ``profiler`` is
+    stopped. If the result is true, ``profiler`` must not be stopped.
+    """
+    autograd: Any = sys.modules.get("torch.autograd.profiler")
+    inner = getattr(profiler, "profiler", None)
+    if autograd is None or inner is None:
+        return False
+    import torch
+
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)
+    if (enabled is not None and not enabled()) or any(
+        issubclass(type(candidate), autograd.profile)
+        and candidate is not inner
+        and candidate not in _never_stopped
+        and getattr(candidate, "entered", False)
+        and getattr(candidate, "kineto_results", None) is None
+        for candidate in gc.get_objects()
+    ):
+        _never_stopped.add(inner)
+        return True
     return False

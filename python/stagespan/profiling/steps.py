@@ -1,4 +1,4 @@
-"""Profiles some steps of a running loop, again and again: wait, warm up, record."""
+"""Profiles some steps of a running loop in repeated cycles: wait, warm up, record."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ class profile_steps:
     """Profile some steps of a loop: ``with profile_steps(...) as steps``, then ``steps.step()``.
 
     In each cycle ``wait`` steps run as usual, ``warmup`` steps run under a profiler whose trace is
-    thrown away, and ``active`` steps are recorded into one trace. Each recorded step is a range
+    discarded, and ``active`` steps are recorded to one trace. Each recorded step is a range
     ``ProfilerStep#N`` in it. Use it on one thread.
 
     Args:
         wait: Steps without the profiler, at the beginning of each cycle.
-        warmup: Steps whose trace is thrown away, because the profiler's start makes them slow.
+        warmup: Steps whose trace is discarded, because the profiler's start makes them slow.
         active: Steps that are recorded.
         repeat: Number of cycles.
         name: Stem of the files: ``{name}_trace.json.gz``, from the second cycle on
             ``{name}_cycle2_trace.json.gz``.
-        record_shapes: Whether the trace holds the shapes of each operator's inputs.
-        profile_memory: Whether it holds each allocation.
-        with_stack: Whether it holds Python stacks.
-        max_seconds: After this time a trace ends early.
+        record_shapes: Whether the trace contains the shapes of each operator's inputs.
+        profile_memory: Whether the trace contains each allocation.
+        with_stack: Whether the trace contains Python stacks.
+        max_seconds: A trace ends after this time at the latest.
         max_bytes: A larger trace is not written.
-        output_dir: Folder of the files, by default the run's.
+        output_dir: Folder for the files, by default the output folder of the run.
 
     Raises:
-        SettingsError: If a number of steps is negative, or ``active`` or ``repeat`` is 0.
+        SettingsError: If a number of steps is negative, or ``active``, ``repeat``, ``max_seconds``
+            or ``max_bytes`` is not more than 0.
 
     Example:
         ```python
@@ -75,16 +76,20 @@ class profile_steps:
                 raise SettingsError(
                     f"profile_steps({what}={number!r}) must be a whole number of at least {least}."
                 )
+        bounds: dict[str, object] = {"max_seconds": max_seconds, "max_bytes": max_bytes}
+        for what, bound in bounds.items():
+            if not isinstance(bound, (int, float)) or isinstance(bound, bool) or not bound > 0:
+                raise SettingsError(f"profile_steps({what}={bound!r}) must be a number above 0.")
         self.traces: list[Path] = []
         """The traces that have been written."""
         self.skipped: str | None = None
-        """Why a trace is missing or shorter than asked for, as a sentence; None if none is."""
+        """A sentence that explains why a trace is missing or too short, or None."""
         self._wait, self._warmup, self._active, self._repeat = wait, warmup, active, repeat
         self._name = name
         self._options = (record_shapes, profile_memory, with_stack)
         self._bounds = (max_seconds, max_bytes)
         self._folder = output_dir
-        self._step = 0  # of all cycles
+        self._step = 0  # the number of steps so far, in all cycles
         self._window: Window | None = None
         self._is_recording = False
         self._marks = contextlib.ExitStack()
@@ -96,7 +101,7 @@ class profile_steps:
         return self
 
     def step(self) -> None:
-        """End a step; the next one begins."""
+        """End a step and begin the next one."""
         if not self._is_open:
             raise StagespanError("step() was called outside of `with profile_steps(...)`.")
         self._leave_step()
@@ -123,14 +128,15 @@ class profile_steps:
         elif cycle < self._repeat and not self.skipped:
             self._close()
             first = cycle * (self._wait + self._warmup + self._active) + self._wait + self._warmup
+            ran = f"{self._step} step{'' if self._step == 1 else 's'}"
             self._say(
-                f"the loop ended after {self._step} steps, and step {first} would have been the"
-                " first one to record: wait for fewer steps"
+                f"the loop ended after {ran}, but the first step to record is step "
+                f"{first}: wait for fewer steps"
             )
         self._close()
 
     def _place(self) -> tuple[int, int]:
-        """The cycle, and the step in it, from 0."""
+        """Return the number of the cycle and of the step in it, from 0."""
         return divmod(self._step, self._wait + self._warmup + self._active)
 
     def _enter_step(self) -> None:
@@ -140,16 +146,23 @@ class profile_steps:
         if self._wait <= at < self._wait + self._warmup and self._window is None:
             self._open(keep_npu_result=False)
         if at == self._wait + self._warmup:
-            self._close()  # what was recorded of the warm-up
+            self._close()  # discard the events of the warm-up
             self._is_recording = self._open()
         if self._is_recording:
             self._mark()
 
     def _leave_step(self) -> None:
         self._marks.close()
+        if self._window is not None and self._is_recording:
+            self._window.close_if_due()  # the deadline can interrupt the main thread only
         cycle, at = self._place()
         if self._is_recording and at == self._wait + self._warmup + self._active - 1:
             self._close()
+            if self._finished.ended_early:
+                self._say(
+                    f"a trace ends after {self._bounds[0]:g} s, before the last of its"
+                    f" {self._active} steps: record fewer steps, or give more max_seconds"
+                )
             self._write(cycle)
 
     def _open(self, keep_npu_result: bool | None = None) -> bool:
@@ -163,6 +176,8 @@ class profile_steps:
             max_bytes=self._bounds[1],
             keep_npu_result=keep_npu_result,
         )
+        window.title = f"the loop of profile_steps(name={self._name!r})"
+        window.how_to_leave_out = "remove profile_steps"
         self._window = window
         if window.start():
             return True
@@ -188,9 +203,9 @@ class profile_steps:
         try:
             self.traces.append(self._finished.export(path))
         except (OSError, StagespanError) as error:
-            self._say(f"the trace was not written: {error}")
+            self._say(f"the trace was not written: {str(error).rstrip('.')}")
             return
-        lines.say("[Profiler] Chrome trace saved to: %s", path)
+        lines.log_info("[Profiler] Chrome trace saved to: %s", path)
 
     def _say(self, sentence: str) -> None:
         self.skipped = f"profile_steps: {sentence}."

@@ -1,4 +1,4 @@
-"""Each test finds the controller as a new process does."""
+"""Each test starts with the controller in its initial state."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("ENABLE_PROFILER_NAMES", raising=False)
     monkeypatch.delenv("STAGESPAN_PROFILER_RUNS", raising=False)
     monkeypatch.delenv("STAGESPAN_PROFILER_SKIP", raising=False)
+    monkeypatch.delenv("STAGESPAN_PROFILER_ONE_TRACE", raising=False)
     controller.forget_warnings()
     names.forget_names()
     yield
@@ -25,7 +26,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def work() -> Callable[[], None]:
-    """Something for a profiler to see: ten matrix products."""
+    """Return work that a profiler can record: ten matrix products."""
     import torch
 
     left, right = torch.randn(32, 32), torch.randn(32, 32)
@@ -39,7 +40,7 @@ def work() -> Callable[[], None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """The run's output folder."""
+    """Return the run's output folder."""
     from stagespan import run
 
     run.set_output_dir(tmp_path / "out")

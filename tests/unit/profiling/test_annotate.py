@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,15 +41,15 @@ def decode() -> None:
     torch.ones(4).sum()
 
 
-def test_contexts_are_ranges_in_a_profiler_of_the_application_where_asked() -> None:
-    # WHEN a profiler of the application runs, before and after it is asked for
+def test_contexts_are_ranges_in_a_profiler_of_the_application_after_annotate() -> None:
+    # WHEN a profiler of the application runs, before and after annotate() is called
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as before:
         run()
     annotate()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as after:
         run()
 
-    # THEN the stages are ranges around their operators, and only then
+    # THEN the stages are ranges around their operators, and only after the call
     assert ranges(before) == []
     assert sorted(ranges(after)) == ["decode", "denoise"]
     (denoise,) = (event for event in after.events() if event.name == "denoise")
@@ -92,11 +93,11 @@ def test_traces_of_stagespan_have_each_span_once(tmp_path: Path) -> None:
     assert names.count("denoise") == 1
 
 
-def test_the_environment_asks_for_it_too() -> None:
+def test_the_environment_variable_annotates_too() -> None:
     program = (
         "import torch, stagespan\n"
         "with torch.profiler.profile() as profiler:\n"
-        "    with stagespan.ProfilingContext('denoise'):\n"
+        "    with stagespan.ProfilingContext('denoise'), stagespan.span('inside'):\n"
         "        torch.ones(4).sum()\n"
         "print([event.name for event in profiler.events() if event.is_user_annotation])\n"
     )
@@ -109,7 +110,7 @@ def test_the_environment_asks_for_it_too() -> None:
         timeout=120,
     )
 
-    assert done.stdout == "['denoise']\n", done.stderr
+    assert done.stdout == "['denoise', 'inside']\n", done.stderr
 
 
 def test_names_that_are_not_text_are_refused() -> None:
@@ -117,3 +118,68 @@ def test_names_that_are_not_text_are_refused() -> None:
         annotate([3])  # type: ignore[list-item]
 
     assert stagespan.annotate is annotate
+
+
+def test_spans_made_after_the_call_are_ranges() -> None:
+    @stagespan.span("decorated before")
+    def before() -> None:
+        torch.ones(4).sum()
+
+    annotate("block, decorated, decorated before, suspended")
+
+    @stagespan.span("decorated")
+    def after() -> None:
+        torch.ones(4).sum()
+
+    @stagespan.span("suspended")
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    with torch.profiler.profile() as profiler:
+        with stagespan.span("block"):
+            torch.ones(4).sum()
+        before()
+        after()
+        list(numbers())
+        with stagespan.span("not named"):
+            torch.ones(4).sum()
+    annotate([])
+    with torch.profiler.profile() as off, stagespan.span("block"):
+        after()
+
+    assert sorted(ranges(profiler)) == ["block", "decorated", "suspended"]
+    (block,) = (event for event in profiler.events() if event.name == "block")
+    assert "aten::ones" in {child.name for child in block.cpu_children}
+    assert ranges(off) == []
+
+
+def test_annotated_spans_stay_spans(caplog: pytest.LogCaptureFixture) -> None:
+    annotate()
+    before = stagespan.stats().get("annotated spans")
+    assert before is None
+    with stagespan.span("annotated spans") as opened:
+        with pytest.raises(KeyError), stagespan.span("annotated spans"):
+            raise KeyError
+        opened.add(tokens=3)
+    stagespan.flush()
+
+    made = stagespan.span("annotated spans")
+    assert made.kind == "span"
+    assert repr(made) == repr(pickle.loads(pickle.dumps(made))) == "span('annotated spans')"
+    row = stagespan.stats()["annotated spans"]
+    assert (row.count, row.errors) == (2, 1)
+    assert not [record for record in caplog.records if "annotated spans" in record.getMessage()]
+
+
+def test_named_spans_run_without_a_profiler_of_stagespan(tmp_path: Path) -> None:
+    # GIVEN a span whose stage is both annotated and named for stagespan's own profiler
+    annotate("both")
+    stagespan.set_profiler_output_dir(tmp_path)
+    stagespan.enable_profiler_for_names("both")
+
+    # WHEN it runs
+    with stagespan.span("both"):
+        torch.ones(4).sum()
+
+    # THEN it was not profiled, because spans are never profiled
+    assert list(tmp_path.iterdir()) == []

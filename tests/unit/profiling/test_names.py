@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import preloaded
 from stagespan.errors import SettingsError
 from stagespan.profiling.names import enable_profiler_for_names, is_profiled, profiled_names
 
@@ -16,14 +21,14 @@ def test_names_of_the_environment_and_of_calls_add_up(monkeypatch: pytest.Monkey
     # WHEN others are added, with commas and as a list
     enable_profiler_for_names("text_encoding, denoise,")
     enable_profiler_for_names(["a, b", "re"])
-    # THEN all are profiled, each once, and those of a list as they are
+    # THEN all are profiled, each once, and those of a list unchanged
     assert profiled_names() == ("denoise", "vae_decode", "text_encoding", "a, b", "re")
     assert is_profiled("a, b")
     assert not is_profiled("a")
     assert not is_profiled("vae")
 
 
-def test_our_spelling_wins_over_the_alias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_new_spelling_has_priority_over_the_alias(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENABLE_PROFILER_NAMES", "one")
     monkeypatch.setenv("STAGESPAN_PROFILER_NAMES", "two")
     assert profiled_names() == ("two",)
@@ -36,7 +41,72 @@ def test_a_star_is_all() -> None:
 
 
 @pytest.mark.parametrize("names", [[""], [1], 7, None, [b"denoise"]])
-def test_what_is_no_name(names: Any) -> None:
+def test_values_that_are_not_names(names: Any) -> None:
     with pytest.raises(SettingsError, match="name"):
         enable_profiler_for_names(names)
     assert profiled_names() == ()
+
+
+PROGRAM = """
+import os, sys
+import stagespan
+
+for name in filter(None, os.environ.get("CALLED", "").split(",")):
+    stagespan.enable_profiler_for_names(name)
+for name in filter(None, os.environ.get("RUN", "").split(",")):
+    with stagespan.ProfilingContext(name):
+        pass
+if os.environ.get("FORK"):
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+"""
+
+
+def warnings_of(tmp_path: Path, **variables: str) -> list[str]:
+    """What a program logs that runs some stages and names some for the profiler."""
+    done = subprocess.run(
+        [*preloaded.python(), "-c", PROGRAM],
+        env={**os.environ, "STAGESPAN_OUTPUT_DIR": str(tmp_path), **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if "was not" in line or "were not" in line]
+
+
+@pytest.mark.parametrize("variable", ["ENABLE_PROFILER_NAMES", "CALLED"])
+def test_a_named_stage_that_never_ran_is_logged_once(variable: str, tmp_path: Path) -> None:
+    (line,) = warnings_of(tmp_path, RUN="encode,denoise,encode", FORK="1", **{variable: "encoder"})
+    assert line == (
+        "[Profiler] Stage 'encoder' was not profiled, because it did not run in this process; "
+        "stages that ran: 'denoise', 'encode'."
+    )
+
+
+def test_several_of_them_are_one_line(tmp_path: Path) -> None:
+    (line,) = warnings_of(tmp_path, RUN="encode", ENABLE_PROFILER_NAMES="vea,*,encode", CALLED="x")
+    assert "'vea', 'x'" in line
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"ENABLE_PROFILER_NAMES": "encode", "RUN": "encode,denoise"},
+        {"ENABLE_PROFILER_NAMES": "*", "RUN": "encode"},
+        {"ENABLE_PROFILER_NAMES": "encode"},
+        {"RUN": "encode"},
+    ],
+)
+def test_nothing_is_logged_otherwise(variables: dict[str, str], tmp_path: Path) -> None:
+    assert warnings_of(tmp_path, **variables) == []
+
+
+def test_a_stage_that_a_worker_profiled_is_not_logged(tmp_path: Path) -> None:
+    (tmp_path / "denoise_vae_trace.json.gz").touch()
+    assert len(warnings_of(tmp_path, RUN="encode", ENABLE_PROFILER_NAMES="denoise")) == 1
+    future = time.time() + 3600  # the run begins in the same second
+    (tmp_path / "denoise_pid7_trace.json.gz").touch()
+    os.utime(tmp_path / "denoise_pid7_trace.json.gz", (future, future))
+    assert warnings_of(tmp_path, RUN="encode", ENABLE_PROFILER_NAMES="denoise") == []

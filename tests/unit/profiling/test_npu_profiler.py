@@ -1,4 +1,4 @@
-"""torch_npu.profiler as a backend, with a module of the same interface in its place."""
+"""torch_npu.profiler as a backend, with a module of the same interface instead of it."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def test_the_level_can_be_chosen(
     assert profile.handler is None
 
 
-def test_the_result_folder_stays_if_asked(
+def test_the_result_folder_is_kept_on_request(
     monkeypatch: pytest.MonkeyPatch, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN a run whose NPU results are wanted
+    # GIVEN a run for which the NPU results are to be kept
     monkeypatch.setenv("STAGESPAN_NPU_RESULT", "true")
 
     # WHEN a stage is profiled
@@ -117,7 +117,7 @@ def test_the_result_folder_stays_if_asked(
     with caplog.at_level(logging.INFO, "stagespan"):
         trace = window.export(folder / "trace.json.gz")
 
-    # THEN the result folder lies in the output folder, its trace is the window's, the log says so
+    # THEN the result folder is in the output folder, its trace is the window's, and the log says so
     (result,) = (folder / "npu").glob("*/*_ascend_pt")
     assert str(result) in caplog.text
     assert trace.exists()
@@ -136,7 +136,7 @@ def test_the_warm_up_of_a_schedule_leaves_no_result(
     assert [profile.handler is not None for profile in Profile.made] == [False, True] * 2
 
 
-def test_a_trace_that_was_not_written_is_told(
+def test_a_trace_that_was_not_written_gives_a_warning(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.setattr(Profile, "writes", False)
@@ -147,14 +147,14 @@ def test_a_trace_that_was_not_written_is_told(
         window.export(folder / "trace.json.gz")
 
 
-def test_without_torch_npu_torchs_own_profiler_is_asked_for_private_use(
+def test_without_torch_npu_torchs_own_profiler_is_used_with_private_use(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # GIVEN a machine without torch_npu
     monkeypatch.setitem(sys.modules, "torch_npu", None)
     monkeypatch.setitem(sys.modules, "torch_npu.profiler", None)
 
-    # WHEN a profiler is wanted for the NPU
+    # WHEN a profiler is requested for the NPU
     with caplog.at_level(logging.INFO, "stagespan"):
         backend = make_backend(NPU, Options(("CPU", "PrivateUse1")))
 

@@ -1,4 +1,4 @@
-"""Stages that are named for the profiler: their files, their log lines, their bounds."""
+"""Stages that are named for the profiler: their files, log lines, and limits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_workers_do_not_write_each_others_files(
     with ProfilingContext("denoise"):
         work()
 
-    # THEN the files carry the process's id
+    # THEN the names of the files contain the process's id
     pid = os.getpid()
     names = [f"denoise_pid{pid}_breakdown.json", f"denoise_pid{pid}_trace.json.gz"]
     assert files(folder) == names
@@ -88,7 +88,7 @@ def test_the_stages_span_covers_its_operators(work: Work, folder: Path) -> None:
     events = trace.events
     row = {trace.names[code]: at for at, code in enumerate(events.name)}
     products = [at for at, code in enumerate(events.name) if trace.names[code] == "aten::mm"]
-    # THEN the operators lie within the inner span, and that within the outer one
+    # THEN the operators are within the inner span, and this one within the outer one
     assert events.begin_ns[row["outer"]] <= events.begin_ns[row["inner"]]
     assert events.begin_ns[row["inner"]] <= events.begin_ns[products].min()
     assert events.end_ns[products].max() <= events.end_ns[row["inner"]]
@@ -146,7 +146,7 @@ def test_only_the_first_runs_are_profiled(
         with ProfilingContext("loop"):
             work()
         written.append((folder / "loop_trace.json.gz").read_bytes())
-    # THEN the files show the second run, and the third left them alone
+    # THEN the files show the second run, and the third did not change them
     assert written[0] != written[1]
     assert written[1] == written[2]
 
@@ -154,14 +154,14 @@ def test_only_the_first_runs_are_profiled(
 def test_a_nested_stage_is_skipped_and_keeps_its_run(
     work: Work, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN two named stages, one in the other
+    # GIVEN two named stages, one inside the other
     enable_profiler_for_names(["outer", "inner"])
     for _ in range(3):
         with ProfilingContext("outer"):
             for _ in range(2):
                 with ProfilingContext("inner"):
                     work()
-    # THEN the outer is profiled in its first two runs, the inner once the outer no longer is
+    # THEN the outer is profiled in its first two runs, and the inner one after that
     assert {"inner_trace.json.gz", "outer_trace.json.gz"} <= set(files(folder))
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len([line for line in warnings if "not profiled" in line]) == 1
@@ -186,13 +186,13 @@ def test_several_threads_never_profile_at_once(work: Work, folder: Path) -> None
         thread.start()
     for thread in threads:
         thread.join()
-    # THEN nobody fails, and every trace that was written can be read
+    # THEN none fails, and every trace that was written can be read
     assert errors == []
     for path in folder.glob("*_trace.json.gz"):
         assert read_trace(path).incomplete is None
 
 
-def test_ranks_have_files_of_their_own(
+def test_ranks_have_separate_files(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN rank 3 of 4
@@ -202,18 +202,18 @@ def test_ranks_have_files_of_their_own(
     # WHEN a named stage runs
     with ProfilingContext("denoise"):
         work()
-    # THEN the rank is in its files' names
+    # THEN the names of its files contain the rank
     assert files(folder) == ["denoise_rank3_breakdown.json", "denoise_rank3_trace.json.gz"]
 
 
 @pytest.mark.parametrize("stage", ["re", "Pi", "a/../../b", 'q"uote\nline', "ü", "."])
 def test_any_name_of_a_stage(work: Work, folder: Path, stage: str) -> None:
-    # GIVEN a stage with an odd name
+    # GIVEN a stage with an unusual name
     enable_profiler_for_names([stage])
     # WHEN it runs
     with ProfilingContext(stage):
         work()
-    # THEN its files lie in the folder, and hold the name as it is
+    # THEN its files are in the folder, and contain the name unchanged
     assert len(files(folder)) == 2
     table = json.loads(next(folder.glob("*_breakdown.json")).read_text())
     assert table["name"] == stage
@@ -238,7 +238,7 @@ def test_a_stage_that_raises_is_profiled_and_raises(work: Work, folder: Path) ->
     assert len(files(folder)) == 2
 
 
-def test_a_folder_that_cannot_be_written_costs_one_warning(
+def test_a_folder_that_cannot_be_written_gives_one_warning(
     work: Work, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # GIVEN an output folder below a file
@@ -249,7 +249,7 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(
     with ProfilingContext("stage"):
         work()
     stagespan.set_profiler_output_dir(None)
-    # THEN the pipeline went on, one sentence says so, nothing was written
+    # THEN the pipeline continued, one sentence says so, and nothing was written
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(warnings) == 1
     assert "could not be written" in warnings[0]
@@ -271,7 +271,7 @@ print(result.sum().item())
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
-    # GIVEN a process in which no file can grow
+    # GIVEN a process with a limit on the size of files
     environment: dict[str, Any] = {"STAGESPAN_OUTPUT_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
     import os
 
@@ -283,7 +283,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    # THEN it gives its result, a warning is printed, and no file is there
+    # THEN it returns its result, a warning is printed, and there is no file
     assert done.stdout.split() == ["8.0"], done.stderr
     assert "could not be written" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == []
@@ -305,7 +305,7 @@ def test_names_from_the_environment(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    # THEN its stage has files, and the terminal stays clean of the profiler's own marks
+    # THEN its stage has files, and the terminal does not show the profiler's own messages
     assert done.returncode == 0, done.stderr
     assert files(tmp_path) == ["denoise_breakdown.json", "denoise_trace.json.gz"]
     assert "profiler_start" not in done.stderr

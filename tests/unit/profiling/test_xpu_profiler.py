@@ -1,4 +1,4 @@
-"""torch.profiler on an XPU, with a device and a profiler of the same interfaces in their places."""
+"""torch.profiler on an XPU, with a device and a profiler of the same interfaces instead of them."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def test_the_activity_of_the_xpu_is_chosen_if_torch_can_record_it(
     members = {getattr(ProfilerActivity, name) for name in supported}
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: members)
 
-    # WHEN a stage is profiled, without a word about activities
+    # WHEN a stage is profiled without a choice of activities
     with caplog.at_level(logging.INFO, "stagespan"), profile_window("denoise") as window:
         pass
 
-    # THEN those are asked for, and the log names them
+    # THEN those are requested, and the log names them
     assert current_platform.device is XPU
     assert window.recorded
     profiler: Any = window.profiler
     assert [activity.name for activity in profiler.activities] == recorded
     assert f"[Profiler] torch.profiler records {', '.join(recorded)}" in caplog.messages
-    # AND if the XPU is not recorded, a warning has the remedy
+    # AND if the XPU is not recorded, a warning says what to do
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [XPU.advice in record.getMessage() for record in warnings] == [True] * (
         len(recorded) < 2
