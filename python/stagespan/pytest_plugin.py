@@ -6,6 +6,7 @@ in a baseline file, beyond the tolerance and the noise of both measurements.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from stagespan.report.changes import Timed, Tolerance
+    from stagespan.report.changes import Change, Timed, Tolerance
     from stagespan.report.noise import Times
 
 _MORE_MEASUREMENTS = 2
@@ -26,22 +27,24 @@ _MARK = (
 
 
 class BaselineWarning(UserWarning):
-    """A limit was not checked, or was checked by times of another machine."""
+    """A limit was not checked, or was checked against times of another machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the baseline."""
     group = parser.getgroup("stagespan")
-    group.addoption("--stage-baseline", metavar="FILE", help="Baseline that stages are judged by.")
+    group.addoption(
+        "--stage-baseline", metavar="FILE", help="Baseline with which stages are compared."
+    )
     group.addoption(
         "--stage-baseline-write",
         action="store_true",
-        help="Write what is measured to the file of --stage-baseline, and judge nothing by it.",
+        help="Write the measured times to the file of --stage-baseline instead of comparing them.",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark, and what is written at the end."""
+    """Register the mark, and the session, which writes the times at the end."""
     config.addinivalue_line("markers", _MARK)
     if config.getoption("--stage-baseline-write") and not config.getoption("--stage-baseline"):
         raise pytest.UsageError("--stage-baseline-write needs a file: pass --stage-baseline=FILE.")
@@ -49,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Session:
-    """The baseline of a test run, and what was measured."""
+    """The baseline and the measured times of a test run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.path: str | None = config.getoption("--stage-baseline")
@@ -60,13 +63,13 @@ class _Session:
 
     @property
     def baseline(self) -> Timed | None:
-        """The baseline that stages are judged by; read once."""
+        """The baseline with which stages are compared. It is read once."""
         if self.path is None or self.is_writing:
             return None
         if self._baseline is None:
+            from stagespan.environment import machine
             from stagespan.report.baseline import read_baseline
             from stagespan.report.changes import machine_differences
-            from stagespan.report.environment import machine
 
             self._baseline = read_baseline(self.path)
             for difference in machine_differences(self._baseline.environment, machine()):
@@ -74,11 +77,16 @@ class _Session:
         return self._baseline
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the baseline; a worker of pytest-xdist hands its times to the main process."""
+        """Write the baseline. A worker of pytest-xdist sends its times to the main process."""
         shared = getattr(session.config, "workeroutput", None)
         if shared is not None:
             shared[_SHARED] = {
-                name: (list(times.samples_ms), times.disturbed)
+                name: (
+                    list(times.samples_ms),
+                    times.disturbed,
+                    times.fixed_ns,
+                    list(times.relative),
+                )
                 for name, times in self.measured.items()
             }
         elif self.is_writing and self.measured and self.path is not None:
@@ -95,21 +103,31 @@ class _Session:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: Any) -> None:
-        """Take over what a worker of pytest-xdist has measured."""
+        """Add the times that a worker of pytest-xdist has measured."""
         from stagespan.report.noise import Times
 
         shared = getattr(node, "workeroutput", {}).get(_SHARED, {})
-        for name, (samples, disturbed) in shared.items():
-            self.measured[name] = Times.of(samples, disturbed)
+        for name, figures in shared.items():
+            self.measured[name] = Times.of(*figures)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what was written."""
+        """Report the written file."""
         for sentence in self.sentences:
             terminalreporter.write_line(f"stagespan: {sentence}")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """After a test has passed: fail it if it has limits but measured nothing."""
+    session: _Session = item.config.pluginmanager.getplugin("stagespan-session")
+    if item.get_closest_marker("stage_limit") is None:
+        return
+    if not any(f"{key}[".startswith(f"{item.nodeid}[") for key in session.measured):
+        _fail(f"{item.nodeid} has a stage_limit but measured nothing: call stage_bench in it.")
+
+
 class StageBench:
-    """Measures stages in a test, and holds them to the limits of the test's mark."""
+    """Measures stages in a test, and checks the limits of the test's mark."""
 
     def __init__(self, item: pytest.Item, session: _Session) -> None:
         self._item = item
@@ -128,34 +146,41 @@ class StageBench:
         Args:
             function: Runs the stage once. It is run at least 25 times.
             *arguments: Its arguments.
-            name: Tells the measurements of one test apart, if there are several.
-            most_seconds: How long the measurement takes at most, 5 s by default.
+            name: Distinguishes several measurements in one test.
+            most_seconds: Maximum time of the measurement, by default 5 s.
             **keywords: Its keyword arguments.
 
         Returns:
             The times: ``median_ms``, ``quartiles_ms``, ``samples_ms``, ``count``.
         """
-        from stagespan.report.measure import MOST_SECONDS, measure
-        from stagespan.report.noise import Times
+        from stagespan.report.measure import MOST_SECONDS, measure, pooled
 
         seconds = MOST_SECONDS if most_seconds is None else most_seconds
         run = partial(function, *arguments, **keywords)
         times = measure(run, most_seconds=seconds)
+        measurements = [times]
         for _ in range(_MORE_MEASUREMENTS):
             is_baseline = self._session.is_writing and times.disturbed
             if not is_baseline and self._is_clear(self._key(name), times):
                 break
-            # A machine that is busy for a while makes an unchanged stage slow for a while.
-            more = measure(run, most_seconds=seconds)
-            disturbed = None if times.disturbed is None else times.disturbed or more.disturbed
-            times = Times.of((*times.samples_ms, *more.samples_ms), disturbed)
+            # A stage that has not changed is slow while the machine is busy, so measure again.
+            measurements.append(measure(run, most_seconds=seconds))
+            times = pooled(measurements)
         return self._check(times, name)
 
     def check(self, samples_ms: Iterable[float], *, name: str | None = None) -> Times:
-        """Check the limits for times that were measured elsewhere, such as a replay's."""
+        """Check the limits for other times, such as those of a replay.
+
+        The test fails if there are no times, or if one of them is negative or not finite.
+        """
         from stagespan.report.noise import Times
 
-        return self._check(Times.of([float(sample) for sample in samples_ms]), name)
+        samples = [float(sample) for sample in samples_ms]
+        wrong = [sample for sample in samples if not 0 <= sample < math.inf]
+        if wrong or not samples:
+            what = f"{wrong[0]:g} is not a time in ms" if wrong else "there are no times"
+            _fail(f"{self._key(name)} cannot be checked: {what}.")
+        return self._check(Times.of(samples), name)
 
     def _key(self, name: str | None) -> str:
         return self._item.nodeid if name is None else f"{self._item.nodeid}[{name}]"
@@ -166,10 +191,19 @@ class StageBench:
         problem = self._problem(key, times)
         if problem is not None:
             _fail(problem)
+        is_limited = self._limits().get("regress") is not None
+        if is_limited and self._session.path is None:
+            warnings.warn(
+                f"{key} was not compared: pass --stage-baseline=FILE.",
+                BaselineWarning,
+                stacklevel=3,
+            )
+        for sentence in self._speed_differences(key, times) if is_limited else ():
+            warnings.warn(f"{self._session.path}: {sentence}", BaselineWarning, stacklevel=3)
         return times
 
     def _problem(self, key: str, times: Times) -> str | None:
-        """Which limit the times exceed, as a sentence; None if they keep all of them."""
+        """Return a sentence about the limit that the times exceed, or None."""
         limits = self._limits()
         at_most_ms = limits.get("ms")
         if at_most_ms is not None and times.median_ms > at_most_ms:
@@ -177,35 +211,31 @@ class StageBench:
                 f"{key} takes {times.median_ms:,.3f} ms (median of {times.count} runs), more than"
                 f" the limit of {at_most_ms:,.3f} ms."
             )
-        return None if limits.get("regress") is None else self._regress(key, times, limits)
+        return None if limits.get("regress") is None else self._regress(key, times)
 
     def _limits(self) -> dict[str, Any]:
         from stagespan.report.amounts import milliseconds, share
 
         mark = self._item.get_closest_marker("stage_limit")
-        given = dict(mark.kwargs) if mark is not None else {}
-        unknown = sorted(given.keys() - {"ms", "regress", "regress_ms"})
+        limits = dict(mark.kwargs) if mark is not None else {}
+        unknown = sorted(limits.keys() - {"ms", "regress", "regress_ms"})
         if unknown or (mark is not None and mark.args):
             _fail(f"stage_limit takes ms=, regress= and regress_ms=, not {unknown or mark}.")
         parse = {"ms": milliseconds, "regress": share, "regress_ms": milliseconds}
         try:
-            return {key: parse[key](value) for key, value in given.items() if value is not None}
+            return {key: parse[key](value) for key, value in limits.items() if value is not None}
         except ValueError as error:
             _fail(f"stage_limit: {error}")
 
     def _is_clear(self, key: str, times: Times) -> bool:
-        """Whether the times keep all limits, and not only because they are too noisy to tell."""
+        """Whether the times are within all limits, and precise enough to be sure."""
         if self._problem(key, times) is not None:
             return False
-        from stagespan.report.changes import judge
-
-        baseline, limits = self._baseline(), self._limits()
-        before = None if baseline is None else baseline.times.get((key, None))
-        if before is None or limits.get("regress") is None:
+        limits = self._limits()
+        change = None if limits.get("regress") is None else self._change(key, times)
+        if change is None:
             return True
-        tolerance = self._tolerance(limits)
-        change = judge(key, before, times, tolerance)
-        limit_ms = tolerance.limit_ms(change.before_ms or 0.0)
+        limit_ms = self._tolerance().limit_ms(change.before_ms or 0.0)
         return (change.change_ms or 0.0) <= limit_ms
 
     def _baseline(self) -> Timed | None:
@@ -216,37 +246,58 @@ class StageBench:
         except ReportError as error:
             _fail(f"--stage-baseline: {error}")
 
-    @staticmethod
-    def _tolerance(limits: dict[str, Any]) -> Tolerance:
+    def _tolerance(self) -> Tolerance:
         from stagespan.report.changes import Tolerance
 
+        limits = self._limits()
         return Tolerance(limits["regress"], limits.get("regress_ms", Tolerance.absolute_ms))
 
-    def _regress(self, key: str, times: Times, limits: dict[str, Any]) -> str | None:
-        from stagespan.report.changes import judge
+    def _change(self, key: str, times: Times) -> Change | None:
+        """Return the change against the baseline; None without one, or if it lacks the stage.
+
+        If the processor's speed decides the times, they are compared at one speed, because it
+        changes on many machines.
+        """
+        from stagespan.environment import machine
+        from stagespan.report.changes import have_same_speed_unit, judge
 
         baseline = self._baseline()
-        if baseline is None:
-            if not self._session.is_writing:
-                warnings.warn(
-                    f"{key} was not compared: pass --stage-baseline=FILE.",
-                    BaselineWarning,
-                    stacklevel=3,
-                )
+        before = None if baseline is None else baseline.times.get((key, None))
+        if baseline is None or before is None:
             return None
-        before = baseline.times.get((key, None))
-        if before is None:
+        same_unit = have_same_speed_unit(baseline.environment, machine())
+        return judge(key, before, times, self._tolerance(), same_speed_unit=same_unit)
+
+    def _regress(self, key: str, times: Times) -> str | None:
+        if self._baseline() is None:
+            return None
+        change = self._change(key, times)
+        if change is None:
             _fail(
                 f"{key} is not in the baseline {self._session.path}: add it with"
                 " --stage-baseline-write."
             )
-        change = judge(key, before, times, self._tolerance(limits))
         if change.verdict != "slower":
             return None
+        speed = "".join(f" {sentence}" for sentence in self._speed_differences(key, times))
         return (
             f"{key} takes {change.after_ms:,.3f} ms, {change.change or 0:+.1%} against the"
-            f" baseline's {change.before_ms:,.3f} ms: {change.reason}."
+            f" baseline's {change.before_ms:,.3f} ms: {change.reason}.{speed}"
         )
+
+    def _speed_differences(self, key: str, times: Times) -> list[str]:
+        """Return sentences if the processor's speed has changed and the times depend on it."""
+        from stagespan.environment import machine
+        from stagespan.report.changes import Change, speed_differences
+
+        baseline = self._baseline()
+        if baseline is None or (key, None) not in baseline.times:
+            return []
+        if times.relative and baseline.times[key, None].relative:
+            return []  # they are compared at one speed
+        change = Change(key, None, "same", baseline.times[key, None], times)
+        sides = ("for the baseline", "now")
+        return speed_differences([change], baseline.environment, machine(), sides)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The pytest plugin, in test runs of its own."""
+"""The pytest plugin, in separate test runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+# Without the plugin of hypothesis, whose import takes most of the time of a short test run.
+PYTEST = [
+    *(sys.executable, "-m", "pytest", "-q"),
+    *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
+]
 TEST = """
     import json, pathlib
     import pytest
@@ -21,7 +26,8 @@ TEST = """
     def test_decode(stage_bench):
         times = stage_bench.check(json.loads(pathlib.Path("samples.json").read_text()))
         assert times.count == 60
-
+"""
+MEASURED = """
     def test_measured(stage_bench):
         times = stage_bench(sum, range(1000), most_seconds=0.2)
         assert times.count >= 20 and times.median_ms > 0
@@ -29,12 +35,21 @@ TEST = """
 
 
 class Project:
-    """A folder with one test file, and what it is given to check."""
+    """A folder with one test file, and the options of its run."""
 
-    def __init__(self, folder: Path, ms: float | None = None, regress: Any = "5%") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ms: float | None = None,
+        regress: Any = "5%",
+        *,
+        measures: bool = False,
+    ) -> None:
         self.folder = folder
         self.baseline = folder / "baseline.json"
         text = textwrap.dedent(TEST).format(ms=ms, regress=regress)
+        if measures:
+            text += textwrap.dedent(MEASURED)
         (folder / "test_stage.py").write_text(text)
 
     def run(self, slowdown: float, *arguments: str) -> tuple[int, str]:
@@ -42,7 +57,7 @@ class Project:
         times = 10 * slowdown * np.exp(np.abs(random.normal(0, 0.06, 60)))
         (self.folder / "samples.json").write_text(json.dumps(list(times)))
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+            [*PYTEST, *arguments],
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -59,14 +74,14 @@ class Project:
 
 
 def test_a_slower_stage_fails_and_an_unchanged_one_passes(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+    project = Project(tmp_path, measures=True)
     assert "baseline.json: 2" in project.write()
     assert project.run(1.001, f"--stage-baseline={project.baseline}")[0] == 0
     status, output = project.run(1.1, f"--stage-baseline={project.baseline}")
     assert status == 1
     assert "test_stage.py::test_decode takes 11." in output
     assert "against the baseline's 10." in output
-    # AND the reason is that of a change beyond both: neither tolerated, nor noise
+    # AND the reason is a change beyond both the tolerance and the noise
     assert re.search(r"\+(9|10|11)\.\d% against .*: .*\btolerance\b.*\bnoise\b", output)
 
 
@@ -89,8 +104,8 @@ def test_a_baseline_of_another_machine_is_warned_of_and_replaced(tmp_path: Path)
     project.baseline.write_text(json.dumps(content))
     status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
     assert status == 0
-    assert "The machines differ, so the times do not compare: cpu another one before" in output
-    assert "of another machine and were left out" in project.write()
+    assert "The machines differ, so the times are not comparable: cpu another one before" in output
+    assert "from another machine and were removed" in project.write()
     assert "gone" not in json.loads(project.baseline.read_text())["stages"]
 
 
@@ -107,8 +122,112 @@ def test_without_a_baseline_the_comparison_is_left_out_with_a_warning(tmp_path: 
     assert "was not compared: pass --stage-baseline=FILE." in output
 
 
-def test_a_stage_that_the_baseline_lacks_fails(tmp_path: Path) -> None:
+def test_each_warning_is_printed_once(tmp_path: Path) -> None:
+    # GIVEN tests that measure a function, so that their limits are checked before and after
     project = Project(tmp_path)
+    (tmp_path / "test_stage.py").write_text(
+        textwrap.dedent(
+            """
+            import pytest
+
+            @pytest.mark.stage_limit(regress="900%")
+            @pytest.mark.parametrize("number", [1, 2])
+            def test_measured(stage_bench, number):
+                stage_bench(sum, range(1000), most_seconds=0.2)
+            """
+        )
+    )
+    # WHEN they run without a baseline, and with one of another machine
+    status, output = project.run(1.0)
+    assert status == 0, output
+    assert output.count("was not compared") == 2
+    project.write()
+    content = json.loads(project.baseline.read_text())
+    content["environment"]["cpu"] = "another one"
+    project.baseline.write_text(json.dumps(content))
+    status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
+    assert status == 0, output
+    # THEN each test is warned of once, and the machine once
+    assert output.count("The machines differ") == 1
+
+
+@pytest.mark.parametrize("slowdown", [0.5, 2.0])
+def test_a_baseline_of_a_machine_of_another_speed_is_explained(
+    tmp_path: Path, slowdown: float
+) -> None:
+    # GIVEN a baseline in which the stage is much faster
+    project = Project(tmp_path)
+    (tmp_path / "test_stage.py").write_text(
+        textwrap.dedent(
+            """
+            import pytest
+
+            @pytest.mark.stage_limit(regress="50%", regress_ms=0)
+            def test_measured(stage_bench):
+                stage_bench(sum, range(1000), most_seconds=0.2)
+            """
+        )
+    )
+    project.write()
+    content = json.loads(project.baseline.read_text())
+    entry = content["stages"]["test_stage.py::test_measured"]
+    entry["samples_ms"] = [sample / 10 for sample in entry["samples_ms"]]
+    # AND in which the processor was twice or half as fast, without its speed during each run
+    entry["fixed_ns"] /= slowdown
+    del entry["relative"]
+    project.baseline.write_text(json.dumps(content))
+
+    status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
+
+    # THEN the stage fails all the same, and the sentence says how fast the machine was
+    assert status == 1
+    slower = "now than for the baseline" if slowdown > 1 else "for the baseline than now"
+    assert f"The machine was slower {slower}" in output
+    # AND with the old times it passes, with a warning
+    entry["samples_ms"] = [sample * 1000 for sample in entry["samples_ms"]]
+    project.baseline.write_text(json.dumps(content))
+    status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
+    assert status == 0
+    assert output.count(f"The machine was slower {slower}") == 1
+
+
+@pytest.mark.parametrize("slowdown", [0.5, 2.0])
+def test_times_are_compared_at_one_speed_of_the_processor(tmp_path: Path, slowdown: float) -> None:
+    # GIVEN a baseline of a stage that only computes
+    project = Project(tmp_path)
+    (tmp_path / "test_stage.py").write_text(
+        textwrap.dedent(
+            """
+            import pytest
+
+            @pytest.mark.stage_limit(regress="50%", regress_ms=0)
+            def test_measured(stage_bench):
+                stage_bench(sum, range(10_000), most_seconds=0.2)
+            """
+        )
+    )
+    project.write()
+    content = json.loads(project.baseline.read_text())
+    entry = content["stages"]["test_stage.py::test_measured"]
+    assert len(entry["relative"]) >= entry["count"]
+    # AND in which the processor was twice or half as fast
+    entry["samples_ms"] = [sample / slowdown for sample in entry["samples_ms"]]
+    entry["fixed_ns"] /= slowdown
+    project.baseline.write_text(json.dumps(content))
+
+    # THEN the unchanged stage passes
+    status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
+    assert status == 0, output
+    # AND a slower one fails, also if its times were the same on the slower processor
+    entry["relative"] = [ratio / 2 for ratio in entry["relative"]]
+    project.baseline.write_text(json.dumps(content))
+    status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
+    assert status == 1
+    assert "at the same speed of the processor" in output
+
+
+def test_a_stage_that_the_baseline_lacks_fails(tmp_path: Path) -> None:
+    project = Project(tmp_path, measures=True)
     project.write("-k", "measured")
     status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
     assert status == 1
@@ -128,7 +247,7 @@ def test_an_empty_baseline_fails_in_a_sentence_and_is_written_over(
     assert re.search(r"baseline\.json is (empty|a baseline without times): write it again", output)
     assert "Traceback" not in output
     assert "Error" not in output
-    assert "baseline.json: 2" in project.write()
+    assert "baseline.json: 1" in project.write()
 
 
 def test_another_file_is_not_written_over(tmp_path: Path) -> None:
@@ -145,10 +264,58 @@ def test_another_file_is_not_written_over(tmp_path: Path) -> None:
 def test_wrong_limits_are_refused(tmp_path: Path) -> None:
     status, output = Project(tmp_path, regress="much").run(1.0)
     assert status == 1
-    assert "stage_limit: 'much' is not a share: write 5% or 0.05." in output
+    assert "stage_limit: 'much' is not a percentage or a fraction: write 5% or 0.05." in output
+
+
+def test_values_that_are_not_times_fail(tmp_path: Path) -> None:
+    (tmp_path / "test_stage.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.stage_limit(ms=5)\n"
+        "@pytest.mark.parametrize('times', [[float('nan')] * 9, [1, float('inf')], [-1, 2], []])\n"
+        "def test_times(stage_bench, times): stage_bench.check(times)\n"
+    )
+    done = subprocess.run(
+        PYTEST,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "4 failed" in done.stdout
+    for sentence in ("nan is not a time", "inf is not", "-1 is not", "there are no times"):
+        assert sentence in done.stdout
+    assert "Error" not in done.stdout
+
+
+def test_a_limit_without_a_measurement_fails(tmp_path: Path) -> None:
+    # GIVEN tests with a limit that measure nothing, are skipped, or have failed already
+    (tmp_path / "test_stage.py").write_text(
+        "import pytest\n"
+        "limit = pytest.mark.stage_limit(ms=5000)\n"
+        "@limit\ndef test_without_the_fixture(): pass\n"
+        "@limit\ndef test_without_a_call(stage_bench): pass\n"
+        "@limit\ndef test_named(stage_bench): stage_bench.check([1.0] * 30, name='part')\n"
+        "@limit\ndef test_skipped(): pytest.skip('no device')\n"
+        "@limit\n@pytest.mark.parametrize('n', [1])\ndef test_with_cases(stage_bench, n):\n"
+        "    stage_bench.check([1.0] * 30)\n"
+    )
+
+    # WHEN they run
+    done = subprocess.run(
+        [*PYTEST, "test_stage.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    # THEN the two that measure nothing fail
+    assert "2 failed, 2 passed, 1 skipped" in done.stdout
+    failed = re.findall(r"^FAILED test_stage.py::(\w+)", done.stdout, re.MULTILINE)
+    assert failed == ["test_without_the_fixture", "test_without_a_call"]
 
 
 def test_workers_of_xdist_write_one_baseline(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+    project = Project(tmp_path, measures=True)
     project.write("-n", "2")
     assert len(json.loads(project.baseline.read_text())["stages"]) == 2

@@ -1,4 +1,4 @@
-"""Tolerances as text: ``5%``, ``0.05``, ``2 ms``."""
+"""Parses tolerances such as ``5%``, ``0.05`` and ``2 ms``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 
 
 def share(text: str | float) -> float:
-    """A part of one: ``"5%"`` and ``0.05`` are 0.05. Raises ValueError, one sentence."""
+    """Return a fraction: ``"5%"`` and ``0.05`` give 0.05. Raises ValueError."""
     found = _number(str(text).strip().removesuffix("%"))
     is_percent = str(text).strip().endswith("%")
     if found is None or found < 0 or (not is_percent and found >= 1):
-        raise ValueError(f"{text!r} is not a share: write 5% or 0.05.")
+        raise ValueError(f"{text!r} is not a percentage or a fraction: write 5% or 0.05.")
     return found / 100 if is_percent else found
 
 
 def milliseconds(text: str | float) -> float:
-    """A time in ms: ``"2"``, ``"2 ms"`` and ``2`` are 2.0. Raises ValueError, one sentence."""
+    """Return a time in ms: ``"2"``, ``"2 ms"`` and ``2`` give 2.0. Raises ValueError."""
     found = _number(str(text).strip().removesuffix("ms"))
     if found is None or found < 0:
-        raise ValueError(f"{text!r} is not a time in milliseconds: write 2 or 0.5.")
+        raise ValueError(f"{text!r} is not a time in milliseconds: write for example 2 or 0.5.")
     return found
 
 

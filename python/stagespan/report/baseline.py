@@ -1,18 +1,17 @@
-"""A file of times that later measurements are judged by."""
+"""Baselines: files of times with which later measurements are compared."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from stagespan.environment import machine
 from stagespan.errors import ReportError
 from stagespan.files import write_whole
 from stagespan.report.changes import NoTimesError, Timed, machine_differences, read
-from stagespan.report.environment import machine
 from stagespan.report.noise import Times
 
 SCHEMA_VERSION = 1
@@ -21,7 +20,7 @@ _DIGITS = 6
 
 
 def read_baseline(path: str | os.PathLike[str]) -> Timed:
-    """Read a baseline. Raises ReportError, one sentence, if it cannot be read or is none."""
+    """Read a baseline. Raises ReportError if the file cannot be read or is not a baseline."""
     found = read(path)
     if found.kind != "baseline":
         raise ReportError(f"{path} is not a baseline: write one with --stage-baseline-write.")
@@ -29,11 +28,11 @@ def read_baseline(path: str | os.PathLike[str]) -> Timed:
 
 
 def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> list[str]:
-    """Add times to a baseline, or make it; returns what is to be said, as sentences.
+    """Add times to a baseline, or create it. Returns sentences for the user.
 
-    Times of the same names are replaced. Times of another machine are not kept, because they do
-    not compare. An empty file is written over. Raises ReportError if there is another file that
-    is not a baseline, or if it cannot be written.
+    Times with the same names are replaced. Times of another machine are removed, because they are
+    not comparable. An empty file is overwritten. Raises ReportError if the file is not a baseline,
+    or if it cannot be written.
     """
     sentences: list[str] = []
     stages: dict[str, Any] = {}
@@ -41,7 +40,8 @@ def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> 
     if before is not None:
         if machine_differences(before.environment, machine()):
             sentences.append(
-                f"The {len(before.times)} times in {path} are of another machine and were left out."
+                f"The {len(before.times)} times in {path} are from another machine and were "
+                f"removed."
             )
         else:
             stages = {name: _entry(known) for (name, _), known in before.times.items()}
@@ -63,7 +63,7 @@ def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> 
 
 def _known(path: str | os.PathLike[str]) -> Timed | None:
     try:
-        return read_baseline(path) if Path(path).exists() else None
+        return read_baseline(path) if os.path.exists(path) else None
     except NoTimesError:
         return None
 
@@ -73,5 +73,7 @@ def _entry(times: Times) -> dict[str, Any]:
         "median_ms": round(times.median_ms, _DIGITS),
         "count": times.count,
         "disturbed": times.disturbed,
+        "fixed_ns": times.fixed_ns,
         "samples_ms": [round(sample, _DIGITS) for sample in times.samples_ms],
+        "relative": [round(ratio, _DIGITS) for ratio in times.relative],
     }

@@ -1,9 +1,10 @@
-"""What changed between two files of times, and which of the changes count."""
+"""Compares two files of times, and decides which changes count."""
 
 from __future__ import annotations
 
 import gzip
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,14 +13,17 @@ from typing import Any, Literal
 import msgspec
 
 from stagespan.errors import ReportError
-from stagespan.report.noise import BEST, Times, interval_of_change
+from stagespan.lines import one_line
+from stagespan.report.noise import BEST, Times, interval_of_change, relative_times
 from stagespan.report.reader import number, read_timing_report
 
 SCHEMA_VERSION = 1
 Statistic = Literal["median", "fastest"]
 Verdict = Literal["slower", "faster", "same", "added", "removed"]
 _PERCENTILE_RUNS = 512
-"""Runs behind a signature's percentiles, in reports that do not say so."""
+"""The number of runs of a signature's percentiles, for reports that do not contain it."""
+SPEED_CHANGE = 0.05
+"""The relative change of the processor's speed between two measurements that is reported."""
 _MACHINE = ("cpu", "cpu_count", "platform", "device")
 _SOFTWARE = ("python", "torch", "stagespan")
 _WRITE_AGAIN = "write it again (a baseline with --stage-baseline-write), or name another file."
@@ -33,19 +37,19 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """A change counts if it is more than the larger of the two, and more than the noise."""
+    """A change counts if it exceeds the larger of these two limits and the noise."""
 
     relative: float = 0.05
     absolute_ms: float = 0.01
 
     def limit_ms(self, before_ms: float) -> float:
-        """The change that is tolerated."""
+        """Return the largest change that does not count, in ms."""
         return max(self.relative * before_ms, self.absolute_ms)
 
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one stage, one signature of it, or one kernel."""
+    """The change of one stage, of one signature of a stage, or of one kernel."""
 
     name: str
     signature: str | None
@@ -53,20 +57,20 @@ class Change:
     before: Times | None
     after: Times | None
     interval_ms: tuple[float, float] | None = None
-    """Bounds of the change, see `noise.interval_of_change`."""
+    """The bounds of the change, see `noise.interval_of_change`."""
     reason: str = ""
-    """Why the verdict is what it is, in a few words."""
+    """The reason for the verdict, in a few words."""
     statistic: Statistic = "median"
-    """What is judged: the medians, or the fastest runs."""
+    """The compared figure: the median, or the time of the fastest runs."""
 
     @property
     def before_ms(self) -> float | None:
-        """What is judged of the times before; None if there are none."""
+        """The compared figure before; None if there are no times."""
         return self._judged(self.before)
 
     @property
     def after_ms(self) -> float | None:
-        """What is judged of the times after; None if there are none."""
+        """The compared figure after; None if there are no times."""
         return self._judged(self.after)
 
     @property
@@ -78,12 +82,21 @@ class Change:
 
     @property
     def change(self) -> float | None:
-        """The same as a part of `before_ms`."""
+        """`change_ms` divided by `before_ms`; None if that is not possible."""
         return (
             None
             if self.change_ms is None or not self.before_ms
             else self.change_ms / self.before_ms
         )
+
+    @property
+    def slowdown(self) -> float | None:
+        """How many times as long a fixed computation took after as before; None if unknown.
+
+        Only comparable on one machine with one version of Python.
+        """
+        before, after = (times and times.fixed_ns for times in (self.before, self.after))
+        return after / before if before and after else None
 
     def _judged(self, times: Times | None) -> float | None:
         if times is None:
@@ -91,17 +104,18 @@ class Change:
         return times.median_ms if self.statistic == "median" else times.best_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """The change as JSON holds it; samples are left out."""
+        """Return the change as plain data for JSON, without the samples."""
         found = asdict(self)
         for side in ("before", "after"):
             if found[side] is not None:
-                del found[side]["samples_ms"]
+                del found[side]["samples_ms"], found[side]["relative"]
         return {
             **found,
             "before_ms": self.before_ms,
             "after_ms": self.after_ms,
             "change_ms": self.change_ms,
             "change": self.change,
+            "slowdown": self.slowdown,
         }
 
 
@@ -112,15 +126,15 @@ class Timed:
     path: str
     kind: str
     times: dict[tuple[str, str | None], Times]
-    """By stage or kernel, and signature; the signature is None if there is only one."""
+    """The times by stage or kernel, and by signature, which is None if there is only one."""
     environment: dict[str, Any] = field(default_factory=dict)
     replayed: dict[str, Any] = field(default_factory=dict)
-    """What a bench result is of, apart from the stage and the signature."""
+    """The adapter and similar facts of a bench result, which must agree in both files."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The changes between two files, and what is to be said of them."""
+    """The changes between two files, with warnings and notes."""
 
     before: str
     after: str
@@ -137,12 +151,12 @@ class Comparison:
 
     @property
     def is_missing(self) -> bool:
-        """Whether anything that was there before is missing."""
+        """Whether a stage or kernel is missing after."""
         return any(change.verdict == "removed" for change in self.changes)
 
     @property
     def summary(self) -> str:
-        """One line: how many are slower, faster and unchanged."""
+        """The numbers of slower, faster and unchanged stages as text."""
         words = {"slower": "slower", "faster": "faster", "same": "unchanged"}
         words |= {"added": "added", "removed": "missing"}
         counts = [
@@ -153,7 +167,7 @@ class Comparison:
         return ", ".join(counts)
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison as JSON holds it."""
+        """Return the comparison as plain data for JSON."""
         return {
             "schema_version": SCHEMA_VERSION,
             "before": self.before,
@@ -174,11 +188,18 @@ def judge(
     after: Times,
     tolerance: Tolerance,
     signature: str | None = None,
+    *,
+    same_speed_unit: bool = False,
 ) -> Change:
-    """Say whether ``after`` is slower than ``before``, beyond the tolerance and the noise.
+    """Return whether ``after`` is slower or faster than ``before``, beyond tolerance and noise.
 
-    The medians are judged, or the fastest runs if other programs have used the machine.
+    Compares the medians, or the fastest runs if other programs used the machine. With
+    ``same_speed_unit`` (see `have_same_speed_unit`), and if the speed of the processor decides the
+    times of both, the compared times are those at the processor's fastest speed before.
     """
+    at_one_speed = _at_one_speed(before, after) if same_speed_unit else None
+    if at_one_speed is not None:
+        before, after = at_one_speed
     statistic: Statistic = "median"
     if (before.disturbed or after.disturbed) and before.best_ms and after.best_ms:
         statistic = "fastest"
@@ -208,8 +229,18 @@ def judge(
     else:
         reason = "more than the tolerance and the noise"
     if statistic == "fastest":
-        reason += "; judged by the fastest runs, because other programs used the machine"
+        reason += "; by the fastest runs, because other programs used the machine"
+    if at_one_speed is not None:
+        reason += ", at the same speed of the processor"
     return replace(change, verdict=verdict, reason=reason)
+
+
+def _at_one_speed(before: Times, after: Times) -> tuple[Times, Times] | None:
+    """Return both at the processor's fastest speed before; None if its speed does not decide."""
+    if not before.fixed_ns:
+        return None
+    at_speed = before.at_speed(before.fixed_ns), after.at_speed(before.fixed_ns)
+    return None if at_speed[0] is None or at_speed[1] is None else (at_speed[0], at_speed[1])
 
 
 def compare_files(
@@ -219,21 +250,21 @@ def compare_files(
 ) -> Comparison:
     """Compare two files of one kind: timing reports, breakdowns, bench results or baselines.
 
-    Raises ReportError, one sentence, if a file cannot be read, the two are of different kinds, the
-    first one is empty, or they have nothing in common.
+    Raises ReportError if a file cannot be read, the two are of different kinds, the first one is
+    empty, or they have no stage in common.
     """
     return compare(read(path_a), read(path_b), tolerance or Tolerance())
 
 
 def compare(before: Timed, after: Timed, tolerance: Tolerance) -> Comparison:
-    """Compare what has been read, see `compare_files`."""
+    """Compare two files that have been read, see `compare_files`."""
     if before.kind != after.kind:
         raise ReportError(
             f"{before.path} is {_NAMES[before.kind]} and {after.path} is {_NAMES[after.kind]}:"
             f" compare two files of one kind."
         )
     if not before.times:
-        raise ReportError(f"{before.path} holds no times: record it again with stages that run.")
+        raise ReportError(f"{before.path} contains no times: record it again with stages that run.")
     names = {name for name, _ in before.times}
     if after.times and not names & {name for name, _ in after.times}:
         raise ReportError(
@@ -253,6 +284,7 @@ def compare(before: Timed, after: Timed, tolerance: Tolerance) -> Comparison:
         tolerance,
         changes,
         machine_differences(before.environment, after.environment)
+        + speed_differences(changes, before.environment, after.environment)
         + _replay_differences(before.replayed, after.replayed),
         _notes(changes, before, after),
     )
@@ -266,18 +298,29 @@ def _of_name(name: str, before: Timed, after: Timed, tolerance: Tolerance) -> li
     if not old:
         return [Change(name, None, "added", None, _most(new), reason="was not there before")]
     both = [key for key in old if key in new]
+    same_unit = have_same_speed_unit(before.environment, after.environment)
     if None in old or None in new or not both:
-        # Signatures that one side does not know, or that differ: other inputs, other work.
+        # Times of different signatures are not comparable, because the inputs differ.
         if None not in old and None not in new:
             reason = "ran with other inputs: no signature in common"
             return [Change(name, None, "same", _most(old), _most(new), reason=reason)]
-        return [judge(name, _most(old), _most(new), tolerance)]
+        return [judge(name, _most(old), _most(new), tolerance, same_speed_unit=same_unit)]
     several = len(old) > 1 or len(new) > 1
-    return [judge(name, old[key], new[key], tolerance, key if several else None) for key in both]
+    return [
+        judge(
+            name,
+            old[key],
+            new[key],
+            tolerance,
+            key if several else None,
+            same_speed_unit=same_unit,
+        )
+        for key in both
+    ]
 
 
 def _most(times: Mapping[str | None, Times]) -> Times:
-    """The times of the signature that ran most."""
+    """Return the times of the signature that ran most."""
     return max(times.values(), key=lambda found: found.count or 0)
 
 
@@ -289,8 +332,8 @@ def _notes(changes: Iterable[Change], before: Timed, after: Timed) -> list[str]:
     elif unknown:
         names = _listed(dict.fromkeys(change.name for change in unknown))
         notes.append(
-            f"The noise of {names} is not known: the files hold too few runs of it, or no"
-            " quartiles. Only the tolerance decides there."
+            f"The noise of {names} is not known: the files contain too few runs, or no quartiles. "
+            f"Only the tolerance decides there."
         )
     software = _differences(before.environment, after.environment, _SOFTWARE)
     if software:
@@ -299,19 +342,60 @@ def _notes(changes: Iterable[Change], before: Timed, after: Timed) -> list[str]:
 
 
 def machine_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """A warning if two environments tell of different machines; [] if not, or if not known."""
+    """Return a warning if two environments are known to be of different machines, otherwise []."""
     found = _differences(before, after, _MACHINE)
-    return [f"The machines differ, so the times do not compare: {found}."] if found else []
+    return [f"The machines differ, so the times are not comparable: {found}."] if found else []
+
+
+def have_same_speed_unit(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether the times of the fixed computation of two environments are comparable."""
+    return not _differences(before, after, (*_MACHINE, "python"))
+
+
+def speed_differences(
+    changes: Iterable[Change],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    sides: tuple[str, str] = ("before", "after"),
+) -> list[str]:
+    """Return warnings if the processor was slower in one of two measurements on one machine.
+
+    ``before`` and ``after`` are the environments, and ``sides`` what the warnings call the two. The
+    warnings explain verdicts and change none.
+    """
+    if not have_same_speed_unit(before, after):
+        return []
+    ratios = {change.name: change.slowdown for change in changes if change.slowdown}
+    then, now = sides
+    return [
+        f"The machine was slower {slow} than {fast}: while it measured {_listed(names)}, even the"
+        f" fastest run of a fixed computation took {max(names.values()):.2f} x as long. {advice}"
+        for slow, fast, names, advice in (
+            (
+                now,
+                then,
+                {name: ratio for name, ratio in ratios.items() if ratio > 1 + SPEED_CHANGE},
+                "Measure again to see whether a stage is slower by itself.",
+            ),
+            (
+                then,
+                now,
+                {name: 1 / ratio for name, ratio in ratios.items() if 1 / ratio > 1 + SPEED_CHANGE},
+                "This can hide that a stage has become slower, so measure both again.",
+            ),
+        )
+        if names
+    ]
 
 
 def _replay_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     found = _differences(before, after, before)
-    return [f"The replays differ, so the times may not compare: {found}."] if found else []
+    return [f"The replays differ, so the times may not be comparable: {found}."] if found else []
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], keys: Iterable[str]) -> str:
     return ", ".join(
-        f"{key} {before[key]} before and {after[key]} after"
+        one_line(f"{key} {before[key]} before and {after[key]} after")
         for key in keys
         if before.get(key) is not None and after.get(key) is not None and before[key] != after[key]
     )
@@ -327,13 +411,13 @@ def _listed(names: Iterable[str]) -> str:
 
 
 class NoTimesError(ReportError):
-    """A file is empty, or a baseline without times."""
+    """A file is empty, or is a baseline without times."""
 
 
 def read(path: str | os.PathLike[str]) -> Timed:
-    """Read a file of times; what it is shows in its keys. Raises ReportError."""
+    """Read a file of times. Its keys show its kind. Raises ReportError."""
     file = Path(path)
-    if file.is_dir():
+    if os.path.isdir(file):
         return _of_report(str(path), read_timing_report(file))
     content = _json(file)
     if not content and _is_empty(file):
@@ -353,13 +437,13 @@ def _json(file: Path) -> dict[str, Any]:
         if raw.startswith(b"\x1f\x8b"):
             raw = gzip.decompress(raw)
         content = msgspec.json.decode(raw)
-    except (OSError, EOFError, ValueError, msgspec.DecodeError, RecursionError):
-        return {}  # the reader of reports says what is wrong with it
+    except (OSError, EOFError, zlib.error, ValueError, msgspec.DecodeError, RecursionError):
+        return {}  # this reader raises the error that explains the problem
     return content if isinstance(content, dict) else {}
 
 
 def _is_empty(file: Path) -> bool:
-    """Whether a file has no content, or is an empty object of JSON."""
+    """Whether a file has no content, or is an empty JSON object."""
     try:
         return file.read_bytes().split() in ([], [b"{}"])
     except (OSError, ValueError):
@@ -383,7 +467,10 @@ def _of_baseline(path: str, content: dict[str, Any]) -> Timed:
         if samples:
             disturbed = stage.get("disturbed")
             times[name, None] = Times.of(
-                samples, disturbed if isinstance(disturbed, bool) else None
+                samples,
+                disturbed if isinstance(disturbed, bool) else None,
+                number(stage.get("fixed_ns")),
+                _numbers(stage.get("relative")),
             )
     if not times:
         raise NoTimesError(f"{path} is a baseline without times: {_WRITE_AGAIN}")
@@ -394,7 +481,8 @@ def _of_bench(path: str, content: dict[str, Any]) -> Timed:
     name = str(content.get("stage") or content.get("stage_name") or "stage")
     timing = content.get("timing_ms")
     disturbed = bool(timing.get("busy")) if isinstance(timing, dict) else None
-    samples = Times.of(_samples(content), disturbed)
+    fixed_ns = number(timing.get("fixed_ns")) if isinstance(timing, dict) else None
+    samples = Times.of(_samples(content), disturbed, fixed_ns, _relative(content))
     signature = content.get("signature")
     key = signature.get("key") if isinstance(signature, dict) else None
     times: dict[tuple[str, str | None], Times] = {
@@ -403,8 +491,18 @@ def _of_bench(path: str, content: dict[str, Any]) -> Timed:
     return Timed(path, "bench", times, _environment(content), _replayed(content))
 
 
+def _relative(content: dict[str, Any]) -> tuple[float, ...]:
+    """Return the times of a replay relative to the processor's speed; () if not on the CPU."""
+    times, cpu, fixed = (
+        _numbers(content.get(key)) for key in ("times_ms", "cpu_times_ms", "fixed_times_ns")
+    )
+    if content.get("device") != "cpu" or not 0 < len(times) == len(cpu) == len(fixed):
+        return ()
+    return relative_times(times, sum(cpu), [*fixed, fixed[-1]])
+
+
 def _replayed(content: dict[str, Any]) -> dict[str, Any]:
-    """What one iteration of a bench result is; what is not known is None."""
+    """Return the facts about one iteration of a bench result; unknown ones are None."""
     step, device, settings = (content.get(key) for key in ("step", "device", "settings"))
     number_of = step.get("number") if isinstance(step, dict) else None
     return {
@@ -412,11 +510,12 @@ def _replayed(content: dict[str, Any]) -> dict[str, Any]:
         "step": "whole" if step is None and "step" in content else number_of,
         "inputs on": device.partition(":")[0] if isinstance(device, str) else None,
         "dtype": settings.get("dtype") or "as captured" if isinstance(settings, dict) else None,
+        "threads": settings.get("threads") if isinstance(settings, dict) else None,
     }
 
 
 def _samples(content: dict[str, Any]) -> tuple[float, ...]:
-    """The times of single runs in a bench result, stagespan's or TeleFuser's."""
+    """Return the times of single runs in a bench result of stagespan or TeleFuser."""
     return _numbers(content.get("times_ms")) or _numbers(content.get("timing_ms"))
 
 
@@ -439,10 +538,15 @@ def _of_breakdown(path: str, content: dict[str, Any]) -> Timed:
 def _of_report(path: str, report: dict[str, Any]) -> Timed:
     times: dict[tuple[str, str | None], Times] = {}
     for name, stage in report["stages"].items():
-        signatures = [s for s in stage.get("signatures") or () if _of_signature(s) is not None]
+        listed = stage.get("signatures")
+        signatures = [
+            signature
+            for signature in (listed if isinstance(listed, list) else ())
+            if _of_signature(signature) is not None
+        ]
         whole = _of_stage(stage)
         if len(signatures) == 1:
-            # All runs had it, so that the stage's quartiles are the signature's.
+            # All runs had this signature, so the quartiles of the stage are those of the signature.
             times[name, str(signatures[0].get("key"))] = whole
         elif not signatures:
             times[name, None] = whole
@@ -467,7 +571,7 @@ def _of_signature(signature: object) -> Times | None:
 def _of_stage(stage: dict[str, Any]) -> Times:
     count, duration = _count(stage), number(stage["duration_ms"]) or 0.0
     median = number(stage.get("p50_ms"))
-    if median is None:  # of TeleFuser: the one run
+    if median is None:  # a file of TeleFuser, with a single run
         median = duration / (count or 1)
     return Times(median, count, _quartiles(stage))
 

@@ -1,4 +1,4 @@
-"""A comparison of two files of times as a table on the terminal, and as Markdown."""
+"""Shows a comparison of two files of times as a table on the terminal or as Markdown."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def show(found: Comparison, console: Console | None = None) -> None:
 
 
 def markdown(found: Comparison) -> str:
-    """The comparison as a page of Markdown."""
+    """Return the comparison as Markdown."""
     rows = [_cells(change) for change in found.changes]
     lines = [
         "# Comparison",

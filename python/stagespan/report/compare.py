@@ -1,21 +1,22 @@
-"""Comparing two timing reports, as Markdown."""
+"""Compares two timing reports, as Markdown."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+from stagespan.lines import one_line
 from stagespan.report.reader import number, read_timing_report
 
 _NONE = "-"
 
 
 def compare_timing_reports(path_a: str | os.PathLike[str], path_b: str | os.PathLike[str]) -> str:
-    """Compare two ``timing.json``: what changed from ``path_a`` (before) to ``path_b`` (after).
+    """Compare two ``timing.json`` files, ``path_a`` (before) and ``path_b`` (after).
 
-    Returns Markdown: the totals, the stages of both by their change, the stages that only one has,
-    and what differs in the environment. Reads TeleFuser's files too. Raises ReportError when a file
-    cannot be read.
+    Returns Markdown with the totals, the common stages ordered by their change, the stages that are
+    only in one report, and the differences between the environments. Also reads TeleFuser's files.
+    Raises ReportError if a file cannot be read.
     """
     before, after = read_timing_report(path_a), read_timing_report(path_b)
     before_line = f"- before: {_code(os.fspath(path_a))}{_of_request(before)}"
@@ -84,7 +85,7 @@ def _environment(before: Any, after: Any) -> str:
     if not isinstance(before, dict) or not isinstance(after, dict):
         return ""
     known = dict.fromkeys((*before, *after))
-    # The process id always differs, and explains nothing.
+    # The process id always differs, but this does not explain anything.
     keys = [key for key in known if key != "pid" and before.get(key) != after.get(key)]
     rows = [[_cell(key), _cell(before.get(key)), _cell(after.get(key))] for key in keys]
     return "## Environment\n\n" + _table(["what", "before", "after"], rows) if rows else ""
@@ -131,16 +132,16 @@ def _of_request(report: dict[str, Any]) -> str:
 
 
 def _cell(value: object) -> str:
-    """One line of text that cannot end its cell; absent values are a dash."""
+    """Return text on one line that cannot end its cell; a dash for missing values."""
     if value is None:
         return _NONE
-    text = " ".join(str(value).split()) or _NONE
+    text = one_line(" ".join(str(value).split())) or _NONE
     return text.replace("\\", "\\\\").replace("|", "\\|")
 
 
 def _code(text: str) -> str:
     # A code span ends at its first backtick, and a newline would end the paragraph.
-    return "`" + " ".join(text.replace("`", "'").split()) + "`"
+    return "`" + one_line(" ".join(text.replace("`", "'").split())) + "`"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

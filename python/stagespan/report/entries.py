@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from stagespan.environment import Environment
+
 
 class ParentEntry(TypedDict):
     """A stage's runs under one parent stage; ``parent`` is None for top-level runs."""
@@ -79,22 +81,6 @@ class RequestEntry(TypedDict):
     error: bool
     stages: dict[str, RequestStageEntry]
     metadata: dict[str, Any]
-
-
-class Environment(TypedDict):
-    """The machine and the software that produced a report."""
-
-    python: str
-    torch: str | None
-    platform: str
-    device: str | None
-    hostname: str
-    cpu: str | None
-    cpu_count: int | None
-    system: str
-    stagespan: str | None
-    clock: str | None
-    pid: int
 
 
 class TimingReport(TypedDict):

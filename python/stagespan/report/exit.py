@@ -16,7 +16,7 @@ from stagespan.report import timing
 
 _LOGGER = logging.getLogger("stagespan")
 LABELS = {"timing": "Timing report", "signatures": "I/O signature"}
-"""What the log lines call the files."""
+"""The names of the files in log lines."""
 _is_left_out = False
 
 
@@ -40,7 +40,7 @@ def write_reports() -> list[Path]:
         done.append((label, path))
     # Logged afterwards, so that a log handler that blocks does not delay the second file.
     for label, path in done:
-        lines.say("[Profiler] %s saved to: %s", label, path)
+        lines.log_info("[Profiler] %s saved to: %s", label, path)
     return [path for _, path in done]
 
 
@@ -83,9 +83,9 @@ def leave_out() -> None:
 def _write_at_exit() -> None:
     if _is_left_out:
         return
-    is_wanted = _core.is_debug() or settings.get("STAGESPAN_TIMING_REPORT") is not None
+    is_requested = _core.is_debug() or settings.get("STAGESPAN_TIMING_REPORT") is not None
     has_stages = any(stage.count for stage in _core.snapshot().stages().values())
-    if has_stages and (is_wanted or len(_contents()) > 1):
+    if has_stages and (is_requested or len(_contents()) > 1):
         write_reports()
 
 

@@ -1,14 +1,16 @@
-"""Times of a function, run until their median is known well enough."""
+"""Measures a function until the median of its times is precise enough."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from stagespan import platforms
-from stagespan.report.noise import Times, relative_noise
+from stagespan.environment import fixed_computation_ns
+from stagespan.report.changes import SPEED_CHANGE
+from stagespan.report.noise import Times, relative_noise, relative_times
 
 FEWEST_RUNS = 20
 MOST_RUNS = 20_000
@@ -16,39 +18,96 @@ MOST_SECONDS = 5.0
 WARMUP_SECONDS = 1.0
 WARMUP_RUNS = 5
 PRECISE_ENOUGH = 0.01
-"""Noise of the median, as a part of it, at which a measurement ends."""
+"""The relative noise of the median at which a measurement ends."""
 DISTURBED = 0.1
-"""Part of the cores' time that other programs take when a measurement counts as disturbed."""
+"""The fraction of the cores' time used by others, above which a measurement is disturbed."""
+SLOWED = 1.1
+"""If a fixed computation takes this many times its fastest time, a run next to it is slowed."""
 _LOOK_EVERY = 10
 
 
 def measure(function: Callable[[], Any], *, most_seconds: float = MOST_SECONDS) -> Times:
-    """Run ``function`` warm, then again and again, and return the times of its runs.
+    """Warm up, then run ``function`` repeatedly and return the times of its runs.
 
-    The time in which the thread waited for a core is left out where the system tells it, so that
-    other programs disturb less. The work of an accelerator is included: each run ends when the
-    device has done it.
+    If the system reports the time in which the thread waited for a core, that time is subtracted,
+    so that other programs have less influence. A fixed computation runs between the runs. Runs next
+    to which it was slow are left out, if enough others remain. The work of an accelerator is
+    included: each run ends when the device has finished.
     """
     _warm_up(function, min(WARMUP_SECONDS, most_seconds))
-    samples: list[float] = []
+    times_ms: list[float] = []
+    cpu_ms = 0.0
+    fixed_ns = [fixed_computation_ns()]
     end_s = time.monotonic() + most_seconds
     before = _Load.now()
-    while len(samples) < MOST_RUNS:
-        samples.append(_run_ms(function))
+    next_look = FEWEST_RUNS
+    while len(times_ms) < MOST_RUNS:
+        began_ns = time.thread_time_ns()
+        times_ms.append(_run_ms(function))
+        cpu_ms += (time.thread_time_ns() - began_ns) / 1e6
+        fixed_ns.append(fixed_computation_ns())
         is_late = time.monotonic() > end_s
-        if len(samples) >= FEWEST_RUNS and (len(samples) % _LOOK_EVERY == 0 or is_late):
-            noise = relative_noise(Times.of(samples))
+        if len(times_ms) >= next_look or (is_late and len(times_ms) >= FEWEST_RUNS):
+            next_look = len(times_ms) + max(_LOOK_EVERY, len(times_ms) // 10)
+            noise = relative_noise(Times.of(_not_slowed(times_ms, fixed_ns)))
             is_precise = noise is not None and noise <= PRECISE_ENOUGH
-            # On a busy machine, waiting may bring a time in which it is not.
+            # On a busy machine, continue: it may become less busy.
             if is_late or (is_precise and not _is_disturbed(before, _Load.now())):
                 break
-        elif is_late and len(samples) >= 3 and time.monotonic() > end_s + 5 * most_seconds:
+        elif is_late and len(times_ms) >= 3 and time.monotonic() > end_s + 5 * most_seconds:
             break
-    return Times.of(samples, _is_disturbed(before, _Load.now()))
+    is_disturbed = _is_disturbed(before, _Load.now())
+    is_on_cpu = platforms.accelerator_in_use() is None
+    return Times.of(
+        _not_slowed(times_ms, fixed_ns),
+        is_disturbed,
+        min(fixed_ns),
+        relative_times(times_ms, cpu_ms, fixed_ns) if is_on_cpu else (),
+    )
+
+
+def pooled(measurements: Sequence[Times]) -> Times:
+    """Return the runs of several measurements of one function.
+
+    A measurement during which the processor was slower than during another one is left out, see
+    `changes.SPEED_CHANGE`.
+    """
+    known = [times.fixed_ns for times in measurements if times.fixed_ns is not None]
+    fastest_ns = min(known, default=None)
+    kept = [
+        times
+        for times in measurements
+        if times.fixed_ns is None
+        or fastest_ns is None
+        or times.fixed_ns <= (1 + SPEED_CHANGE) * fastest_ns
+    ]
+    flags = [times.disturbed for times in kept]
+    return Times.of(
+        [sample for times in kept for sample in times.samples_ms],
+        True if any(flags) else None if None in flags else False,
+        fastest_ns,
+        [ratio for times in measurements for ratio in times.relative]
+        if all(times.relative for times in measurements)
+        else (),
+    )
+
+
+def _not_slowed(times_ms: list[float], fixed_ns: list[int]) -> list[float]:
+    """Return the times of the runs at the full speed of the processor; all if they are too few.
+
+    ``fixed_ns`` are the times of the fixed computation before the first run and after each run.
+    """
+    most_ns = SLOWED * min(fixed_ns)
+    kept = [
+        time_ms
+        for time_ms, before_ns, after_ns in zip(times_ms, fixed_ns, fixed_ns[1:], strict=False)
+        if before_ns <= most_ns and after_ns <= most_ns
+    ]
+    return kept if len(kept) >= FEWEST_RUNS else times_ms
 
 
 class _Load(NamedTuple):
-    """Time of all cores since the machine started, and this process's part, in seconds."""
+    """The time of all cores since the machine started, and that of this process, in seconds."""
 
     total_s: float
     busy_s: float
@@ -56,7 +115,7 @@ class _Load(NamedTuple):
 
     @staticmethod
     def now() -> _Load | None:
-        """The load so far; None if the system does not tell."""
+        """Return the load so far; None if it is not known."""
         try:
             with open("/proc/stat", encoding="ascii") as file:
                 ticks = [int(field) for field in file.readline().split()[1:9]]
@@ -69,7 +128,7 @@ class _Load(NamedTuple):
 
 
 def _is_disturbed(before: _Load | None, after: _Load | None) -> bool | None:
-    """Whether other programs used the cores meanwhile."""
+    """Whether other programs used the cores between two readings."""
     if before is None or after is None or after.total_s <= before.total_s:
         return None
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
@@ -91,7 +150,7 @@ def _run_ms(function: Callable[[], Any]) -> float:
     function()
     _synchronize()
     end = time.perf_counter_ns()
-    # The clocks are read at slightly different times, so that the difference can be a bit off.
+    # The clocks are read at slightly different times, so the difference can be too small.
     return max(end - begin - max(_waited_ns() - waited, 0), 1) / 1e6
 
 
@@ -102,7 +161,7 @@ def _synchronize() -> None:
 
 
 def _waited_ns() -> int:
-    """How long this thread has been ready to run without a core; 0 if the system does not tell."""
+    """Return the time that this thread has waited for a core so far; 0 if it is not known."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:
             return int(file.read().split()[1])

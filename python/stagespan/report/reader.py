@@ -19,7 +19,7 @@ def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises ReportError if the file cannot be read or is not a timing report.
     """
     file = Path(path)
-    if file.is_dir():
+    if os.path.isdir(file):  # unlike Path.is_dir(), false for names that are too long
         file = _only_report(file)
     try:
         raw = file.read_bytes()

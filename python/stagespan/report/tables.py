@@ -42,10 +42,10 @@ def _print_report(report: Mapping[str, Any], console: Console) -> None:
     if report["stages"]:
         table = _table(report, [], console.encoding)
         if is_limited:
-            for left_out in range(1, len(_FIRST_TO_GO) + 1):
+            for left_out in range(1, len(_LEAST_IMPORTANT) + 1):
                 if _width(table, console) <= console.width:
                     break
-                table = _table(report, _FIRST_TO_GO[:left_out], console.encoding)
+                table = _table(report, _LEAST_IMPORTANT[:left_out], console.encoding)
         else:
             # rich would cut the table at 80 columns.
             console.width = max(console.width, _width(table, console))
@@ -96,7 +96,7 @@ def _table(report: Mapping[str, Any], left_out: list[str], encoding: str) -> Tab
     columns = [
         (title, cell)
         for title, cell in _COLUMNS
-        if title not in left_out and _is_worth(report, cell)
+        if title not in left_out and _has_values(report, cell)
     ]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("stage", overflow="fold")
@@ -195,12 +195,12 @@ _COLUMNS: list[tuple[str, _Cell]] = [
     ("errors", _errors),
 ]
 
-_FIRST_TO_GO = [
+_LEAST_IMPORTANT = [
     *("max ms", "p95 ms", "tail ms", "queue ms", "suspended ms", "p50 ms", "p99 ms"),
     *("peak MB", "mean ms", "work"),
 ]
 
 
-def _is_worth(report: Mapping[str, Any], cell: _Cell) -> bool:
+def _has_values(report: Mapping[str, Any], cell: _Cell) -> bool:
     """Whether any stage has a value in the column."""
     return any(cell(stage) for stage in report["stages"].values())

@@ -14,9 +14,9 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from stagespan import _core, files, forks, imports, memory, requests, run, service
+from stagespan.environment import environment
 from stagespan.errors import ReportError, SettingsError
 from stagespan.report.entries import RequestEntry, RequestStageEntry, TimingReport
-from stagespan.report.environment import environment
 from stagespan.report.stages import stage_entries, top_level_ns
 
 SCHEMA_VERSION = 1
@@ -42,23 +42,23 @@ _dumped: dict[Path, tuple[_Report, tuple[int, int, int]]] = {}
 
 
 class Source(Protocol):
-    """What another module adds to the reports, see `register_source`."""
+    """An object that adds data to the reports, see `register_source`."""
 
     def begin(self) -> None:
-        """A new report begins."""
+        """Called when a new report begins."""
 
     def collect(self) -> None:
-        """A report is about to be made: record what it is to count."""
+        """Called before a report is created, to record spans that it must contain."""
 
     def complete(self, report: dict[str, Any]) -> None:
-        """Add to a report that has been made."""
+        """Called with the created report, to add data to it."""
 
 
 _sources: list[Source] = []
 
 
 def register_source(source: Source) -> None:
-    """Have `source` take part in all reports of this process from now on."""
+    """Let `source` add data to all later reports of this process."""
     _sources.append(source)
 
 
@@ -95,7 +95,7 @@ def reset_timing_registry(request_id: str = "", metadata: Mapping[str, Any] | No
 
 
 def request_id() -> str:
-    """What `reset_timing_registry` was given for the current report; "" without it."""
+    """Return the request id that was passed to `reset_timing_registry`, or ""."""
     return _report.request_id
 
 

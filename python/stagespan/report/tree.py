@@ -1,4 +1,4 @@
-"""The stages of a report as a tree: which ran inside which, and what no child accounts for."""
+"""Arranges the stages of a report as a tree, with a row for time outside of all children."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNATTRIBUTED = "(unattributed)"
 OVERLAP = "(children at the same time)"
 ELSEWHERE = "(children listed elsewhere)"
 # A smaller fraction of a parent is a rounding error and gets no row.
-_WORTH_A_ROW = 1e-6
+_LEAST_EXCESS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
     them, without its children, and at the end with its total and its children.
     """
     stages: dict[str, dict[str, Any]] = report["stages"]
-    places, homes = _places(stages)
+    places, place_counts = _places(stages)
     total = number(report.get("total_stages_ms")) or sum(place.ms for place in places[None])
     opened: set[str] = set()
 
@@ -53,7 +53,7 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
         for i, place in enumerate(children):
             lead, follow = _guides(guide, i == last, parent is None)
             share = place.ms / of_ms if of_ms > 0 else None
-            is_open = homes[place.stage] == 1 and place.stage not in opened
+            is_open = place_counts[place.stage] == 1 and place.stage not in opened
             whole = stages[place.stage] if is_open else None
             yield Row(place.stage, lead, place.ms, share, place.count, whole)
             if whole is not None:
@@ -67,7 +67,7 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
     for is_sum in (True, False):
         for name, entry in stages.items():
             # Other stages without a row are below these, or only inside each other.
-            if name not in opened and (homes[name] != 1) is is_sum:
+            if name not in opened and (place_counts[name] != 1) is is_sum:
                 opened.add(name)
                 ms = entry["duration_ms"]
                 found.append(Row(name, "", ms, None, _count(entry), entry, is_sum=True))
@@ -89,20 +89,20 @@ def _places(
 ) -> tuple[dict[str | None, list[_Place]], dict[str, int]]:
     """Return the places below each parent, longest first, and the number of places per stage."""
     places: dict[str | None, list[_Place]] = {None: []}
-    homes = dict.fromkeys(stages, 0)
+    place_counts = dict.fromkeys(stages, 0)
     for name, entry in stages.items():
         # Files of other programs have no parents.
         for place in entry.get("parents") or [{**entry, "parent": None}]:
             if place["parent"] == SEVERAL:
-                homes[name] += 2  # at least two parents that are not named
+                place_counts[name] += 2  # at least two parents that are not named
                 continue
             # A parent that is still running is not in the report yet.
             parent = place["parent"] if place["parent"] in stages else None
             places.setdefault(parent, []).append(_Place(name, place["duration_ms"], _count(place)))
-            homes[name] += 1
+            place_counts[name] += 1
     for found in places.values():
         found.sort(key=lambda place: -place.ms)
-    return places, homes
+    return places, place_counts
 
 
 def _count(entry: dict[str, Any]) -> int | None:
@@ -116,7 +116,7 @@ def _left_over(entry: dict[str, Any], children: list[_Place]) -> list[tuple[str,
         return []
     found = [(UNATTRIBUTED, unattributed)]
     excess = sum(place.ms for place in children) + unattributed - duration
-    if abs(excess) > _WORTH_A_ROW * duration:
+    if abs(excess) > _LEAST_EXCESS * duration:
         found.append((OVERLAP if excess > 0 else ELSEWHERE, -excess))
     return found
 

@@ -1,4 +1,4 @@
-"""Makes the helpers beside these tests importable."""
+"""Makes the helpers in this folder importable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of stages made up for tests, and the figures that a recorder would keep of them."""
+"""Synthetic runs of stages, and the figures that a recorder would keep for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEVERAL = "(several)"
 
 @dataclass
 class Run:
-    """One run of a stage: what it took itself, and what ran inside it, one after the other."""
+    """One run of a stage: its own time, and the runs inside it, one after another."""
 
     stage: str
     own_ns: int
@@ -26,7 +26,7 @@ class Run:
 
 
 def some_runs(names: str = "abcd") -> st.SearchStrategy[list[Run]]:
-    """Lists of runs at the top, nested up to four deep, recursion included."""
+    """Strategy for lists of top-level runs, nested up to four deep, including recursion."""
     leaf = st.builds(Run, st.sampled_from(names), st.integers(0, 10**9))
     nested = leaf
     for _ in range(3):
@@ -37,7 +37,7 @@ def some_runs(names: str = "abcd") -> st.SearchStrategy[list[Run]]:
 
 
 def figures_of(runs: Iterable[Run]) -> dict[str, Any]:
-    """What `_core.snapshot().stages()` would say of these runs."""
+    """Return what `_core.snapshot().stages()` would return for these runs."""
     found: dict[str, Any] = {}
 
     def add(run: Run, parent: str | None) -> None:
@@ -59,7 +59,7 @@ def figures_of(runs: Iterable[Run]) -> dict[str, Any]:
 
 
 def a_stage(**figures: Any) -> Any:
-    """A stage's figures, 0 or unknown unless given."""
+    """Return a stage's figures, 0 or unknown unless given."""
     empty: dict[str, Any] = {
         "count": 0,
         "total_ns": 0,

@@ -1,8 +1,10 @@
-"""What counts as a change: beyond the tolerance, and beyond the noise of both."""
+"""Which differences count as a change: larger than the tolerance and than the noise of both."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 
 from stagespan.cli import command
 from stagespan.errors import ReportError
+from stagespan.report.baseline import write_baseline
 from stagespan.report.changes import Tolerance, compare_files, judge
 from stagespan.report.noise import Times, interval_of_change, relative_noise
 
@@ -19,7 +22,7 @@ LINUX = {"cpu": "EPYC", "cpu_count": 2, "platform": "cpu", "device": None, "torc
 
 
 def samples(seed: int, slowdown: float = 1.0, runs: int = 60, spread: float = 0.06) -> list[float]:
-    """Times as a stage has them: never much shorter than usual, now and then much longer."""
+    """Return the times of a typical stage: never much shorter than usual, sometimes much longer."""
     random = np.random.default_rng(seed)
     times = 10 * slowdown * np.exp(np.abs(random.normal(0, spread, runs)))
     late = random.random(runs) < 0.03
@@ -49,6 +52,56 @@ def stage(p50: float, runs: int = 100, spread: float = 0.1, **more: Any) -> dict
 def verdicts(before: Any, after: Any, folder: Path) -> dict[tuple[str, str | None], str]:
     found = compare_files(write(folder / "a.json", before), write(folder / "b.json", after))
     return {(change.name, change.signature): change.verdict for change in found.changes}
+
+
+def measured(kind: str, slowdown: float, fixed_ns: Any, **environment: Any) -> dict[str, Any]:
+    """A baseline or a bench result of a stage, from a time when the processor was so fast."""
+    times = samples(round(100 * slowdown), slowdown)
+    here = {"environment": {**LINUX, **environment}}
+    if kind == "bench":
+        timing = {} if fixed_ns is None else {"fixed_ns": fixed_ns}
+        return {**here, "stage": "s", "times_ms": times, "timing_ms": timing}
+    entry = {"samples_ms": times} | ({} if fixed_ns is None else {"fixed_ns": fixed_ns})
+    return {**here, "kind": "stagespan baseline", "stages": {"s": entry}}
+
+
+@pytest.mark.parametrize("kind", ["baseline", "bench"])
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        (100_000, 120_000, r"was slower after than before: .* 's', .* took 1\.20 x as long"),
+        (120_000, 100_000, r"was slower before than after: .* 1\.20 x .*measure both again"),
+        (100_000, 104_000, None),
+        (None, 120_000, None),
+        (100_000, None, None),
+        (100_000, "fast", None),
+    ],
+)
+def test_a_machine_of_another_speed_is_warned_of(
+    tmp_path: Path, kind: str, before: Any, after: Any, sentence: str | None
+) -> None:
+    # WHEN a stage takes 20 % longer
+    found = compare_files(
+        write(tmp_path / "a.json", measured(kind, 1.0, before)),
+        write(tmp_path / "b.json", measured(kind, 1.2, after)),
+    )
+    # THEN it counts as slower, however fast the machine was
+    assert found.is_slower
+    # AND a warning says if the machine was slower
+    if sentence is None:
+        assert found.warnings == []
+    else:
+        (warning,) = found.warnings
+        assert re.search(sentence, warning)
+        assert json.loads(json.dumps(found.to_dict()))["changes"][0]["slowdown"] == after / before
+
+
+def test_the_speed_of_another_python_is_not_compared(tmp_path: Path) -> None:
+    found = compare_files(
+        write(tmp_path / "a.json", measured("bench", 1.0, 100_000, python="3.11.9")),
+        write(tmp_path / "b.json", measured("bench", 1.2, 150_000, python="3.13.1")),
+    )
+    assert found.warnings == []
 
 
 @pytest.mark.parametrize("more", [{"percentile_runs": 512}, {}])
@@ -93,17 +146,17 @@ def test_an_unchanged_stage_passes_fifty_of_fifty() -> None:
 
 
 def test_without_a_tolerance_the_noise_decides() -> None:
-    # GIVEN 400 unchanged pairs, of which some differ by more than nothing
+    # GIVEN 400 unchanged pairs, whose medians differ a little
     none = Tolerance(0.0, 0.0)
     wrong = sum(
         judge("s", Times.of(samples(2 * n)), Times.of(samples(2 * n + 1)), none).verdict != "same"
         for n in range(400)
     )
-    # THEN about one in a thousand is called a change
+    # THEN about one in a thousand is reported as a change
     assert wrong <= 4
 
 
-def test_the_interval_holds_the_change() -> None:
+def test_the_interval_contains_the_change() -> None:
     low, high = interval_of_change(Times.of(samples(1)), Times.of(samples(2, 1.2))) or (0, 0)
     assert 1 < low < 2 < high < 3
     # the same from quartiles only
@@ -125,12 +178,12 @@ def test_the_same_times_give_the_same_interval() -> None:
 def test_the_noise_of_few_runs_is_not_known(times: Times) -> None:
     assert interval_of_change(times, Times.of(samples(1))) is None
     assert relative_noise(times) is None
-    # so that the tolerance decides, and the reason says so
+    # so the tolerance decides, and the reason says so
     change = judge("s", times, Times.of([20.0] * 50), Tolerance())
     assert change.verdict == "slower"
     assert change.interval_ms is None
     assert "not known" in change.reason
-    # unlike that of times whose noise is known
+    # unlike the noise of other times
     known = judge("s", Times.of([10.0] * 50), Times.of([20.0] * 50), Tolerance())
     assert known.interval_ms is not None
     assert "not known" not in known.reason
@@ -159,7 +212,8 @@ def test_reports_are_compared_by_stage(tmp_path: Path) -> None:
 
 
 def test_a_stage_with_several_signatures_is_compared_by_signature(tmp_path: Path) -> None:
-    # GIVEN more large inputs after, so that the median of all runs rises
+    # GIVEN more runs with large inputs in the second report, so that the median of all runs is
+    # higher
     small, large = {"key": "s", "p50_ms": 10.0}, {"key": "l", "p50_ms": 100.0}
     before = stage(10, signatures=[{**small, "count": 90}, {**large, "count": 10}])
     after = stage(100, signatures=[{**small, "count": 10}, {**large, "count": 90}])
@@ -172,7 +226,7 @@ def test_a_stage_with_several_signatures_is_compared_by_signature(tmp_path: Path
 
 
 def test_the_noise_of_a_signature_comes_from_its_quartiles(tmp_path: Path) -> None:
-    # GIVEN two signatures, 20 % slower after, one of which varies more than that
+    # GIVEN two signatures, both 20 % slower, one of which varies by more than that
     def rows(slowdown: float) -> list[dict[str, Any]]:
         return [
             {"key": key, "p50_ms": 10 * slowdown, "count": 20}
@@ -187,7 +241,7 @@ def test_the_noise_of_a_signature_comes_from_its_quartiles(tmp_path: Path) -> No
     }
 
 
-def test_other_inputs_are_no_slowdown(tmp_path: Path) -> None:
+def test_other_inputs_are_not_a_slowdown(tmp_path: Path) -> None:
     before = stage(10, signatures=[{"key": "s", "p50_ms": 10.0, "count": 100}])
     after = stage(100, signatures=[{"key": "l", "p50_ms": 100.0, "count": 100}])
     paths = (
@@ -196,7 +250,7 @@ def test_other_inputs_are_no_slowdown(tmp_path: Path) -> None:
     )
     (change,) = compare_files(*paths).changes
     assert change.verdict == "same"
-    # AND not because 90 ms are tolerated, or noise
+    # AND not because 90 ms are within the tolerance or the noise
     assert (change.change_ms, change.interval_ms) == (90.0, None)
     assert "no signature in common" in change.reason
 
@@ -222,14 +276,14 @@ def test_a_report_of_telefuser_can_be_compared(tmp_path: Path) -> None:
     assert verdicts(old, new, tmp_path) == {("dit", None): "slower"}
 
 
-def test_another_machine_is_warned_of(tmp_path: Path) -> None:
+def test_another_machine_gives_a_warning(tmp_path: Path) -> None:
     after = report(a=stage(10))
     after["environment"] = {**LINUX, "cpu": "Xeon", "torch": "2.14"}
     found = compare_files(
         write(tmp_path / "a.json", report(a=stage(10))), write(tmp_path / "b.json", after)
     )
     assert found.warnings == [
-        "The machines differ, so the times do not compare: cpu EPYC before and Xeon after."
+        "The machines differ, so the times are not comparable: cpu EPYC before and Xeon after."
     ]
     assert found.notes == ["The software differs: torch 2.13 before and 2.14 after."]
 
@@ -237,19 +291,64 @@ def test_another_machine_is_warned_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [
-        (report(), report(a=stage(1)), "holds no times: record it again with stages that run."),
+        (report(), report(a=stage(1)), "contains no times: record it again with stages that run."),
         (report(a=stage(1)), report(b=stage(1)), "have no stage in common: 'a' before, 'b' after."),
         (report(a=stage(1)), {"top_kernels": []}, "compare two files of one kind."),
         ([1, 2], report(a=stage(1)), 'it has no "stages"'),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_files_that_cannot_be_compared_are_refused(
     before: Any, after: Any, sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ReportError) as caught:
         compare_files(write(tmp_path / "a.json", before), write(tmp_path / "b.json", after))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["gzip", "json"])
+def test_a_damaged_file_is_refused_in_a_sentence(suffix: str, tmp_path: Path) -> None:
+    # GIVEN a file whose compressed data is damaged, or that was not written completely
+    whole = json.dumps(report(a=stage(1))).encode()
+    packed = gzip.compress(whole)
+    damaged = tmp_path / "a.json"
+    damaged.write_bytes(
+        packed[:10] + b"\xff" * 30 + packed[40:] if suffix == "gzip" else whole[:-9]
+    )
+
+    with pytest.raises(ReportError) as caught:
+        compare_files(damaged, write(tmp_path / "b.json", report(a=stage(1))))
+
+    assert "\n" not in str(caught.value)
+
+
+def test_differences_do_not_control_the_terminal(tmp_path: Path) -> None:
+    # GIVEN results of two machines, with texts that clear the terminal
+    texts = ("EPYC", "\x1b[2J")
+    bench = [
+        {"times_ms": [1.0] * 9, "adapter": text, "environment": {"cpu": text, "torch": text}}
+        for text in texts
+    ]
+
+    found = compare_files(*(write(tmp_path / f"{i}.json", each) for i, each in enumerate(bench)))
+
+    sentences = [*found.warnings, *found.notes]
+    assert len(sentences) == 3
+    assert all(sentence.isprintable() for sentence in sentences)
+
+
+def test_a_name_that_is_too_long_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 300 + ".json")
+    with pytest.raises(ReportError, match="cannot be read: File name too long"):
+        compare_files(path, path)
+    with pytest.raises(ReportError, match="cannot be written: File name too long"):
+        write_baseline(path, {"stage": Times.of([1.0] * 5)})
+
+
+@pytest.mark.parametrize("wrong", [5, "text", {"p50_ms": 1}, [5, None], [{"p50_ms": "1"}]])
+def test_signatures_that_are_not_a_list_of_figures_are_ignored(wrong: Any, tmp_path: Path) -> None:
+    before, after = report(a=stage(10)), report(a=stage(20, signatures=wrong))
+    assert verdicts(before, after, tmp_path) == {("a", None): "slower"}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +368,8 @@ def test_an_empty_baseline_is_refused_in_a_sentence(content: bytes, tmp_path: Pa
     empty.write_bytes(content)
     write(full, {"kind": "stagespan baseline", "stages": {"a": {"samples_ms": samples(1)}}})
 
-    # WHEN they are compared / THEN the sentence names the empty one, on whichever side
+    # WHEN they are compared
+    # THEN the sentence names the empty one, in either order
     for pair in ((empty, full), (full, empty)):
         done = CliRunner().invoke(command, ["compare", *map(str, pair)])
         assert done.exit_code == 2
@@ -316,7 +416,7 @@ def test_the_comparison_as_table_markdown_and_json(tmp_path: Path) -> None:
 
 
 def busy(seed: int, slowdown: float = 1.0) -> Times:
-    """The same on a machine whose cores others use: most runs take much longer, a few do not."""
+    """Return times on a machine whose cores are busy: most runs take much longer, a few do not."""
     random = np.random.default_rng(seed)
     times = np.array(samples(seed, slowdown, runs=300))
     return Times.of(list(times * np.where(random.random(300) < 0.8, 1.7, 1.0)), disturbed=True)
@@ -329,6 +429,42 @@ def test_on_a_busy_machine_the_fastest_runs_are_judged() -> None:
     assert {change.statistic for change in unchanged} == {"fastest"}
     slower = [judge("s", baseline, busy(seed, 1.1), Tolerance()) for seed in range(1, 21)]
     assert [change.verdict for change in slower].count("slower") >= 19
-    assert slower[0].reason.endswith(
-        "judged by the fastest runs, because other programs used the machine"
-    )
+    assert slower[0].reason.endswith("by the fastest runs, because other programs used the machine")
+
+
+def computed(kind: str, slowdown: float, speed: float, share: float = 1.0) -> dict[str, Any]:
+    """A baseline or a bench result of a stage that computes, on a processor of another speed."""
+    times = [time / speed for time in samples(round(100 * slowdown), slowdown)]
+    fixed = [150_000 / speed] * len(times)
+    if kind == "baseline":
+        entry = {"samples_ms": times, "fixed_ns": fixed[0]}
+        if share == 1.0:
+            entry["relative"] = [1e6 * time / one for time, one in zip(times, fixed, strict=True)]
+        return {"kind": "stagespan baseline", "environment": LINUX, "stages": {"stage": entry}}
+    return {
+        "stage": "stage",
+        "environment": LINUX,
+        "device": "cpu",
+        "timing_ms": {"fixed_ns": fixed[0], "busy": None},
+        "times_ms": times,
+        "cpu_times_ms": [share * time for time in times],
+        "fixed_times_ns": fixed,
+    }
+
+
+@pytest.mark.parametrize("kind", ["baseline", "bench"])
+@pytest.mark.parametrize("speed", [0.8, 1.0, 1.25])
+def test_computing_stages_are_compared_at_one_speed(
+    kind: str, speed: float, tmp_path: Path
+) -> None:
+    before = computed(kind, 1.0, 1.0)
+
+    # WHEN the processor had another speed after
+    same = verdicts(before, computed(kind, 1.0, speed), tmp_path)
+    slower = verdicts(before, computed(kind, 1.1, speed), tmp_path)
+    # THEN only the slower stage is slower
+    assert (list(same.values()), list(slower.values())) == (["same"], ["slower"])
+
+    # AND a stage that waits is compared by its times
+    waiting = verdicts(computed(kind, 1.0, 1.0, 0.5), computed(kind, 1.0, speed, 0.5), tmp_path)
+    assert list(waiting.values()) == [{0.8: "slower", 1.0: "same", 1.25: "faster"}[speed]]

@@ -1,4 +1,4 @@
-"""Reading timing reports, broken and foreign ones included, and comparing two."""
+"""Reading timing reports, including broken and foreign ones, and comparing two of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(path: Path, report: object) -> Path:
 
 
 def rows(markdown: str) -> dict[str, list[str]]:
-    """The cells of each table row by its first one."""
+    """Return the cells of each table row, by the first one."""
     found = {}
     for line in markdown.splitlines():
         if line.startswith("| "):
@@ -32,7 +32,7 @@ def rows(markdown: str) -> dict[str, list[str]]:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A file with TeleFuser's keys alone."""
+    """Return a file with only TeleFuser's keys."""
     return write(
         tmp_path / "old.json",
         {
@@ -67,11 +67,11 @@ def new(tmp_path: Path) -> Path:
     )
 
 
-def test_what_changed_is_told_in_ms_and_percent(old: Path, new: Path) -> None:
+def test_changes_are_shown_in_ms_and_percent(old: Path, new: Path) -> None:
     found = rows(compare_timing_reports(old, new))
     assert found["wall clock"] == ["1,300.000", "900.000", "-400.000", "-30.8 %"]
     assert found["all stages"] == ["1,200.000", "850.000", "-350.000", "-29.2 %"]
-    # the old file has no counts, so nothing can be said of a single run
+    # the old file has no counts, so the figures of single runs are unknown
     assert found["denoise"] == [
         *("1,000.000", "800.000", "-200.000", "-20.0 %"),
         *("- → 2", "-", "400.000", "-"),
@@ -109,6 +109,17 @@ def test_a_stage_that_took_no_time_before_has_no_percentage(tmp_path: Path) -> N
     assert rows(compare_timing_reports(a, b))["s"][2:4] == ["+2.000", "-"]
 
 
+def test_the_tables_do_not_control_the_terminal(tmp_path: Path) -> None:
+    paths = []
+    for name, text in (("old", "plain"), ("new", "\x1b[2J")):
+        path = tmp_path / f"{name}.json"
+        stages = {"\x1b[1m": {"duration_ms": 1}, text: {"duration_ms": 2}}
+        content = {"stages": stages, "request_id": text, "environment": {"cpu": text}}
+        path.write_text(json.dumps(content))
+        paths.append(path)
+    assert all(line.isprintable() for line in compare_timing_reports(*paths).splitlines())
+
+
 def test_a_different_environment_is_shown(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", {"stages": {}, "environment": {"torch": "2.12", "pid": 1}})
     b = write(tmp_path / "b.json", {"stages": {}, "environment": {"torch": "2.13", "pid": 2}})
@@ -136,7 +147,7 @@ def test_a_different_environment_is_shown(tmp_path: Path) -> None:
         (b'{"stages": {"a": {"input_signatures": {}}}}', r"name the timing\.json in the same"),
     ],
 )
-def test_what_is_no_report_is_refused_in_one_sentence(
+def test_files_that_are_not_reports_are_refused_in_one_sentence(
     content: bytes | None, sentence: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "timing.json"
@@ -148,7 +159,7 @@ def test_what_is_no_report_is_refused_in_one_sentence(
     assert "\n" not in str(refused.value)
 
 
-def test_a_folder_is_no_report(tmp_path: Path) -> None:
+def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"is a folder without a timing\.json"):
         read_timing_report(tmp_path)
 
@@ -169,7 +180,7 @@ STAGES = st.dictionaries(
 
 @given(STAGES, STAGES)
 @settings(max_examples=100, deadline=None)
-def test_any_two_reports_give_tables_that_hold(
+def test_any_two_reports_give_valid_tables(
     tmp_path_factory: pytest.TempPathFactory, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
@@ -177,7 +188,7 @@ def test_any_two_reports_give_tables_that_hold(
     b = write(folder / "b.json", {"stages": after})
 
     markdown = compare_timing_reports(a, b)
-    # THEN no name ends its row or its cell: each row has as many cells as its header
+    # THEN no name ends its row or cell: each row has as many cells as its header
     width = 0
     for line in markdown.splitlines():
         cells = line.replace("\\\\", "").replace("\\|", "").count("|")

@@ -1,4 +1,4 @@
-"""A report's stages and its tree: figures that close, whatever ran inside whatever."""
+"""A report's stages and its tree: the figures add up, however stages are nested."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_rows_below_a_row_add_up_to_it(runs: list[Run]) -> None:
     # THEN each stage is opened exactly once
     opened = [row for row in rows if row.stage is not None]
     assert sorted(row.label for row in opened) == sorted(report["stages"])
-    # and whatever stands right below a row closes
+    # and the rows directly below a row add up to it
     for i, row in enumerate(rows):
         below = []
         for other in rows[i + 1 :]:
@@ -72,7 +72,7 @@ def test_the_tree_of_a_pipeline() -> None:
     ]
 
     rows = tree.rows(report_of(figures_of(runs)))
-    # THEN the stage with two places is closed in both, and summed up at the end
+    # THEN the stage with two parents is listed below both, and summed up at the end
     shown = [(row.guide + row.label, round(row.duration_ms * 1e6), row.count) for row in rows]
     assert shown == [
         ("pipeline", 110, 1),
@@ -91,7 +91,7 @@ def test_the_tree_of_a_pipeline() -> None:
     assert rows[7].share is None
 
 
-def test_a_stage_inside_itself_closes() -> None:
+def test_a_recursive_stage_adds_up() -> None:
     rows = tree.rows(report_of(figures_of([Run("fib", 3, [Run("fib", 21)])])))
     assert [(row.label, round(row.duration_ms * 1e6)) for row in rows] == [
         *(("fib", 24), ("fib", 45)),
@@ -99,7 +99,7 @@ def test_a_stage_inside_itself_closes() -> None:
     ]
 
 
-def test_children_at_the_same_time_take_no_more_than_there_is() -> None:
+def test_concurrent_children_do_not_exceed_their_parent() -> None:
     # GIVEN a parent of 100 that waited for two children of 90 each
     figures = {
         "gather": a_stage(count=1, total_ns=100, children_ns=95, parents={None: (1, 100)}),
@@ -107,7 +107,7 @@ def test_children_at_the_same_time_take_no_more_than_there_is() -> None:
     }
 
     rows = tree.rows(report_of(figures))
-    # THEN a row takes off what they did at once
+    # THEN the time during which both ran is subtracted once
     assert [(r.label, round(r.duration_ms * 1e6)) for r in rows] == [
         *(("gather", 100), ("task", 180)),
         *((tree.UNATTRIBUTED, 5), (tree.OVERLAP, -85)),
@@ -115,7 +115,7 @@ def test_children_at_the_same_time_take_no_more_than_there_is() -> None:
 
 
 def test_parents_beyond_the_fourth_are_listed_elsewhere() -> None:
-    # GIVEN a child under a parent that the recorder no longer names
+    # GIVEN a child of a parent that the recorder has no own figures for
     figures = {
         "outer": a_stage(count=1, total_ns=100, children_ns=60, parents={None: (1, 100)}),
         "named": a_stage(count=1, total_ns=20, parents={"outer": (1, 20)}),
@@ -140,14 +140,14 @@ def test_a_parent_that_still_runs_leaves_its_children_at_the_top() -> None:
         "decode": a_stage(count=1, total_ns=70, parents={"pipeline": (1, 70)}),
     }
     report = report_of(figures)
-    # THEN what is known adds up
+    # THEN the known figures add up
     assert list(report["stages"]) == ["decode", "encode"]
     assert report["stages"]["decode"]["percentage"] == pytest.approx(70)
     assert report["stages"]["decode"]["parent"] == "pipeline"
     assert [row.label for row in tree.rows(report)] == ["decode", "encode"]
 
 
-def test_a_ring_of_stages_is_still_shown() -> None:
+def test_a_cycle_of_stages_is_still_shown() -> None:
     figures = {
         "a": a_stage(count=1, total_ns=10, children_ns=4, parents={"b": (1, 10)}),
         "b": a_stage(count=1, total_ns=10, children_ns=10, parents={"a": (1, 10)}),
@@ -156,14 +156,14 @@ def test_a_ring_of_stages_is_still_shown() -> None:
     assert [row.label for row in rows if row.stage is not None] == ["a", "b"]
 
 
-def test_a_child_that_seems_longer_than_its_parent_leaves_nothing_negative() -> None:
+def test_a_child_longer_than_its_parent_gives_no_negative_figures() -> None:
     figures = {"p": a_stage(count=1, total_ns=10, children_ns=12, parents={None: (1, 10)})}
     entry = report_of(figures)["stages"]["p"]
     assert entry["unattributed_ms"] == 0
     assert entry["children_ms"] == pytest.approx(10e-6)
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_unknown_figures_are_null() -> None:
     entry = report_of({"s": a_stage(count=1, parents={None: (1, 0)})})["stages"]["s"]
     for key in ("device_elapsed_ms", "device_queue_ms", "device_tail_mean_ms", "device_runs"):
         assert entry[key] is None, key
@@ -171,7 +171,7 @@ def test_what_is_not_known_is_null() -> None:
     assert entry["memory"] is None
 
 
-def test_every_key_of_the_format_is_there() -> None:
+def test_every_key_of_the_format_exists() -> None:
     keys = {
         *("duration_ms", "percentage", "count", "mean_ms", "min_ms", "max_ms", "p50_ms", "p95_ms"),
         *("p99_ms", "errors", "suspended_ms", "unattributed_ms", "device_elapsed_ms", "work"),

@@ -22,7 +22,7 @@ def report_of(figures: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"stages": stage_entries(figures, lambda name: None, {}), **more}
 
 
-def test_the_tree_stands_with_its_unattributed_rows() -> None:
+def test_the_tree_has_its_unattributed_rows() -> None:
     runs = [Run("pipeline", 5_000_000, [Run("denoise", 15_000_000)])]
     text = shown(report_of(figures_of(runs), wall_clock_ms=25.0, total_stages_ms=20.0))
     lines = [line.split() for line in text.splitlines()]
@@ -32,7 +32,7 @@ def test_the_tree_stands_with_its_unattributed_rows() -> None:
     assert ["└─", "(unattributed)", "5.000", "25.0", "%"] in lines
 
 
-def test_only_columns_with_something_to_say_are_shown() -> None:
+def test_only_columns_with_figures_are_shown() -> None:
     plain = a_stage(count=1, total_ns=10**6, mean_ns=1e6, parents={None: (1, 10**6)})
     rich = a_stage(
         **vars(a_stage()) | {"count": 2, "total_ns": 10**9, "errors": 1, "mean_ns": 5e8},
@@ -57,7 +57,7 @@ def test_memory_of_an_accelerator_comes_before_the_process_s() -> None:
     assert "77.5" in shown({"stages": {"a": stage}})
 
 
-def test_losses_and_ranks_are_told() -> None:
+def test_losses_and_ranks_are_shown() -> None:
     text = shown(
         {"stages": {}, "rank": 3, "world_size": 8, "lost": {"overwritten": 1200, "orphans": 0}}
     )
@@ -66,7 +66,7 @@ def test_losses_and_ranks_are_told() -> None:
     assert "orphans" not in text
 
 
-def test_a_name_cannot_break_the_table_nor_colour_it() -> None:
+def test_names_cannot_break_or_colour_the_table() -> None:
     text = shown({"stages": {"[red]a\n\x1b[31mb[/red]": {"duration_ms": 1.0}}})
     assert "[red]a\\n\\x1b[31mb[/red]" in text
 
@@ -76,8 +76,8 @@ def test_a_request_s_name_stays_on_its_line() -> None:
     assert text == "Timing report of request a\\n\\x1b[2Jb, 0 stages\n"
 
 
-def test_a_pipe_gets_whole_rows(monkeypatch: Any) -> None:
-    # GIVEN a long name, and no width that anybody asked for: rich would wrap at 80 columns
+def test_a_pipe_gets_complete_rows(monkeypatch: Any) -> None:
+    # GIVEN a long name, and no given width: rich would wrap at 80 columns
     monkeypatch.delenv("COLUMNS", raising=False)
     stream = io.StringIO()
     name = "a_stage_with_quite_a_long_name_" * 3
@@ -98,7 +98,7 @@ def test_a_pipe_gets_whole_rows(monkeypatch: Any) -> None:
 
 
 def test_a_terminal_of_any_encoding_gets_the_tree() -> None:
-    # GIVEN names and guides that ASCII does not have
+    # GIVEN names and guides that ASCII does not contain
     runs = [Run("pipeline \u2192", 5_000_000, [Run("denoise", 15_000_000)])]
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
 

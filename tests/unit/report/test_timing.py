@@ -1,4 +1,4 @@
-"""The timing report of a real recorder: what is in it, from where it counts, and its file."""
+"""The timing report of a real recorder: its content, its start, and its file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_keys_of_the_format() -> None:
     assert report["lost"]["overwritten"] == 0
 
 
-def test_the_figures_close() -> None:
+def test_the_figures_add_up() -> None:
     some_pipeline()
     report = stagespan.timing_report()
     stages = report["stages"]
@@ -85,7 +85,7 @@ def test_the_figures_close() -> None:
     assert report["wall_clock_ms"] > report["total_stages_ms"]
 
 
-def test_memory_of_a_cpu_is_its_peak_rss_and_null_where_nothing_was_measured() -> None:
+def test_memory_of_a_cpu_is_its_peak_rss_or_null() -> None:
     some_pipeline()
     stages = stagespan.timing_report()["stages"]
     assert stages["denoise"]["memory"]["peak_rss_mb"] > 1
@@ -93,9 +93,9 @@ def test_memory_of_a_cpu_is_its_peak_rss_and_null_where_nothing_was_measured() -
     assert stages["encode"]["memory"] is None
 
 
-def test_captured_and_named_snapshots_are_in_it() -> None:
+def test_captured_and_named_snapshots_are_included() -> None:
     with stagespan.ProfilingContext("load", capture_memory=True):
-        block = mmap.mmap(-1, 32 << 20)  # new pages: bytearray may get ones that are there already
+        block = mmap.mmap(-1, 32 << 20)  # new pages, as a bytearray may reuse resident ones
         block[::4096] = b"x" * len(block[::4096])
     stagespan.memory_snapshot("loaded")
     report = stagespan.timing_report()
@@ -154,7 +154,7 @@ def test_signatures_come_from_the_module_that_captures_them(
     assert stages["denoise"]["signatures"] == []
 
 
-def test_the_rank_of_a_launcher_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_of_a_launcher_is_included(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     report = stagespan.timing_report()
@@ -165,7 +165,7 @@ def test_the_rank_of_a_launcher_is_in_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_reset_starts_a_new_report() -> None:
-    # GIVEN something of everything before it
+    # GIVEN something of every kind before it
     with stagespan.request("old"):
         some_pipeline()
     stagespan.memory_snapshot("old")
@@ -179,7 +179,7 @@ def test_a_reset_starts_a_new_report() -> None:
     assert (empty["stages"], empty["requests"], empty["memory_snapshots"]) == ({}, [], [])
     assert empty["total_stages_ms"] == 0
     assert empty["lost"]["unmatched"] == 0
-    # and what comes counts, while stats() still knows the whole life
+    # and new spans count, while stats() still includes the time before
     with stagespan.span("encode"):
         time.sleep(0.002)
     report = stagespan.timing_report()
@@ -198,7 +198,7 @@ def test_a_span_that_is_open_at_the_reset_counts_when_it_ends() -> None:
     assert set(stagespan.timing_report()["stages"]) == {"outer", "inner"}
 
 
-def test_metadata_that_is_no_mapping_is_refused() -> None:
+def test_metadata_that_is_not_a_mapping_is_refused() -> None:
     with pytest.raises(SettingsError, match="mapping"):
         stagespan.reset_timing_registry("r", ["a"])  # type: ignore[arg-type]
 
@@ -218,7 +218,7 @@ def test_the_file_is_the_report(tmp_path: Path) -> None:
     assert "| denoise |" in markdown
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match=r"cannot be written .*; choose another") as refused:
         stagespan.dump_timing_report(tmp_path / "file" / "timing.json")
@@ -226,7 +226,7 @@ def test_a_folder_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a file of an earlier run, and a disk on which every write fails
     target = tmp_path / "timing.json"
     target.write_text("earlier")
@@ -268,7 +268,7 @@ def test_any_metadata_can_be_written(value: Any) -> None:
     json.loads(encoded, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-def test_metadata_that_no_json_can_hold() -> None:
+def test_metadata_without_a_json_representation() -> None:
     class Silent:
         def __str__(self) -> str:
             raise RuntimeError

@@ -1,15 +1,31 @@
-"""The facts about the machine and the software in a report."""
+"""Facts about the machine, its present speed and the software of this process, for reports."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
+import time
 from importlib import metadata
-from typing import Any
+from typing import Any, TypedDict
 
 from stagespan import _core, platforms
-from stagespan.report.entries import Environment
+
+
+class Environment(TypedDict):
+    """The machine and the software that produced a file."""
+
+    python: str
+    torch: str | None
+    platform: str
+    device: str | None
+    hostname: str
+    cpu: str | None
+    cpu_count: int | None
+    system: str
+    stagespan: str | None
+    clock: str | None
+    pid: int
 
 
 def environment() -> Environment:
@@ -35,7 +51,7 @@ def environment() -> Environment:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the software here, without the process and the name of the host."""
+    """Return facts about the machine and the software, without the process and the host name."""
     return {key: value for key, value in environment().items() if key not in ("pid", "hostname")}
 
 
@@ -73,3 +89,18 @@ def _device_name(torch: Any, device: platforms.Platform) -> str | None:
 # Read at import, because it imports a part of the standard library. In a signal handler or a
 # forked child, that import could be incomplete.
 _VERSION = version()
+
+
+def fixed_computation_ns(loops: int = 4000) -> int:
+    """Run a computation that never changes, and return the CPU time that it took, in ns.
+
+    It takes longer if something outside of this thread slows the processor down: another thread on
+    the same core, another guest of the same host, or a lower clock. The operating system may not
+    see these, and they make all CPU times longer. Files contain this time to compare it with that
+    of another day, so the computation must stay the same.
+    """
+    began = time.thread_time_ns()
+    total = 0
+    for number in range(loops):
+        total += number * number
+    return time.thread_time_ns() - began

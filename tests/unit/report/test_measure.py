@@ -1,0 +1,76 @@
+"""Runs during which the processor was slowed down are left out of a measurement."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from stagespan.report import measure as module
+from stagespan.report.measure import measure, pooled
+from stagespan.report.noise import Times
+
+
+def times_from(monkeypatch: pytest.MonkeyPatch, times_ns: Iterator[int]) -> list[int]:
+    """Set the times of the fixed computation; return a list of those that were used."""
+    used: list[int] = []
+
+    def fixed_computation_ns() -> int:
+        used.append(next(times_ns))
+        return used[-1]
+
+    monkeypatch.setattr(module, "fixed_computation_ns", fixed_computation_ns)
+    return used
+
+
+def test_runs_next_to_a_slow_fixed_computation_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a processor that is slowed down occasionally
+    used = times_from(monkeypatch, itertools.cycle([100, 105, 100, 170]))
+
+    # WHEN runs are selected
+    times = measure(lambda: sum(range(100)), most_seconds=0.2)
+
+    # THEN only runs between two fast computations count
+    fast = [before < 110 and after < 110 for before, after in itertools.pairwise(used)]
+    assert times.count == sum(fast) < len(fast)
+    # AND the time of the fastest computation shows how fast the processor was
+    assert times.fixed_ns == 100
+
+
+def test_all_runs_count_if_hardly_any_was_at_full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = times_from(monkeypatch, itertools.chain([100], itertools.repeat(170)))
+
+    times = measure(lambda: sum(range(100)), most_seconds=0.2)
+
+    assert times.count == len(used) - 1
+
+
+def test_times_of_a_computing_function_are_relative_to_the_speed_of_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times_from(monkeypatch, itertools.cycle([1_000_000, 3_000_000]))
+
+    computes = measure(lambda: sum(range(10_000)), most_seconds=0.2)
+    waits = measure(lambda: time.sleep(0.002), most_seconds=0.2)
+
+    # THEN each run is divided by the mean of the computations next to it
+    at_speed = computes.at_speed(2_000_000)
+    assert at_speed is not None
+    assert at_speed.median_ms == pytest.approx(statistics.median(computes.relative) * 2)
+    # AND a function that waits is not compared by the speed of the processor
+    assert waits.relative == ()
+    assert waits.at_speed(2_000_000) is None
+
+
+def test_a_measurement_on_a_slower_processor_is_not_pooled() -> None:
+    fast, slow = Times.of([1.0, 2.0], False, 100), Times.of([9.0], True, 110)
+    for measurements in ([fast, slow], [slow, fast]):
+        assert pooled(measurements) == fast
+    assert pooled([slow, Times.of([7.0], False, 108)]) == Times.of([9.0, 7.0], True, 108)
+    # AND all count if the speed is not known
+    assert pooled([Times.of([1.0]), Times.of([2.0])]) == Times.of([1.0, 2.0])
