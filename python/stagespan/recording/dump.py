@@ -1,4 +1,4 @@
-"""A recording's spans in formats of other tools: Perfetto's (Chrome JSON), JSON, CSV, Parquet."""
+"""Writes the spans of a recording as a trace for Perfetto, or as JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from stagespan.recording.reading import Recording
 
 _BEYOND_IDS = 1 << 22
-"""Ids of processes and threads are smaller, so that larger ones are free for tracks."""
+"""The first id of a track. Ids of processes and threads are smaller."""
 _DAY_NS = 86_400 * 10**9
-"""Times are written from the start of a day on: in us since 1970, a float has no ns."""
+"""Times count from the start of a day, because microseconds since 1970 in a float have no ns."""
 _COLUMNS = (
     *("stage", "thread", "thread_name", "begin_ns", "end_ns", "id", "parent", "depth"),
     *("request", "request_number", "trace_id", "error", "suspended_ns"),
@@ -29,7 +29,7 @@ _COLUMNS = (
 
 
 def rows(recording: Recording) -> Iterator[dict[str, Any]]:
-    """The finished spans by begin, then those that are open, whose ``end_ns`` is None."""
+    """Yield the finished spans ordered by begin, then the open ones, whose ``end_ns`` is None."""
     names = recording.stage_names()
     threads = {thread["thread"]: thread["name"] for thread in recording.threads()}
     ids = {request["number"]: request["id"] for request in recording.requests()}
@@ -65,7 +65,7 @@ def rows(recording: Recording) -> Iterator[dict[str, Any]]:
 
 
 def as_csv(recording: Recording) -> str:
-    """A line a span; what is not known is empty."""
+    """Return CSV with one line per span. Unknown values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -74,7 +74,7 @@ def as_csv(recording: Recording) -> str:
 
 
 def as_json(recording: Recording) -> str:
-    """What `stagespan recover --json` shows, and all spans."""
+    """Return JSON with the content of `stagespan recover --json` and all spans."""
     page = {**summary.as_dict(recording), "spans": list(rows(recording))}
     return _encoded(page)
 
@@ -111,7 +111,7 @@ def as_perfetto(recording: Recording) -> str:
 
 
 def as_parquet(recording: Recording) -> bytes:
-    """A row a span, with the columns of `as_csv`; what is not known is null.
+    """Return Parquet with one row per span and the columns of `as_csv`. Unknown values are null.
 
     Raises StagespanError if pyarrow is not installed.
     """
@@ -163,7 +163,7 @@ class _Slice:
 
 
 def _slices(recording: Recording) -> tuple[list[_Slice], dict[int, list[_Slice]]]:
-    """All spans and what they did on the device, and the outermost spans of each request."""
+    """Return slices for all spans and their device times, and the outermost spans by request."""
     all_rows = list(rows(recording))
     until_ns = recording.read_ns if recording.state == "alive" else recording.end_ns
     until_ns = until_ns or max(
@@ -198,23 +198,22 @@ def _slices(recording: Recording) -> tuple[list[_Slice], dict[int, list[_Slice]]
 
 @dataclass
 class _Track:
-    """A track of Perfetto, with the ends of the slices that are open at its last begin."""
+    """A track of Perfetto, with the ends of the slices that contain its latest slice."""
 
     tid: int
     open_ends_ns: list[int] = field(default_factory=list)
 
     def takes(self, one: _Slice) -> bool:
-        """Whether a slice lies after or inside all slices of the track."""
+        """Whether a slice is after or inside each slice of the track, so that it can be added."""
         while self.open_ends_ns and self.open_ends_ns[-1] <= one.begin_ns:
             self.open_ends_ns.pop()
         return not self.open_ends_ns or one.end_ns <= self.open_ends_ns[-1]
 
 
 def _tracks(slices: list[_Slice]) -> dict[tuple[int, int], tuple[int, int]]:
-    """Sort the slices, and give each a track of its thread on which it overlaps no other in part.
+    """Sort the slices, and assign each to a track on which no slices partially overlap.
 
-    Returns, by process and track id, the thread, and 0 for its first track or the number of a
-    further one.
+    Returns, by process and track id, the thread and the number of the track in this thread, from 0.
     """
     slices.sort(key=lambda one: (one.begin_ns, -one.end_ns, one.depth))
     by_thread: defaultdict[tuple[int, int], list[_Track]] = defaultdict(list)
@@ -236,7 +235,7 @@ def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def _flow(number: int, slices: list[_Slice], base_ns: int) -> Iterator[dict[str, Any]]:
-    """Arrows from each outermost span of a request to the next one."""
+    """Yield the arrows from each outermost span of a request to the next one."""
     if len(slices) < 2:
         return
     slices = sorted(slices, key=lambda one: one.begin_ns)

@@ -1,4 +1,4 @@
-"""A recording as one page of HTML: stages, open spans, and a timeline of the latest spans."""
+"""Writes a recording as an HTML page: stages, open spans, and a timeline of the latest spans."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
 
 
 def page(recording: Recording) -> str:
-    """The page; it needs no other file and no network."""
+    """Return the page. It needs no other file and no network."""
     title = f"{recording.program}, process {recording.pid}"
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p>{_text(_facts(recording))}</p>",
         *(f"<p><strong>{_text(warning)}</strong></p>" for warning in recording.warnings()),
-        "<h2>What each thread was in</h2>",
+        "<h2>Open stages of each thread</h2>",
         _open_spans(recording),
         "<h2>Stages</h2>",
         _stages(recording),
@@ -83,7 +83,7 @@ def _clock(ns: int | None) -> str:
 
 
 def _table(titles: list[str], rows: list[list[str]], texts: int = 1) -> str:
-    """A table whose first ``texts`` columns are text, and the others numbers."""
+    """Return a table. Its first ``texts`` columns are text, the others are numbers."""
 
     def cells(tag: str, row: list[str]) -> str:
         return "".join(
@@ -97,19 +97,19 @@ def _table(titles: list[str], rows: list[list[str]], texts: int = 1) -> str:
 
 def _open_spans(recording: Recording) -> str:
     rows = []
-    for stand in summary.stands(recording):
-        place = " &gt; ".join(_text(stage) for stage in stand.stages)
-        since = _text(_clock(stand.begin_ns))
-        elapsed = "" if stand.elapsed_ns is None else duration(stand.elapsed_ns)
-        name = _text(f"{stand.thread} {stand.name}")
-        rows.append([name, place, _text(stand.request or ""), since, elapsed])
+    for position in summary.positions(recording):
+        path = " &gt; ".join(_text(stage) for stage in position.stages)
+        since = _text(_clock(position.begin_ns))
+        elapsed = "" if position.elapsed_ns is None else duration(position.elapsed_ns)
+        name = _text(f"{position.thread} {position.name}")
+        rows.append([name, path, _text(position.request or ""), since, elapsed])
     if not rows:
         return "<p>No span was open.</p>"
     return _table(["thread", "in", "request", "since", "for"], rows, texts=4)
 
 
 def _stages(recording: Recording) -> str:
-    """The tree of stages: each below the stage in which it ran."""
+    """Return the tree of stages, with each stage below the stage in which it ran."""
     figures = recording.snapshot().stages()
     children: defaultdict[str | None, list[tuple[str, int, int]]] = defaultdict(list)
     for name, stage in figures.items():
@@ -130,7 +130,7 @@ def _stages(recording: Recording) -> str:
                     f"{stage.errors:,}",
                 ]
             )
-            # A stage that runs in itself is not drawn again.
+            # Recursive stages are listed only once.
             if name not in above and len(rows) < _MOST_SPANS:
                 add(name, depth + 1, (*above, name))
 
@@ -140,7 +140,7 @@ def _stages(recording: Recording) -> str:
             add(parent, 0, ())
     if not rows:
         return "<p>No span had ended.</p>"
-    note = '<p class="note">Percentiles are of all runs of a stage, whatever it ran in.</p>'
+    note = '<p class="note">The percentiles of a stage cover all of its runs, under any parent.</p>'
     titles = ["stage", "runs", "total", "p50", "p95", "p99", "longest", "errors"]
     return _table(titles, rows) + note
 
@@ -152,7 +152,7 @@ def _timeline(recording: Recording) -> str:
     known = [row["end_ns"] for row in spans if row["end_ns"] is not None]
     begins = [row["begin_ns"] for row in spans]
     last = max(known + begins)
-    # Spans that are open began long ago, as a rule: the picture begins with the first that ended.
+    # Open spans usually began long ago, so the timeline starts with the first finished span.
     first = min(
         (row["begin_ns"] for row in spans if row["end_ns"] is not None), default=min(begins)
     )

@@ -29,18 +29,18 @@ class Merged(NamedTuple):
     trace: bytes
     """The trace, compressed with gzip."""
     spans: int
-    """How many spans were added."""
+    """The number of added spans."""
     pid: int
-    """The process whose spans they are."""
+    """The id of the process of these spans."""
 
 
 def merge_spans(
     trace_path: str | os.PathLike[str], recording: str | os.PathLike[str] | int | None = None
 ) -> Merged:
-    """Return a trace with the spans of a recording that overlap it, as a process of their own.
+    """Return a trace with the overlapping spans of a recording, as a separate process.
 
-    ``recording`` is a file or a process id; by default, the process that the trace is of. Times
-    are joined by the clock: both are Unix times.
+    ``recording`` is a file or a process id; by default, the recording of the process that wrote the
+    trace. Both use Unix times.
 
     Raises TraceError if the trace cannot be read, and StagespanError if it has no events or already
     contains spans, if there is no recording, or if no span overlaps the trace.
@@ -68,13 +68,13 @@ def merge_spans(
 
 
 def _process_of(trace: Trace) -> int:
-    """The process with the most events of the host, by its id."""
+    """Return the id of the process with the most host events."""
     host = trace.rows_of(("cpu_op", "user_annotation", "python_function"))
     known = Counter(pid for pid in trace.events.pid[host].tolist() if pid > 0)
     if not known:
         raise StagespanError(
-            f"{trace.path} does not say which process it is of: name its recording with "
-            f"--recording FILE|PID."
+            f"{trace.path} does not contain a process id: name the recording with --recording "
+            f"FILE|PID."
         )
     return int(known.most_common(1)[0][0])
 

@@ -1,4 +1,4 @@
-"""What the recording of this process says of it, and that it ends in processes without atexit."""
+"""Describes this process in its recording, and closes recordings of processes without atexit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from stagespan import _core, forks
 
 
 def install(version: str) -> None:
-    """Describe this process in its recording, and end the recordings of workers cleanly."""
+    """Describe this process in its recording, and close the recordings of workers cleanly."""
     _core.describe_process(version=version)
-    # After the service, which still writes spans.
+    # This runs after the exit handler of the service, which still writes spans.
     forks.at_worker_exit(_end, priority=0)
 
 

@@ -1,4 +1,4 @@
-"""The page of `stagespan top`: what changed between two readings, by stage and by thread."""
+"""The page of `stagespan top`: the latest activity of stages and threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_THREADS = 8
 
 
 class _Reading(NamedTuple):
-    """A reading of one process."""
+    """A copy of the recording of one process, and when it was made."""
 
     at_s: float
     recording: Recording
@@ -52,7 +52,8 @@ class Page:
     def read(self) -> None:
         """Read the processes again.
 
-        Raises StagespanError if there is none; one that has gone meanwhile is shown as it was.
+        Raises StagespanError if there is no process. A process that has ended is shown in its last
+        state.
         """
         self._message = ""
         now = time.monotonic()
@@ -68,10 +69,10 @@ class Page:
         else:
             found = [self._first()]
         for recording in found:
-            recording.snapshot()  # now: they are subtracted in the order in which they were taken
+            recording.snapshot()  # taken now, so that snapshots can be subtracted in this order
             kept = self._readings.setdefault(recording.path, [])
             kept.append(_Reading(now, recording))
-            # The figures are those since the oldest reading that is kept.
+            # The page shows the figures since the oldest stored reading.
             while len(kept) > 2 and now - kept[1].at_s >= _KEPT_S:
                 del kept[0]
         if found:
@@ -90,7 +91,7 @@ class Page:
     # --- keys -----------------------------------------------------------------------------------
 
     def press(self, key: str) -> bool:
-        """Act on a key; False if the page is to be left."""
+        """Handle a key. Returns False if the user wants to quit."""
         if self.is_typing:
             if key in "\r\n":
                 self.is_typing = False
@@ -111,29 +112,29 @@ class Page:
             self.is_typing = True
         return True
 
-    def say(self, message: str) -> None:
+    def show_message(self, message: str) -> None:
         """Show a message until the next reading."""
         self._message = message
 
     # --- the page -------------------------------------------------------------------------------
 
     def render(self, width: int, height: int | None) -> list[Any]:
-        """The page as lines and tables for rich, at most ``height`` rows high."""
+        """Return the page as lines and tables for rich, at most ``height`` rows high."""
         shown = [self._readings[path] for path in self._paths if path in self._readings]
         body: list[Any] = [Text(one_line(self._title(shown)), no_wrap=True, overflow="ellipsis")]
         used = 1
-        of_it = ranks.ranks([kept[-1].recording for kept in shown])
-        for sentence in ranks.findings(of_it):
+        shown_ranks = ranks.ranks([kept[-1].recording for kept in shown])
+        for sentence in ranks.findings(shown_ranks):
             body.append(Text(one_line(sentence), style="bold", no_wrap=True, overflow="ellipsis"))
             used += 1
         if self._message:
             body.append(Text(one_line(self._message), no_wrap=True, overflow="ellipsis"))
             used += 1
-        places = self._places(of_it)
-        # Each table has a head of two rows and an empty row at both ends.
-        left = None if height is None else height - used - min(len(places), _MOST_THREADS) - 8
+        rows = self._position_rows(shown_ranks)
+        # Each table has a header of two rows, and an empty row above and below.
+        left = None if height is None else height - used - min(len(rows), _MOST_THREADS) - 8
         body.append(self._stages(shown, width, left))
-        body.append(self._place_table(places[:_MOST_THREADS], width, len(places)))
+        body.append(self._position_table(rows[:_MOST_THREADS], width, len(rows)))
         return body
 
     def _title(self, shown: list[list[_Reading]]) -> str:
@@ -183,7 +184,7 @@ class Page:
         return fitted_table(columns, width)
 
     def _changes(self, kept: list[_Reading]) -> list[_Change]:
-        """What each stage has run between the oldest reading that is kept and the latest."""
+        """Return the activity of each stage between the oldest stored reading and the latest."""
         first, last = kept[0], kept[-1]
         seconds = last.at_s - first.at_s
         statistics = imports.load("stagespan.statistics")
@@ -205,36 +206,36 @@ class Page:
             for name, stage in life.items()
         ]
 
-    def _places(self, of_it: list[ranks.Rank]) -> list[_Place]:
+    def _position_rows(self, shown_ranks: list[ranks.Rank]) -> list[_PositionRow]:
         found = []
-        for rank in of_it:
-            of_threads = summary.stands(rank.recording)
-            if len(of_it) > 1:
-                of_threads = of_threads[:1]
-            for stand in of_threads:
-                who = rank.label if len(of_it) > 1 else f"{stand.thread} {stand.name}"
-                elapsed = "" if stand.elapsed_ns is None else duration(stand.elapsed_ns)
-                found.append(_Place(who, stand.stages, elapsed))
+        for rank in shown_ranks:
+            positions = summary.positions(rank.recording)
+            if len(shown_ranks) > 1:
+                positions = positions[:1]
+            for position in positions:
+                label = rank.label if len(shown_ranks) > 1 else f"{position.thread} {position.name}"
+                elapsed = "" if position.elapsed_ns is None else duration(position.elapsed_ns)
+                found.append(_PositionRow(label, position.stages, elapsed))
         return found
 
-    def _place_table(self, places: list[_Place], width: int, total: int) -> Table:
-        hidden = f" ({total - len(places)} more)" if total > len(places) else ""
+    def _position_table(self, rows: list[_PositionRow], width: int, total: int) -> Table:
+        hidden = f" ({total - len(rows)} more)" if total > len(rows) else ""
         title = ("rank" if self._job is not None else "thread") + hidden
-        who = [_cut(one_line(place.who), max(width // 3, 12)) for place in places]
-        elapsed = [place.elapsed for place in places]
-        used = sum(max(map(cell_len, cells)) + 3 for cells in ([title, *who], ["for", *elapsed]))
+        label = [_cut(one_line(row.label), max(width // 3, 12)) for row in rows]
+        elapsed = [row.elapsed for row in rows]
+        used = sum(max(map(cell_len, cells)) + 3 for cells in ([title, *label], ["for", *elapsed]))
         left = max(width - used - 3, 8)
-        inside = [_innermost([one_line(name) for name in place.stages], left) for place in places]
+        inside = [_innermost([one_line(name) for name in row.stages], left) for row in rows]
         return fitted_table(
-            [Column(title, who), Column("in", inside, is_flexible=True), Column("for", elapsed)],
+            [Column(title, label), Column("in", inside, is_flexible=True), Column("for", elapsed)],
             width,
         )
 
 
-class _Place(NamedTuple):
-    """Where a thread or rank is."""
+class _PositionRow(NamedTuple):
+    """The open stages of a thread or rank."""
 
-    who: str
+    label: str
     stages: tuple[str, ...]
     elapsed: str
 
@@ -250,7 +251,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _innermost(stages: list[str], width: int) -> str:
-    """The path to the innermost stage; without the outermost ones if it is too long."""
+    """Return the path to the innermost stage, without the outermost ones if it is too long."""
     for first in range(len(stages)):
         path = " > ".join((["…"] if first else []) + stages[first:])
         if cell_len(path) <= width:
@@ -260,7 +261,7 @@ def _innermost(stages: list[str], width: int) -> str:
 
 @dataclass(frozen=True)
 class _Change:
-    """A stage of one process: how often it ran, and how much of that was its own time."""
+    """The activity of one stage in one process."""
 
     name: str
     rate: float
@@ -286,7 +287,7 @@ class _Line:
 def _line(name: str, changes: list[_Change], total_ns: int) -> _Line:
     recent = [change.recent for change in changes if change.recent is not None]
     device = [one.device_elapsed_ns.mean_ns for one in recent if one.device_elapsed_ns is not None]
-    # Of several ranks, the slowest one.
+    # If there are several ranks, show the slowest one.
     slowest = [
         max((getattr(one, key) for one in recent), default=0.0)
         for key in ("p50_ns", "p95_ns", "p99_ns")

@@ -31,7 +31,7 @@ _FILE = re.compile(r"(\d+)-(\d+)(?:-\d+)?\.stagespan")
 _MEMFD = "/memfd:stagespan (deleted)"
 _DELETED = " (deleted)"
 _MOST_ENDED = 256
-"""At most so many recordings of ended processes are read from a folder: each takes about 1 MiB."""
+"""The most recordings of ended processes that are read from a folder. Each takes about 1 MiB."""
 _F_OFD_GETLK = 36
 
 
@@ -190,7 +190,7 @@ class Recording:
         return self._copy.lost()
 
     def warnings(self) -> list[str]:
-        """Return a sentence for each thing that is missing in this copy or wrong with the file."""
+        """Return a sentence for each problem of this copy or its file."""
         found = []
         missing, damaged = self._info["missing_bytes"], self._info["damaged"]
         if self._is_deleted:
@@ -264,8 +264,8 @@ def recordings(*, spans: bool = False) -> list[Recording]:
 
 
 def _folders() -> list[str]:
-    given = settings.get("STAGESPAN_RECORDING_DIR")
-    folders = [os.path.abspath(given)] if given else []
+    folder = settings.get("STAGESPAN_RECORDING_DIR")
+    folders = [os.path.abspath(folder)] if folder else []
     folders.append(_core.default_recording_folder())
     if os.geteuid() == 0:
         parent = os.path.dirname(folders[-1])
@@ -323,7 +323,7 @@ def _modified_ns_if_ended(path: str, pid: int, start_ticks: int) -> int | None:
         return None
     try:
         handle = _open_file(path)
-    except StagespanError:  # whoever reads it finds out why
+    except StagespanError:  # opening the file gives the error
         return None
     try:
         # The id of a process in another container is not its id here, but it holds a lock.
@@ -347,9 +347,9 @@ def _held_by(pid: int, *, without_a_name: bool) -> str | None:
                 continue
             if target == _MEMFD:
                 return path
-            # The name that it had when it was made, which is always deleted.
+            # The target may be the former name of a file that has been deleted.
             match = _FILE.fullmatch(os.path.basename(target).removesuffix(_DELETED).lstrip("."))
-            if match is None or int(match[1]) != pid:  # others may have it open to read it
+            if match is None or int(match[1]) != pid:  # others may have it open for reading
                 continue
             try:
                 if not without_a_name or os.stat(path).st_nlink == 0:

@@ -1,4 +1,4 @@
-"""A recording in short: how its process ended, where its threads were, and its rates."""
+"""Summarises a recording: how its process ended, where its threads were, and its rates."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
     from stagespan.recording.reading import OpenSpan, Recording
 
 LATEST = 5
-"""How many of each thread's latest spans a summary has."""
+"""The number of latest spans of each thread in a summary."""
 
 
-class Stand(NamedTuple):
-    """Where a thread was: the stages that it had open, outermost first."""
+class Position(NamedTuple):
+    """Where a thread currently is: its open stages, outermost first."""
 
     thread: int
     name: str
     stages: tuple[str, ...]
     begin_ns: int
-    """When the innermost of them began."""
+    """When the innermost stage began, in Unix ns."""
     elapsed_ns: int | None
-    """For how long it was open; None if the process is not alive."""
+    """How long the innermost stage has been open; None if the process is not alive."""
     idle_ns: int | None
-    """How long ago the thread last began or finished a span; None if it is not known."""
+    """The time since the thread last began or finished a span; None if it is not known."""
     request: str | None
 
 
-def stands(recording: Recording) -> list[Stand]:
-    """Where each thread with an open span was, the thread with most finished spans first."""
+def positions(recording: Recording) -> list[Position]:
+    """Return the positions of threads with open spans, first that with the most finished spans."""
     by_thread: defaultdict[int, list[OpenSpan]] = defaultdict(list)
     for span in recording.open_spans():
         if not span["detached"]:
@@ -38,13 +38,13 @@ def stands(recording: Recording) -> list[Stand]:
     ended = _last_ends(recording)
     found = []
     for thread, spans in by_thread.items():
-        # Spans of asyncio tasks do not nest in each other: the one that began last is innermost.
+        # Spans of different asyncio tasks are not nested, so use the one that began last.
         innermost = max(spans, key=lambda span: (span["begin_ns"], span["depth"]))
         idle = innermost["elapsed_ns"]
         if idle is not None and recording.read_ns is not None and thread in ended:
             idle = min(idle, max(recording.read_ns - ended[thread], 0))
         found.append(
-            Stand(
+            Position(
                 thread,
                 innermost["thread_name"] or "",
                 _path(innermost, spans),
@@ -54,7 +54,7 @@ def stands(recording: Recording) -> list[Stand]:
                 innermost["request"],
             )
         )
-    return sorted(found, key=lambda stand: (-finished.get(stand.thread, 0), stand.thread))
+    return sorted(found, key=lambda position: (-finished.get(position.thread, 0), position.thread))
 
 
 def _path(innermost: OpenSpan, spans: list[OpenSpan]) -> tuple[str, ...]:
@@ -80,12 +80,12 @@ def _last_ends(recording: Recording) -> dict[int, int]:
 
 
 def finished_spans(recording: Recording) -> int:
-    """How many spans the process had finished."""
+    """Return the number of spans that the process had finished."""
     return sum(stage.count for stage in recording.stats().values())
 
 
 def rates(recordings: list[Recording], interval_s: float = 0.25) -> dict[str, float]:
-    """Spans a second of the processes that are alive, by path, measured over ``interval_s``."""
+    """Return the spans per second of live processes by path, measured over ``interval_s``."""
     from stagespan.errors import StagespanError
 
     alive = [recording for recording in recordings if recording.state == "alive"]
@@ -96,7 +96,7 @@ def rates(recordings: list[Recording], interval_s: float = 0.25) -> dict[str, fl
     for recording in alive:
         try:
             later = recording.refresh()
-        except StagespanError:  # it ended meanwhile
+        except StagespanError:  # the process has ended
             continue
         if later.read_ns is None or recording.read_ns is None:
             continue
@@ -108,10 +108,11 @@ def rates(recordings: list[Recording], interval_s: float = 0.25) -> dict[str, fl
 
 
 def stalled(recording: Recording, seconds: float, stage: str | None = None) -> list[OpenSpan]:
-    """The open spans of a live process that have lasted for at least ``seconds``.
+    """Return the open spans of a live process that have lasted for at least ``seconds``.
 
-    Without ``stage`` those count that are innermost in a thread which has finished no span
-    meanwhile: a thread that serves requests inside of one long span is not stalled.
+    Without ``stage``, only the innermost span of a thread is returned, and only if the thread has
+    not finished any span in this time. A thread that serves requests inside one long span is
+    therefore not stalled.
     """
     if recording.state not in ("alive", "unknown"):
         return []
@@ -120,24 +121,24 @@ def stalled(recording: Recording, seconds: float, stage: str | None = None) -> l
     if stage is not None:
         return [span for span in found if span["stage"] == stage]
     waiting = {
-        (stand.thread, stand.begin_ns)
-        for stand in stands(recording)
-        if stand.idle_ns is not None and stand.idle_ns >= least_ns
+        (position.thread, position.begin_ns)
+        for position in positions(recording)
+        if position.idle_ns is not None and position.idle_ns >= least_ns
     }
     return [span for span in found if (span["thread"], span["begin_ns"]) in waiting]
 
 
 def as_dict(recording: Recording) -> dict[str, Any]:
-    """All of a recording that `stagespan recover` shows, ready for JSON. Times are Unix ns."""
+    """Return what `stagespan recover` shows as plain data for JSON. Times are Unix ns."""
     names = recording.stage_names()
     latest: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     ids = {request["number"]: request["id"] for request in recording.requests()}
     spans = recording.spans()
     in_order = spans[spans["end_ns"].argsort(kind="stable")][::-1]
     for row in in_order:
-        of_thread = latest[int(row["thread"])]
-        if len(of_thread) < LATEST:
-            of_thread.append(
+        newest = latest[int(row["thread"])]
+        if len(newest) < LATEST:
+            newest.append(
                 {
                     "stage": names[int(row["stage"])],
                     "begin_ns": int(row["begin_ns"]),
@@ -171,7 +172,7 @@ def as_dict(recording: Recording) -> dict[str, Any]:
 
 
 def identity(recording: Recording) -> dict[str, Any]:
-    """Whose a recording is, and how its process ended."""
+    """Return the facts that identify a recording, and how its process ended."""
     return {
         "state": recording.state,
         "pid": recording.pid,
@@ -191,7 +192,7 @@ def identity(recording: Recording) -> dict[str, Any]:
 
 
 def stage_dict(stage: Any) -> dict[str, Any]:
-    """The figures of one stage."""
+    """Return the figures of one stage."""
     names = ("count", "total_ns", "mean_ns", "min_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns")
     page: dict[str, Any] = {name: getattr(stage, name) for name in names}
     page["errors"] = stage.errors

@@ -1,4 +1,4 @@
-"""What the service thread keeps up to date in this process's recording."""
+"""Keeps this process's recording up to date, in the service thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _described: tuple[int, int] | None = None
 
 
 def _describe() -> None:
-    """Write the rank that torch.distributed knows, once it has been set up."""
+    """Write the rank of torch.distributed, once it is initialised."""
     global _described
     rank = run.explicit_rank()
     known = (-1 if rank is None else rank, run.world_size() if rank is not None else 0)
