@@ -1,4 +1,4 @@
-"""``compare_timing_reports`` as a summary with marks, in TeleFuser's form."""
+"""``compare_timing_reports`` with the output of TeleFuser."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _THRESHOLD_PERCENT = 5.0
 
 
 def compare_timing_reports(baseline_path: str, new_path: str) -> str:
-    """What changed between two reports, as Markdown: the totals, then each stage.
+    """Compare two reports, and return Markdown with the totals and each stage.
 
-    A change of more than 5 % gets a red or a green mark. Such a mark knows no noise:
-    ``stagespan compare`` does.
+    A change of more than 5 % has a red or green mark. The marks do not consider noise; ``stagespan
+    compare`` does.
     """
     before, after = read_timing_report(baseline_path), read_timing_report(new_path)
     total = _row("Total (ms)", _total(before), _total(after))

@@ -1,4 +1,4 @@
-"""What happens around every stage once `stagespan.compat.telefuser.profiler` is imported."""
+"""The hooks of `stagespan.compat.telefuser.profiler`, which run around every stage."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _KINDS = ("profiling", "debug")
 
 
 class TimingHook:
-    """The log line of each run, the checkpoints around it, and what a worker tells its parent."""
+    """Logs each run, takes memory checkpoints around it, and reports it to a worker's parent."""
 
     name = "telefuser"
 
     def wants(self, call: context.Call) -> bool:
-        """All contexts, but no plain spans."""
+        """Whether this is a context, and not a plain span."""
         return call.kind in _KINDS
 
     def enter(self, call: context.Call) -> None:
@@ -41,13 +41,13 @@ class TimingHook:
             memory_snapshot.record_memory_snapshot(f"before_{call.stage}")
 
     def leave(self, call: context.Call) -> None:
-        """Nothing: the clock is still running."""
+        """Do nothing, because the clock is still running."""
 
     def exit(self, call: context.Call) -> None:
-        """Log the run, and tell the parent of a worker."""
+        """Log the run, and report it to the parent if this is a worker."""
         snapshot = memory_snapshot.capture_memory_snapshot()
         if call.peak_bytes is not None:
-            # Its own peak: an inner context has reset the counter since.
+            # The peak of this context, because an inner context may have reset the counter.
             snapshot.peak_allocated_mb = call.peak_bytes / (1 << 20)
             snapshot.peak_reserved_mb = max(snapshot.peak_reserved_mb, snapshot.peak_allocated_mb)
         if call.capture_memory:
@@ -64,15 +64,15 @@ class TimingHook:
 
 
 class AllSignatures(SignatureHook):
-    """Signatures also of contexts that run out of debug mode."""
+    """Captures signatures of contexts outside of debug mode too."""
 
     def wants(self, call: CallLike) -> bool:
-        """All contexts of the main process; workers' signatures are not reported."""
+        """Whether this is a context of the main process. Workers' signatures are not reported."""
         return call.kind in _KINDS and not workers.is_worker()
 
 
 class AlwaysSynchronize(synchronize.SynchronizeHook):
-    """Waits for the device also around contexts that run out of debug mode."""
+    """Waits for the device around contexts outside of debug mode too."""
 
     def wants(self, call: context.Call) -> bool:
         """Whether the process has a device to wait for."""
@@ -80,45 +80,45 @@ class AlwaysSynchronize(synchronize.SynchronizeHook):
 
 
 class NamedStages(ProfiledHook):
-    """Traces of named stages with TeleFuser's contents, file names and log lines."""
+    """Profiles named stages with TeleFuser's options, file names and log lines."""
 
     def __init__(self) -> None:
         super().__init__()
         self.options = dict.fromkeys(self.options, True)
 
     def limit(self) -> int:
-        """Every run, unless STAGESPAN_PROFILER_RUNS says otherwise; each replaces the files."""
+        """Return STAGESPAN_PROFILER_RUNS, by default no limit. Each run replaces the files."""
         return int(settings.get("STAGESPAN_PROFILER_RUNS", 10**9))
 
     def path(self, folder: Path, stage: str, kind: str) -> Path:
-        """``{stage}_rank{rank}.trace.json.gz`` and its like."""
+        """Return the path of a file, such as ``{stage}_rank{rank}.trace.json.gz``."""
         return folder / f"{safe_name(stage, blanks=True)}_rank{run.rank()}.{kind}"
 
     def breakdown(self, trace: Path, stage: str) -> dict[str, Any]:
-        """The breakdown with the rank."""
+        """Return the breakdown with the rank."""
         return {**super().breakdown(trace, stage), "rank": run.rank()}
 
-    def say_started(self, stage: str) -> None:
-        """Log that the profiler runs."""
+    def log_started(self, stage: str) -> None:
+        """Log that the profiler is running."""
         messages.info(
             f"[Rank {run.rank()}] [Profiler] Started torch.profiler for '{one_line(stage)}'"
         )
 
-    def say_written(self, what: str, path: Path) -> None:
-        """Log where a file is."""
+    def log_written(self, what: str, path: Path) -> None:
+        """Log the path of a file."""
         messages.info(f"[Rank {run.rank()}] [Profiler] {what}: {path}")
 
 
 def install() -> None:
-    """Register everything; once a process."""
-    context.need("debug")  # the reports at exit are due out of debug mode as well
+    """Register everything. Call this once per process."""
+    context.need("debug")  # the reports at exit are written outside of debug mode too
     context.need("memory")
     context.need("profiled")
     context.register_hook(NamedStages())
     context.register_hook(AllSignatures())
     context.register_hook(AlwaysSynchronize())
     context.register_hook(TimingHook(), first=True)
-    _core.set_memory_hook(True)  # has the hooks asked for every context
+    _core.set_memory_hook(True)  # makes the extension ask the hooks for every context
     timing.register_source(registry.WORKERS)
     timing.register_source(registry.CheckpointSource())
     exit_reports.LABELS.update(timing="Layer 1 timing report", signatures="Stage I/O signatures")

@@ -1,6 +1,6 @@
-"""``telefuser.utils.memory_snapshot``: what an accelerator's memory holds, at named checkpoints.
+"""``telefuser.utils.memory_snapshot``: the memory of an accelerator at named checkpoints.
 
-Without an accelerator, and before the process has used it, every figure is 0.0, as in TeleFuser.
+As in TeleFuser, all figures are 0.0 if there is no accelerator or the process has not used it yet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MB_PER_GB = 1024
 
 @dataclass(slots=True)
 class MemorySnapshot:
-    """Memory of the current device in MB of 2^20 bytes."""
+    """Memory of the current device, in MB of 2^20 bytes."""
 
     allocated_mb: float
     reserved_mb: float
@@ -38,7 +38,7 @@ class MemorySnapshot:
     peak_reserved_mb: float
 
     def to_dict(self) -> dict[str, float]:
-        """The four figures, rounded to two digits."""
+        """Return the four figures, rounded to two digits."""
         return {name: round(value, 2) for name, value in asdict(self).items()}
 
     @property
@@ -63,17 +63,17 @@ class MemorySnapshot:
 
     @property
     def pool_overhead_mb(self) -> float:
-        """What the allocator holds beyond the tensors, in MB."""
+        """Memory that the allocator holds but no tensor uses, in MB."""
         return self.reserved_mb - self.allocated_mb
 
     @property
     def pool_overhead_gb(self) -> float:
-        """The same in GB."""
+        """Memory that the allocator holds but no tensor uses, in GB."""
         return self.pool_overhead_mb / _MB_PER_GB
 
     @property
     def pool_overhead_pct(self) -> float:
-        """The same in percent of what the allocator holds; 0.0 if it holds nothing."""
+        """Percentage of the allocator's memory that no tensor uses; 0.0 if it holds none."""
         return 100 * self.pool_overhead_mb / self.reserved_mb if self.reserved_mb else 0.0
 
 
@@ -82,12 +82,12 @@ _baseline: list[MemorySnapshot] = []  # the latest one, if any
 
 
 def capture_memory_snapshot(device: Any = None) -> MemorySnapshot:
-    """What ``device`` (the current one) holds now, and its peaks since the last reset."""
+    """Return the current memory and the peaks of ``device``, by default the current one."""
     return snapshot_of(platforms.loaded_platform().device_memory(device))
 
 
 def snapshot_of(memory: platforms.DeviceMemory | None) -> MemorySnapshot:
-    """A snapshot of figures in bytes."""
+    """Return a snapshot from figures in bytes."""
     if memory is None:
         return MemorySnapshot(0.0, 0.0, 0.0, 0.0)
     return MemorySnapshot(
@@ -99,42 +99,42 @@ def snapshot_of(memory: platforms.DeviceMemory | None) -> MemorySnapshot:
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Start the peaks of ``device`` (the current one) anew; nothing without an accelerator."""
+    """Reset the peaks of ``device``, by default the current one. Needs an accelerator."""
     platforms.loaded_platform().reset_peak_memory(device)
 
 
 def get_memory_info(device: Any = None) -> dict[str, float]:
-    """`capture_memory_snapshot` as a dict."""
+    """Return `capture_memory_snapshot` as a dict."""
     return capture_memory_snapshot(device).to_dict()
 
 
 def reset_memory_registry() -> None:
-    """Forget the checkpoints and the baseline."""
+    """Remove the checkpoints and the baseline."""
     _snapshots.clear()
     _baseline.clear()
 
 
 def record_memory_snapshot(checkpoint_name: str) -> MemorySnapshot:
-    """Capture a snapshot, keep it under ``checkpoint_name`` for the report, and return it."""
+    """Capture a snapshot, store it under ``checkpoint_name`` for the report, and return it."""
     taken = capture_memory_snapshot()
     _snapshots[checkpoint_name] = taken
     return taken
 
 
 def get_memory_snapshots() -> dict[str, MemorySnapshot]:
-    """The checkpoints by name."""
+    """Return the checkpoints by name."""
     return _snapshots.copy()
 
 
 def set_memory_baseline() -> MemorySnapshot:
-    """Capture the snapshot that `get_memory_analysis` counts the increase from."""
+    """Capture the snapshot from which `get_memory_analysis` computes the increase."""
     taken = capture_memory_snapshot()
     _baseline[:] = [taken]
     return taken
 
 
 def get_memory_analysis() -> dict[str, Any]:
-    """The checkpoint with the highest peak, and what is left of the device; {} if there is none."""
+    """Return figures of the checkpoint with the highest peak; {} if there are no checkpoints."""
     snapshots, baseline = _snapshots.copy(), _baseline.copy()
     if not snapshots:
         return {}
@@ -168,7 +168,7 @@ def print_memory_analysis() -> None:
 
 
 def analysis_lines() -> list[str]:
-    """The analysis as lines of text."""
+    """Return the analysis as lines of text."""
     found = get_memory_analysis()
     if not found:
         return ["No memory snapshots recorded."]
@@ -186,12 +186,12 @@ def analysis_lines() -> list[str]:
 
 
 def checkpoint_lines() -> list[str]:
-    """The checkpoints as lines of text."""
+    """Return the checkpoints as lines of text."""
     return [f"  {name}: {figures(snapshot)}" for name, snapshot in _snapshots.copy().items()]
 
 
 def figures(snapshot: MemorySnapshot) -> str:
-    """A snapshot in a few words."""
+    """Return a snapshot as a short text."""
     return (
         f"{snapshot.allocated_mb:.0f}/{snapshot.reserved_mb:.0f} MB"
         f" (peak: {snapshot.peak_allocated_mb:.0f}/{snapshot.peak_reserved_mb:.0f} MB)"

@@ -1,4 +1,4 @@
-"""Log lines through loguru where the program uses it, as TeleFuser does, else through logging."""
+"""Writes log lines with loguru if the program uses it, as TeleFuser does, or with logging."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _log = logging.getLogger("stagespan")
 
 
 def loguru_logger() -> Any:
-    """loguru's logger if the program has imported loguru, else None."""
+    """Return loguru's logger if the program has imported loguru, else None."""
     return getattr(sys.modules.get("loguru"), "logger", None)
 
 
 def info(message: str) -> None:
-    """Write one line at INFO."""
+    """Write one line at level INFO."""
     _write("INFO", message)
 
 
 def warning(message: str) -> None:
-    """Write one line at WARNING."""
+    """Write one line at level WARNING."""
     _write("WARNING", message)
 
 
@@ -30,16 +30,16 @@ def _write(level: str, message: str) -> None:
     follow_loguru()
     logger = loguru_logger()
     if logger is not None:
-        # The caller's caller is whom a sink names as the origin.
+        # Sinks show the caller of this function's caller as the origin.
         logger.opt(depth=2).log(level, "{}", message)
     elif level == "INFO":
-        lines.say("%s", message)
+        lines.log_info("%s", message)
     else:
         _log.warning("%s", message)
 
 
 class _ToLoguru(logging.Handler):
-    """Hands stagespan's own lines to loguru."""
+    """Passes stagespan's own lines to loguru."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger = loguru_logger()
@@ -54,7 +54,7 @@ _handler: _ToLoguru | None = None
 
 
 def follow_loguru() -> None:
-    """Send the lines of the logger ``stagespan`` to loguru from the time it has been imported."""
+    """Send the lines of the logger ``stagespan`` to loguru, if the program has imported it."""
     global _handler
     if _handler is not None or loguru_logger() is None:
         return

@@ -1,4 +1,4 @@
-"""``analyze_ncu_report``: what bounds the kernels of an Nsight Compute report, in one verdict."""
+"""``analyze_ncu_report``: one verdict about the kernels of an Nsight Compute report."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ _TIMEOUT_S = 600
 _MEMORY_BOUND_PERCENT = 80
 _COMPUTE_BOUND_PERCENT = 60
 _ADVICE = {
-    "memory_bound": "The kernels use most of the memory bandwidth: fuse neighbouring ones.",
-    "compute_bound": "The kernels use most of the arithmetic units: compute less, or fewer bits.",
-    "latency_bound": "The kernels use neither: see their occupancy, size and memory accesses.",
+    "memory_bound": "The kernels use most of the memory bandwidth: fuse kernels that run one after "
+    "the other.",
+    "compute_bound": "The kernels use most of the arithmetic units: compute less, or with a "
+    "smaller data type.",
+    "latency_bound": "The kernels use neither: check their occupancy, size and memory accesses.",
 }
 
 
 def analyze_ncu_report(report_path: str) -> dict[str, Any]:
-    """Means over the kernels of a ``.ncu-rep`` file, weighted by their times, and what bounds them.
+    """Return means over the kernels of a ``.ncu-rep`` file, weighted by time, with a verdict.
 
-    ``stagespan ncu`` says so for each kernel. Raises TraceError, one sentence, if ncu is missing or
-    cannot read the file.
+    ``stagespan ncu`` shows them for each kernel. Raises TraceError if ncu is missing or cannot read
+    the file.
     """
     command = ["ncu", "--import", report_path, "--page", "raw", "--csv"]
     try:

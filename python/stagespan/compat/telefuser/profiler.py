@@ -1,8 +1,8 @@
 """``telefuser.utils.profiler``: contexts, the timing report, signatures, memory, settings.
 
-Importing it makes the process's stages behave as under TeleFuser: `ProfilingContext` synchronises
-and captures signatures as well, log lines and files of named stages have TeleFuser's form, and the
-lines go to loguru where the program uses it.
+Importing this module makes the stages of the process behave as in TeleFuser: `ProfilingContext`
+also synchronises and captures signatures, log lines and files of named stages have TeleFuser's
+form, and the lines go to loguru if the program uses it.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class ProfilingContext:
     """Times a stage: ``with``, ``async with``, or a decorator. Waits for the device at both ends.
 
-    Each run is in the timing report and has a log line. A decorated function's inputs and output
-    are kept as a signature. A stage that ENABLE_PROFILER_NAMES lists runs under the profiler.
+    Each run is in the timing report and has a log line. The inputs and the output of a decorated
+    function are kept as a signature. Stages in ENABLE_PROFILER_NAMES run under the profiler.
     """
 
     def __init__(
@@ -124,14 +124,15 @@ class ProfilingContext:
         return decorated
 
     def __del__(self) -> None:
-        # A context that was entered by hand and dropped would keep its profiler running.
+        # Without this, a context that was entered by hand and dropped would keep its profiler
+        # running.
         while getattr(self, "_open", 0) > 0:
             with contextlib.suppress(Exception):
                 self.__exit__()
 
     @property
     def _profiler(self) -> Any:
-        """The torch.profiler object that records this stage right now; None without one."""
+        """The torch.profiler object that records this stage now, or None."""
         window = open_window()
         return window.profiler if window is not None and window.name == self.name else None
 
@@ -142,15 +143,15 @@ class ProfilingContext:
 def reset_timing_registry(
     request_id: str = "", metadata: dict[str, Any] | None = None
 ) -> GlobalTimingRegistry:
-    """Start a new report, with the memory checkpoints and workers' timings; returns the registry.
+    """Start a new report, without earlier checkpoints and workers' timings. Returns the registry.
 
-    Without ``request_id`` the report gets one from the time.
+    The default ``request_id`` contains the time.
     """
     return GlobalTimingRegistry.reset(request_id, metadata)
 
 
 def get_timing_report() -> dict[str, Any]:
-    """The report as a dict, what workers have done since its beginning included."""
+    """Return the report as a dict. It includes the runs of workers since its beginning."""
     return GlobalTimingRegistry.get_instance().get_report()
 
 
@@ -165,22 +166,22 @@ def print_timing_summary() -> None:
 
 
 def set_timing_metadata(key: str, value: Any) -> None:
-    """Put ``value`` under ``key`` into the report's metadata."""
+    """Set ``key`` to ``value`` in the report's metadata."""
     GlobalTimingRegistry.get_instance().set_metadata(key, value)
 
 
 def get_io_signatures() -> dict[str, StageIOSignature]:
-    """The signatures of all stages that ran, by name."""
+    """Return the signatures of all stages that ran, by name."""
     return GlobalTimingRegistry.get_instance().get_io_signatures()
 
 
 def dump_io_signatures(path: str) -> None:
-    """Write the signatures to ``path``, in stagespan's format, which holds more."""
+    """Write the signatures to ``path``, in stagespan's format, which contains more."""
     GlobalTimingRegistry.get_instance().dump_io_signatures(path)
 
 
 def mark_as_worker_process() -> None:
-    """Make this process a worker: its timings go into the report of the process that started it."""
+    """Make this process a worker. Its timings go to the report of the process that started it."""
     workers.mark()
 
 
@@ -188,24 +189,24 @@ def mark_as_worker_process() -> None:
 
 
 def set_pipeline_name(name: str) -> None:
-    """Name the pipeline: a part of the default output folder, also of processes started later."""
+    """Set the pipeline's name, a part of the default output folder, also for later processes."""
     run.set_pipeline_name(name)
     os.environ["TELEFUSER_PIPELINE_NAME"] = name
 
 
 def set_profiler_output_dir(path: str) -> None:
-    """Choose the output folder, also for processes started later."""
+    """Set the output folder, also for processes that start later."""
     run.set_output_dir(path)
     os.environ["TELEFUSER_PROFILER_OUTPUT_DIR"] = str(path)
 
 
 def get_profiler_output_dir() -> Path:
-    """The output folder; fixed once a process unless one of the two functions above is called."""
+    """Return the output folder. Only the two functions above change it."""
     return run.output_dir()
 
 
 def enable_profiler_for_names(names: str) -> None:
-    """Run the stages ``names`` (with commas, ``*`` is all) under the profiler, and no others."""
+    """Run only these stages under the profiler: names separated by commas, or ``*`` for all."""
     os.environ.pop("STAGESPAN_PROFILER_NAMES", None)
     os.environ["ENABLE_PROFILER_NAMES"] = names
     _names.forget_names()

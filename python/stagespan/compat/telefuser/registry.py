@@ -1,4 +1,4 @@
-"""TeleFuser's registry of timings, signatures and checkpoints, over stagespan's report."""
+"""TeleFuser's registry of timings, signatures and checkpoints, based on stagespan's report."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _THIN_RULE = "-" * 60
 
 
 class CheckpointSource:
-    """The source of a report that adds the memory checkpoints."""
+    """Adds the memory checkpoints to reports."""
 
     def begin(self) -> None:
-        """Forget the checkpoints and the baseline."""
+        """Remove the checkpoints and the baseline."""
         memory_snapshot.reset_memory_registry()
 
     def collect(self) -> None:
-        """Nothing: the checkpoints are there."""
+        """Do nothing, because the checkpoints exist already."""
 
     def complete(self, report: dict[str, Any]) -> None:
-        """Fill in ``memory`` if there are checkpoints."""
+        """Set ``memory`` in the report if there are checkpoints."""
         analysis = memory_snapshot.get_memory_analysis()
         if analysis:
             report["memory"] = analysis
 
 
 class GlobalTimingRegistry:
-    """The one registry of the process; what it holds is stagespan's report.
+    """The registry of the process, which contains stagespan's report.
 
     A stage that ran several times is in the report once, with the sum of its runs.
     """
@@ -45,11 +45,11 @@ class GlobalTimingRegistry:
     _instance: GlobalTimingRegistry | None = None
 
     def __init__(self) -> None:
-        self._signatures: dict[str, StageIOSignature] = {}  # given by hand
+        self._signatures: dict[str, StageIOSignature] = {}  # those from `record_signature`
 
     @classmethod
     def get_instance(cls) -> GlobalTimingRegistry:
-        """The registry."""
+        """Return the registry of the process."""
         if cls._instance is None:
             cls._instance = cls()
         return cls._instance
@@ -77,16 +77,16 @@ class GlobalTimingRegistry:
         WORKERS.give(name, rank_records)
 
     def record_signature(self, signature: StageIOSignature) -> None:
-        """Keep a signature that was made by hand."""
+        """Store a signature that the program created."""
         self._signatures[signature.stage_name] = signature
 
     def get_io_signatures(self) -> dict[str, StageIOSignature]:
-        """The signatures of all stages, by name."""
+        """Return the signatures of all stages, by name."""
         found = {name: from_entry(name, entry) for name, entry in get_io_signatures().items()}
         return {**found, **self._signatures}
 
     def dump_io_signatures(self, path: str) -> None:
-        """Write the signatures, and log where."""
+        """Write the signatures, and log the path."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         entries = get_io_signatures()
         entries.update({name: given.to_dict() for name, given in self._signatures.items()})
@@ -98,23 +98,23 @@ class GlobalTimingRegistry:
         messages.info(f"[Profiler] Stage I/O signatures saved to: {path}")
 
     def set_metadata(self, key: str, value: Any) -> None:
-        """Put ``value`` under ``key`` into the report's metadata."""
+        """Set ``key`` to ``value`` in the report's metadata."""
         timing.set_timing_metadata(key, value)
 
     def finalize(self) -> None:
-        """Nothing: a report ends when it is asked for."""
+        """Do nothing, because a report covers everything up to its creation."""
 
     def get_report(self) -> dict[str, Any]:
-        """The report as a dict."""
+        """Return the report as a dict."""
         return cast(dict[str, Any], timing.timing_report())
 
     def dump(self, path: str) -> None:
-        """Write the report, and log where."""
+        """Write the report, and log the path."""
         written: Path = timing.dump_timing_report(path)
         messages.info(f"[Profiler] Layer 1 timing report saved to: {written}")
 
     def summary(self) -> str:
-        """The report as text."""
+        """Return the report as text."""
         report = self.get_report()
         wall_ms = report["wall_clock_ms"] or 0.0
         lines = [

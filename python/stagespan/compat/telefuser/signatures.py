@@ -1,4 +1,4 @@
-"""Signatures in TeleFuser's classes, made from stagespan's nodes and the other way round."""
+"""Converts between TeleFuser's signature classes and stagespan's nodes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class TensorSignature:
     requires_grad: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON holds it."""
+        """Return the signature as plain data for JSON."""
         return {**asdict(self), "shape": list(self.shape)}
 
     @classmethod
     def from_tensor(cls, tensor: Any) -> TensorSignature:
-        """The signature of a tensor."""
+        """Return the signature of a tensor."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         return cls(tuple(tensor.shape), dtype, str(tensor.device), bool(tensor.requires_grad))
 
@@ -43,7 +43,7 @@ class StageIOSignature:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The stage's entry in a signature file."""
+        """Return the stage's entry in a signature file."""
         output = self.output_signature
         return {
             "stage_name": self.stage_name,
@@ -56,7 +56,7 @@ class StageIOSignature:
 
 
 def from_entry(name: str, entry: dict[str, Any]) -> StageIOSignature:
-    """A stage's entry of a signature file, stagespan's or TeleFuser's, in TeleFuser's classes."""
+    """Return an entry of a signature file of stagespan or TeleFuser, in TeleFuser's classes."""
     inputs = entry.get("input_signatures") or {}
     output = _value(entry.get("output_signature"))
     return StageIOSignature(
@@ -68,7 +68,7 @@ def from_entry(name: str, entry: dict[str, Any]) -> StageIOSignature:
 
 
 def to_stage(signature: StageIOSignature) -> StageSignature:
-    """The signature as stagespan's harness takes it."""
+    """Return the signature for stagespan's harness."""
     return StageSignature.from_json(signature.stage_name, signature.to_dict(), foreign=True)
 
 

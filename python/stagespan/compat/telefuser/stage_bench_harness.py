@@ -1,4 +1,4 @@
-"""``telefuser.utils.stage_bench_harness``: one stage alone, with TeleFuser's results and files."""
+"""``telefuser.utils.stage_bench_harness``: replays a stage, with TeleFuser's results and files."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ __all__ = ["HarnessConfig", "StageBenchHarness", "StageIOSignature", "TensorSign
 
 @dataclass
 class HarnessConfig:
-    """Settings of a replay, as TeleFuser has them."""
+    """The settings of a replay in TeleFuser."""
 
     warmup: int = 1
     profile_steps: int = 1
     output_dir: str | None = None
-    """Folder of the files; filled in with the run's output folder if it is None."""
+    """Folder for the files. None is replaced by the output folder of the run."""
     capture_output: bool = False
-    """Whether the results hold the signature of the stage's output, as ``output_signature``."""
+    """Whether the results contain ``output_signature``, the signature of the stage's output."""
 
     def __post_init__(self) -> None:
         if self.output_dir is None:
@@ -64,7 +64,7 @@ class StageBenchHarness:
         self.io_signature = io_signature
         self.stage_instance = stage_instance
         self.config = config or HarnessConfig()
-        self._signature: StageSignature | None = None  # that of the file, which holds more
+        self._signature: StageSignature | None = None  # the entry of the file, which contains more
         self._inputs: dict[str, Any] = {}
 
     @classmethod
@@ -75,16 +75,16 @@ class StageBenchHarness:
         stage_instance: Any = None,
         config: HarnessConfig | None = None,
     ) -> StageBenchHarness:
-        """A harness for a stage of a signature file, stagespan's or TeleFuser's.
+        """Return a harness for a stage of a signature file of stagespan or TeleFuser.
 
-        Raises ValueError for a stage that is not in it, and SignatureError for a file that cannot
-        be read.
+        Raises ValueError if the file does not contain the stage, and SignatureError if it cannot be
+        read.
         """
         stages = SignatureFile.read(signature_path).stages
         if stage_name not in stages:
             raise ValueError(
                 f"There is no stage {stage_name!r} in the signature file {str(signature_path)!r};"
-                f" it holds {', '.join(map(repr, stages)) or 'no stages'}."
+                f" it contains {', '.join(map(repr, stages)) or 'no stages'}."
             )
         found = stages[stage_name]
         made = cls(stage_name, from_entry(stage_name, found.to_json()), stage_instance, config)
@@ -92,7 +92,7 @@ class StageBenchHarness:
         return made
 
     def setup(self) -> None:
-        """Make the mock inputs, and with a stage the step as well. Raises HarnessError."""
+        """Create the mock inputs and, if there is a stage, the step. Raises HarnessError."""
         if self.stage_instance is None:
             self._inputs = make_inputs(self._stage_signature(), None, 0)
             messages.info(f"[Harness] Setup complete for stage '{self.stage_name}'")
@@ -103,9 +103,9 @@ class StageBenchHarness:
         messages.info(f"[Harness] Mock inputs: {list(self._inputs)}")
 
     def run_single_step(self, inputs: dict[str, Any] | None = None) -> Any:
-        """Run one step on ``inputs`` (the mock ones) and return what the stage returns.
+        """Run one step on ``inputs``, by default the mock inputs, and return the stage's result.
 
-        Raises RuntimeError without a stage or before `setup`.
+        Raises RuntimeError if there is no stage, or before `setup`.
         """
         if self.stage_instance is None:
             raise RuntimeError("There is no stage to run: pass stage_instance=.")
@@ -114,10 +114,10 @@ class StageBenchHarness:
         from stagespan.harness.adapters import adapter_for
         from stagespan.harness.replay import run_context
 
-        given = self._inputs if inputs is None else inputs
+        chosen = self._inputs if inputs is None else inputs
         signature = self._stage_signature()
-        step = adapter_for(self.stage_instance, given, self.stage_name).build(
-            self.stage_instance, given, _Config()
+        step = adapter_for(self.stage_instance, chosen, self.stage_name).build(
+            self.stage_instance, chosen, _Config()
         )
         with run_context(signature.context):
             getattr(step, "reset", lambda: None)()
@@ -132,14 +132,14 @@ class StageBenchHarness:
         """Warm up, time, run under the profiler, and write trace, breakdown and script.
 
         Args:
-            warmup: Iterations before anything is measured; by default the configuration's.
-            profile_steps: Iterations that are timed, and then as many under the profiler.
-            output_suffix: Part of the names of the trace and the breakdown, after the stage's.
+            warmup: Iterations before the measurement; by default those of the configuration.
+            profile_steps: Number of timed iterations, and of iterations under the profiler.
+            output_suffix: Part of the names of the trace and the breakdown, after the stage's name.
 
         Returns:
             ``stage_name``, ``warmup``, ``profile_steps``, ``timing_ms`` (one number for each
             iteration, without the profiler), ``kernel_breakdown``, and more: ``adapter``,
-            ``device``, ``trace_path``, ``breakdown_path``, ``script_path``. All of it is JSON.
+            ``device``, ``trace_path``, ``breakdown_path``, ``script_path``. All values are JSON.
 
         Raises:
             HarnessError: If there is no stage, the stage raises, or a file cannot be written.
@@ -168,7 +168,7 @@ class StageBenchHarness:
         return results
 
     def generate_test_script(self) -> str:
-        """The text of ``profile_{stage}.py``."""
+        """Return the text of ``profile_{stage}.py``."""
         from stagespan.harness.adapters import adapter_for
         from stagespan.harness.output import write_script
 
@@ -218,20 +218,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output_dir", help="folder of the files")
     parser.add_argument("--list_stages", action="store_true", help="list the stages and exit")
     parser.add_argument("--factory", help="module:callable that returns the loaded stage")
-    given = parser.parse_args(arguments)
-    if given.list_stages:
-        click.echo(f"Available stages in {given.signature}:")
-        for name in SignatureFile.read(given.signature).stages:
+    options = parser.parse_args(arguments)
+    if options.list_stages:
+        click.echo(f"Available stages in {options.signature}:")
+        for name in SignatureFile.read(options.signature).stages:
             click.echo(f"  - {name}")
         return
-    if given.stage is None:
+    if options.stage is None:
         parser.error("the following arguments are required: --stage")
-    config = HarnessConfig(given.warmup, given.profile_steps, given.output_dir)
-    stage = None if given.factory is None else load_stage(given.factory)
-    harness = StageBenchHarness.from_signature_file(given.signature, given.stage, stage, config)
+    config = HarnessConfig(options.warmup, options.profile_steps, options.output_dir)
+    stage = None if options.factory is None else load_stage(options.factory)
+    harness = StageBenchHarness.from_signature_file(options.signature, options.stage, stage, config)
     if stage is not None:
         times = harness.profile()["timing_ms"]
-        click.echo(f"{given.stage}: {sum(times) / len(times):.2f} ms a step, {len(times)} steps")
+        click.echo(f"{options.stage}: {sum(times) / len(times):.2f} ms a step, {len(times)} steps")
         return
     _print_signature(harness.io_signature)
     messages.warning(

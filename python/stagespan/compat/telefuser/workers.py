@@ -1,8 +1,7 @@
-"""Timings of worker processes, which the process that started them puts into its report.
+"""Timings of worker processes, for the report of the process that started them.
 
-A worker appends one line for each run to a file of its own, in a folder that it learns of through
-an environment variable. The files are never written by two processes, and only the process that
-made the folder removes them.
+Each worker appends one line per run to its own file, in the folder that an environment variable
+specifies. Only the process that set the variable removes the files.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _VARIABLE = "_STAGESPAN_WORKER_TIMINGS"
 
 
 class RankEntry(TypedDict):
-    """What one rank did in a stage: the sum of its runs, and its highest memory."""
+    """The total time of one rank in a stage, and its highest memory."""
 
     rank: int
     duration_ms: float
@@ -45,20 +44,20 @@ class _Stage:
 
     runs: dict[int, list[_Run]] = field(default_factory=dict)
     recorded: int = 0
-    """How many of them have been recorded as spans of this process."""
+    """The number of runs that have been recorded as spans of this process."""
     given: dict[int, dict[str, Any]] | None = None
-    """Figures by rank that were given instead, see `WorkerTimings.give`."""
+    """Figures by rank that replace the runs, see `WorkerTimings.give`."""
 
 
 _is_worker = False
-_file: tuple[int, int, int] | None = None  # of a worker: process id, rank, file descriptor
+_file: tuple[int, int, int] | None = None  # in a worker: process id, rank, file descriptor
 
 
 def announce() -> None:
-    """Let the workers that this process starts from now on know where to write."""
+    """Set the folder for workers that this process starts from now on."""
     owner, _, folder = os.environ.get(_VARIABLE, "").partition(" ")
     is_mine = owner == str(os.getpid())
-    # A worker keeps to its parent's folder; another program that was started by us does not.
+    # A worker uses its parent's folder. Other programs that a worker starts do not.
     if is_mine or (folder and run.is_worker()):
         return
     name = f"stagespan-workers-{os.getpid()}-{secrets.token_hex(8)}"
@@ -66,7 +65,7 @@ def announce() -> None:
 
 
 def mark() -> None:
-    """Make this process a worker: it writes no report when it ends."""
+    """Make this process a worker, which writes no report when it ends."""
     global _is_worker
     _is_worker = True
     exit_reports.leave_out()
@@ -78,7 +77,7 @@ def is_worker() -> bool:
 
 
 def write(stage: str, begin_ns: int, end_ns: int, peak_memory_gb: float) -> None:
-    """Tell the process that started this worker of one run. Raises OSError."""
+    """Report one run to the process that started this worker. Raises OSError."""
     owner, _, folder = os.environ.get(_VARIABLE, "").partition(" ")
     if not folder or owner == str(os.getpid()):
         return  # nobody reads it
@@ -94,25 +93,25 @@ def write(stage: str, begin_ns: int, end_ns: int, peak_memory_gb: float) -> None
 
 
 class WorkerTimings:
-    """The source of a report that adds what workers did since the report began."""
+    """Adds the runs of workers to reports."""
 
     def __init__(self) -> None:
         self._stages: dict[str, _Stage] = {}
         self._read: dict[Path, int] = {}
-        """How many bytes of each file have been read."""
+        """The number of bytes that have been read from each file."""
         self._since_ns = 0
 
     def begin(self) -> None:
-        """Forget everything that began before now."""
+        """Remove all runs that began before now."""
         self._stages = {}
         self._since_ns = time.time_ns()
 
     def give(self, stage: str, ranks: dict[int, dict[str, Any]]) -> None:
-        """Put figures by rank into the report that were measured elsewhere."""
+        """Set figures by rank that the program measured."""
         self._stages.setdefault(stage, _Stage()).given = ranks
 
     def collect(self) -> None:
-        """Record what is new: for the n-th run of a stage, the rank that took the longest."""
+        """Record new runs: of the n-th runs of a stage in all ranks, the longest."""
         if _is_worker:
             return
         self._read_files()
@@ -125,13 +124,13 @@ class WorkerTimings:
             stage.recorded = most
 
     def complete(self, report: dict[str, Any]) -> None:
-        """Fill in ``parallel_info``."""
+        """Set ``parallel_info`` in the report."""
         for name, info in self.parallel_info().items():
             if name in report["stages"]:
                 report["stages"][name]["parallel_info"] = info
 
     def parallel_info(self) -> dict[str, dict[str, Any]]:
-        """``num_ranks`` and ``ranks`` of each stage that ran in workers."""
+        """Return ``num_ranks`` and ``ranks`` of each stage that ran in workers."""
         found: dict[str, dict[str, Any]] = {}
         for name, stage in self._stages.items():
             if stage.given is not None:
@@ -153,7 +152,7 @@ class WorkerTimings:
                     text = file.read()
             except OSError:
                 continue
-            whole = text[: text.rfind(b"\n") + 1]  # a line may be in the middle of being written
+            whole = text[: text.rfind(b"\n") + 1]  # the last line may be incomplete
             self._read[path] = self._read.get(path, 0) + len(whole)
             for line in whole.splitlines():
                 self._add(line)
@@ -185,7 +184,7 @@ def _own_folder() -> Path | None:
 
 
 def remove() -> None:
-    """Remove the folder of this process's workers, when the reports have been written."""
+    """Remove the folder of this process's workers, after the reports have been written."""
     folder = _own_folder()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -193,7 +192,7 @@ def remove() -> None:
 
 def _forget_parent() -> None:
     global _file
-    _file = None  # the descriptor is the parent's
+    _file = None  # the descriptor belongs to the parent
 
 
 forks.after_in_child(_forget_parent)

@@ -1,4 +1,4 @@
-"""``telefuser.platforms``: the current platform as an instance of a class for its kind."""
+"""``telefuser.platforms``: the current platform, with one class for each kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CudaPlatform(Accelerator):
 
     @staticmethod
     def init_cudnn_optimizations() -> None:
-        """Prefer speed: TF32, reduced-precision sums, and the fastest convolution by trial."""
+        """Enable TF32, reduced-precision sums, and the benchmark that selects convolutions."""
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cuda.matmul.allow_tf32 = True
