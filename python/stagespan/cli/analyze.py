@@ -125,6 +125,6 @@ def command(
 
         write_to(flame_file, folded_of(analysis.results.get("flame")))
     if "-" not in (json_file, markdown_file, html_file, flame_file):
-        from stagespan.trace.paths import print_page_of
+        from stagespan.trace.render.terminal import print_page
 
-        print_page_of(analysis)
+        print_page(analysis)

@@ -1,4 +1,4 @@
-"""``stagespan bench``: runs one stage alone, on inputs made from its signature."""
+"""``stagespan bench``: runs one stage alone, on inputs created from its signature."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _ROWS = 10
-# Of compiling, in the order in which they follow each other.
+# The phases of compilation, in their order.
 _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 
 
@@ -47,18 +47,26 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 )
 @click.option("--device", help="Device of the inputs. [default: the captured device]")
 @click.option("--dtype", help="Element type of floating-point inputs. [default: the captured type]")
+@click.option(
+    "--threads",
+    default="captured",
+    show_default=True,
+    metavar="N|captured|machine",
+    help="Number of torch's threads; captured is that of the live runs, if it is not more than the "
+    "cores and OMP_NUM_THREADS is not set.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the inputs.")
 @click.option(
     "--profile-compile",
     is_flag=True,
-    help="Also profile the first call, in which torch.compile works.",
+    help="Also profile the first call, in which torch.compile compiles.",
 )
 @click.option(
     "--step",
     metavar="STEP",
     help="Step of the stage's own loop: first, second, middle, last or its number; whole for the "
     "whole call; or MODULE:CALLABLE, a function of stage and inputs that runs one iteration. "
-    "[default: second, if there is a loop]",
+    "[default: second, or whole if there is no loop]",
 )
 @click.option(
     "--variant",
@@ -71,9 +79,9 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
     help="Function that returns inputs by name, in place of mock ones; called for each iteration "
     "that needs new ones.",
 )
-@click.option("--any-callable", is_flag=True, help="Replay something else than what was captured.")
+@click.option("--any-callable", is_flag=True, help="Allow another callable than the captured one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--explain", is_flag=True, help="Say which adapters were asked, and their answers.")
+@click.option("--explain", is_flag=True, help="Show which adapters were asked, and their answers.")
 def command(
     signature_file: str,
     stage_name: str | None,
@@ -84,6 +92,7 @@ def command(
     output: str | None,
     device: str | None,
     dtype: str | None,
+    threads: str,
     seed: int,
     profile_compile: bool,
     step: str | None,
@@ -118,6 +127,7 @@ def command(
             output_dir=output,
             device=device,
             dtype=dtype,
+            threads=threads,
             seed=seed,
             profile_compile=profile_compile,
             inputs=make_inputs,
@@ -142,8 +152,15 @@ def _signature(path: str, stage_name: str | None, variant: str | None) -> Any:
     if stage_name is None:
         if len(file.stages) == 1:
             return file.stage(next(iter(file.stages)), variant)
-        listed = ", ".join(map(repr, file.stages)) or "none"
-        raise HarnessError(f"Which stage? Name it with --stage; the file holds {listed}.")
+        if not file.stages:
+            raise HarnessError(
+                f"The signature file {path!r} contains no stage: run the pipeline in debug mode "
+                f"(STAGESPAN_DEBUG=true) to capture its stages."
+            )
+        listed = ", ".join(map(repr, file.stages))
+        raise HarnessError(
+            f"The file contains several stages: choose one of {listed} with --stage."
+        )
     return file.stage(stage_name, variant)
 
 
@@ -152,7 +169,7 @@ def _sentence(text: str) -> str:
 
 
 class _ToConsole(logging.Handler):
-    """Log lines above the progress bar, whole however long."""
+    """Prints log lines above the progress bar, without cutting or wrapping them."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
@@ -167,16 +184,16 @@ class _ToConsole(logging.Handler):
 @contextlib.contextmanager
 def _log_lines(console: Console) -> Iterator[None]:
     logger = logging.getLogger("stagespan")
-    handler, level, passed_on = _ToConsole(console), logger.level, logger.propagate
+    handler, level, propagates = _ToConsole(console), logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(min(level or logging.INFO, logging.INFO))
-    logger.propagate = False  # else a root handler would show every line twice
+    logger.propagate = False  # otherwise a root handler would show every line twice
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-        logger.propagate = passed_on
+        logger.propagate = propagates
 
 
 @contextlib.contextmanager
@@ -216,15 +233,15 @@ def _print(result: HarnessResult, explain: bool) -> None:
 
 
 def _print_answers(result: HarnessResult, console: Console) -> None:
-    """Which adapters were asked, in order, and what each one said."""
+    """Print the answers of the adapters, in the order in which they were asked."""
     from rich.table import Table
     from rich.text import Text
 
     if not result.answers:
         console.print(f"No adapter was asked: the step is {result.adapter}.", highlight=False)
         return
-    table = Table(title="How the step was found: the first adapter that matches is taken")
-    for name in ("adapter", "taken", "because"):
+    table = Table(title="How the step was found: the first adapter that matches is used")
+    for name in ("adapter", "used", "because"):
         table.add_column(name, overflow="fold")
     for answer in result.answers:
         table.add_row(
@@ -237,7 +254,7 @@ def _print_result(result: HarnessResult, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from stagespan.harness.replay import clock_change, profiled_line, spread
+    from stagespan.harness.replay import clock_change, idle, profiled_line, spread
 
     timing = result.timing_ms
     table = Table(
@@ -256,7 +273,7 @@ def _print_result(result: HarnessResult, console: Console) -> None:
     if result.step is not None and result.step["number"] == 2:
         what = (
             "The prefill"
-            if result.adapter == "generate"
+            if "decode step" in result.iteration
             else "Everything before it, including step 1,"
         )
         _print_line(console, f"{what} takes {result.step['before_ms']:,.2f} ms.")
@@ -266,14 +283,17 @@ def _print_result(result: HarnessResult, console: Console) -> None:
         f"profiler, inputs on {result.device}.",
     )
     first = result.warmup["first_ms"]
-    said = "" if first is None else f" The first run took {first:,.2f} ms."
-    _print_line(console, f"CPU time of its thread: {spread(timing['cpu'])}.{said}")
+    first_run = "" if first is None else f" The first run took {first:,.2f} ms."
+    _print_line(console, f"CPU time of its thread: {spread(timing['cpu'])}.{first_run}")
     if result.warmup["settled"] is False:
         runs = result.warmup["iterations"]
         _print_line(console, f"The times did not settle in {runs} warm-up iterations.")
+    if result.threads:
+        _print_line(console, result.threads)
     if timing["busy"]:
         _print_line(console, timing["busy"])
-    for sentence in (clock_change(timing), profiled_line(result.breakdown)):
+    waits = idle(timing, result.device)
+    for sentence in (waits, clock_change(timing), profiled_line(result.breakdown)):
         if sentence:
             _print_line(console, sentence)
     _print_line(console, result.fidelity["line"])
@@ -287,13 +307,13 @@ def _print_line(console: Console, text: str) -> None:
 
 
 def _compile_sentence(found: dict[str, Any]) -> str:
-    """What the first call took, and where compiling spent its time."""
+    """Return a sentence about the time of the first call and of its compilation."""
     sentence = f"The first call took {found['first_call_ms']:,.0f} ms"
     if "compile_ms" not in found:
         return f"{sentence}."
     took = found["phases_ms"]
     phases = ", ".join(f"{phase} {took.get(phase, 0):,.0f}" for phase in _PHASES)
-    sentence += f", compiling {found['compile_ms']:,.0f} of them ({phases})"
+    sentence += f", of which {found['compile_ms']:,.0f} ms were compilation ({phases})"
     parts = [
         f"{found[name]} {word}{'' if found[name] == 1 else 's'}"
         for name, word in (

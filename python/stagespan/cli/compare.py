@@ -1,4 +1,4 @@
-"""``stagespan compare``: which stages are slower than before, beyond tolerance and noise."""
+"""``stagespan compare``: shows which stages are slower than before."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _tolerance(ctx: click.Context, option: click.Parameter, text: str) -> float:
     show_default=True,
     metavar="PERCENT",
     callback=_tolerance,
-    help="Change of a median that does not count, as a part of it.",
+    help="Relative change of a median that does not count.",
 )
 @click.option(
     "--tolerance-ms",
@@ -41,7 +41,7 @@ def _tolerance(ctx: click.Context, option: click.Parameter, text: str) -> float:
     show_default=True,
     metavar="MS",
     callback=_tolerance,
-    help="The same in milliseconds; the larger of the two holds.",
+    help="The same in milliseconds; the larger of the two applies.",
 )
 @click.option("--fail-on-missing", is_flag=True, help="Exit with 1 also if a stage is missing.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write Markdown; - is stdout.")

@@ -1,4 +1,4 @@
-"""``stagespan doctor``: what works on this machine, what does not, and why."""
+"""``stagespan doctor``: shows what works on this machine, what does not, and why."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _print(findings: list[Finding], is_well: bool) -> None:
         table.add_row(area, Text(finding.name), state, Text(finding.text))
         before = finding.area
     console = Console()
-    set_width(console, 10_000)  # a pipe has no width: one line per finding
+    set_width(console, 10_000)  # a pipe has no width, so print one line per finding
     with trimmed(console):
         console.print(table, highlight=False)
     failing = [

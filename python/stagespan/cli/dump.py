@@ -1,4 +1,4 @@
-"""``stagespan dump``: a recording's spans for Perfetto, as CSV, JSON or Parquet."""
+"""``stagespan dump``: writes the spans of a recording for Perfetto, as CSV, JSON or Parquet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ import click
     show_default=True,
     help="Format of the output.",
 )
-@click.option("-o", "--output", metavar="FILE", default="-", help="Write here and not to stdout.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default="-",
+    help="Write to this file instead of standard output.",
+)
 def command(recording: str, format_: str, output: str) -> None:
     """Write the spans of a recording for other tools.
 

@@ -13,26 +13,26 @@ import click
 @click.option(
     "--recording",
     metavar="FILE|PID",
-    help="Recording with the spans. [default: that of the process that the trace is of]",
+    help="Recording with the spans. [default: the recording of the process that wrote the trace]",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write here. [default: the trace's name with _spans]",
+    help="Write to this file. [default: the trace's name with _spans]",
 )
 def command(trace: Path, recording: str | None, output: Path | None) -> None:
     """Add the spans of a recording to TRACE, a trace of torch.profiler.
 
-    They appear as a process of their own, with a track for each thread.
+    They appear as a separate process, with a track for each thread.
     """
     from stagespan.errors import StagespanError
     from stagespan.files import write_whole
     from stagespan.recording.into_trace import merge_spans
 
     merged = merge_spans(trace, recording)
-    path = output or _beside(trace)
+    path = output or _default_output(trace)
     is_packed = path.suffix == ".gz"
     try:
         write_whole(path, merged.trace if is_packed else gzip.decompress(merged.trace))
@@ -44,6 +44,6 @@ def command(trace: Path, recording: str | None, output: Path | None) -> None:
     click.echo(f"Added {what} of process {merged.pid}: {path}")
 
 
-def _beside(trace: Path) -> Path:
+def _default_output(trace: Path) -> Path:
     name = trace.name.removesuffix(".gz").removesuffix(".json")
     return trace.with_name(f"{name}_spans.json.gz")

@@ -1,4 +1,4 @@
-"""Stages named on the command line as ``pkg.mod:Class.method``, and how they are timed."""
+"""Times the stages that the command line names as ``pkg.mod:Class.method``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOOK_NAME = "__stagespan_stage__"
 
 
 class NamedStage:
-    """A callable to be timed, and the result."""
+    """A callable to be timed, and whether it was found."""
 
     def __init__(self, text: str) -> None:
         """Read ``[NAME=]pkg.mod:Class.method``. Raises SettingsError for other texts."""

@@ -1,4 +1,4 @@
-"""``stagespan ncu``: what limits the top kernels of a stage, with Nsight Compute."""
+"""``stagespan ncu``: shows what limits the top kernels of a stage, with Nsight Compute."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _run(built: Command) -> Reading:
         built.report.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(built.report.parent, error) from error
-    said = []
+    output = []
     with subprocess.Popen(
         built.measure,
         stdout=subprocess.PIPE,
@@ -171,10 +171,10 @@ def _run(built: Command) -> Reading:
         assert running.stdout is not None
         # Measuring takes minutes, so each line is shown at once.
         for line in running.stdout:
-            said.append(line)
+            output.append(line)
             click.echo(line, err=True, nl=False)
     if running.returncode != 0 or not built.report.is_file():
-        raise TraceError(_failure("".join(said), running.returncode))
+        raise TraceError(_failure("".join(output), running.returncode))
     text = _exported(built.report)
     try:
         write_whole(built.table, text)
@@ -191,12 +191,12 @@ def _unwritable(path: Path, error: OSError) -> TraceError:
 
 
 def _failure(output: str, status: int) -> str:
-    from stagespan.trace.ncu.reading import parse
+    from stagespan.trace.ncu.reading import NoKernelsError, parse
 
     try:
         parse(output, "ncu's output")
-    except TraceError as error:
-        if "contains no kernels" in str(error):
+    except NoKernelsError as error:
+        if error.cause in ("permission", "no_match", "ncu"):
             return str(error)
     return f"ncu ended with status {status} and wrote no report: see what it printed above."
 
@@ -216,8 +216,8 @@ def _exported(report: Path) -> str:
         exporting(report), check=False, capture_output=True, text=True, errors="replace"
     )
     if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())[-300:]
-        raise TraceError(f"ncu cannot read {report}: {said or 'it gives no reason'}")
+        output = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise TraceError(f"ncu cannot read {report}: {output or 'it gives no reason'}")
     return done.stdout
 
 
@@ -244,7 +244,7 @@ def _write(
     svg_file: str | None,
     html_file: str | None,
 ) -> None:
-    from stagespan.trace.ncu import pages
+    from stagespan.trace.render import ncu as pages
 
     if json_file is not None:
         write_to(json_file, json.dumps(found.to_dict(), indent=1) + "\n")
@@ -257,6 +257,6 @@ def _write(
 
 
 def _print(found: NcuReport) -> None:
-    from stagespan.trace.ncu import pages
+    from stagespan.trace.render import ncu as pages
 
     pages.show(found)

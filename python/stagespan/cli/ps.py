@@ -1,4 +1,4 @@
-"""``stagespan ps``: the processes that record on this machine, and what they are in."""
+"""``stagespan ps``: lists the processes that record on this machine, with their stages."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--all", "show_all", is_flag=True, help="Also processes that have ended.")
+@click.option("--all", "show_all", is_flag=True, help="Also show processes that have ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--stalled",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
-    help="Only processes with a thread that has begun and finished no span for so long.",
+    help="Show only processes with a thread that has begun and finished no span for this long.",
 )
-@click.option("--stage", metavar="NAME", help="With --stalled: only open spans of this stage.")
+@click.option(
+    "--stage", metavar="NAME", help="With --stalled: consider only open spans of this stage."
+)
 @click.option("--job", metavar="JOB", help="Show the ranks of a job side by side.")
 @click.pass_context
 def command(
@@ -33,7 +35,8 @@ def command(
 ) -> None:
     """List the processes that record on this machine, and the stage that each is in.
 
-    With --stalled the exit status is 1 if a process is stalled, else 0: a liveness probe.
+    With --stalled, the exit status is 1 if a process is stalled, otherwise 0, so that you can use
+    it as a liveness probe.
     """
     if stage is not None and stalled is None:
         raise click.UsageError("--stage needs --stalled SECONDS.")
@@ -42,11 +45,11 @@ def command(
     if job is not None and stalled is None:
         from stagespan.cli.recover import print_ranks
 
-        of_it = ranks.ranks(ranks.of_job(job))
+        job_ranks = ranks.ranks(ranks.of_job(job))
         if as_json:
-            _print_json({"schema_version": 1, "job": job, **ranks.as_dict(of_it)})
+            _print_json({"schema_version": 1, "job": job, **ranks.as_dict(job_ranks)})
         else:
-            print_ranks(of_it)
+            print_ranks(job_ranks)
         return
     with_spans = stalled is not None
     found = reading.recordings(spans=with_spans) if job is None else ranks.of_job(job)
@@ -75,17 +78,17 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
     rates = summary.rates(found)
     rows = []
     for recording in found:
-        of_threads = summary.stands(recording)
-        stand = of_threads[0] if of_threads else None
+        positions = summary.positions(recording)
+        position = positions[0] if positions else None
         rows.append(
             {
                 **summary.identity(recording),
                 "path": recording.path,
                 "spans": summary.finished_spans(recording),
                 "spans_per_s": rates.get(recording.path),
-                "stage": stand.stages[-1] if stand else None,
-                "stages": list(stand.stages) if stand else [],
-                "elapsed_ns": stand.elapsed_ns if stand else None,
+                "stage": position.stages[-1] if position else None,
+                "stages": list(position.stages) if position else [],
+                "elapsed_ns": position.elapsed_ns if position else None,
                 "warnings": recording.warnings(),
             }
         )

@@ -1,4 +1,4 @@
-"""``stagespan recover``: what a process was doing when it died, or does now."""
+"""``stagespan recover``: shows what a process was doing when it died, or does now."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ENDED = {
 
 
 @click.command()
-@click.argument("recording", metavar="FILE|PID", required=False)
+@click.argument("recording", metavar="[FILE|PID]", required=False)
 @click.option("--job", metavar="JOB", help="Show the ranks of a job side by side.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(recording: str | None, job: str | None, as_json: bool) -> None:
     """Show what a process was doing when it died, or what it does now.
 
-    Shows how it ended, what each of its threads was in, the last spans of each thread, statistics,
-    and the requests that were under way. `stagespan ps --all` lists the recordings.
+    Shows how it ended, in which stages its threads were, the last spans of each thread, statistics,
+    and the open requests. `stagespan ps --all` lists the recordings.
     """
     if (recording is None) == (job is None):
         raise click.UsageError("give either a file or process id, or --job.")
@@ -118,43 +118,43 @@ def _clock(ns: int | None) -> str:
 def _job(job: str, as_json: bool) -> None:
     from stagespan.recording import ranks
 
-    of_it = ranks.ranks(ranks.of_job(job))
+    job_ranks = ranks.ranks(ranks.of_job(job))
     if as_json:
-        _print_json({"schema_version": 1, "job": job, **ranks.as_dict(of_it)})
+        _print_json({"schema_version": 1, "job": job, **ranks.as_dict(job_ranks)})
     else:
-        print_ranks(of_it)
+        print_ranks(job_ranks)
 
 
-def print_ranks(of_it: list[Rank]) -> None:
-    """Print who is behind, where each rank is, and how often each has finished each stage."""
+def print_ranks(job_ranks: list[Rank]) -> None:
+    """Print which ranks are behind, where each rank is, and the stages it has finished."""
     from rich.console import Console
 
     from stagespan.console import Column, fitted_table, set_width, trimmed
     from stagespan.lines import one_line
     from stagespan.recording import ranks
 
-    for sentence in ranks.findings(of_it):
+    for sentence in ranks.findings(job_ranks):
         click.echo(one_line(sentence))
     console = Console()
     set_width(console, 10_000)
-    stands = [rank.stand for rank in of_it]
-    elapsed = [None if stand is None else stand.elapsed_ns for stand in stands]
-    recordings = [rank.recording for rank in of_it]
+    positions = [rank.position for rank in job_ranks]
+    elapsed = [None if position is None else position.elapsed_ns for position in positions]
+    recordings = [rank.recording for rank in job_ranks]
     columns = [
         Column("rank", ["" if one.rank is None else str(one.rank) for one in recordings]),
         Column("pid", [str(one.pid) for one in recordings]),
         Column("state", [one.state for one in recordings]),
         Column(
             "in",
-            [one_line(" > ".join(stand.stages)) if stand else "" for stand in stands],
+            [one_line(" > ".join(position.stages)) if position else "" for position in positions],
             is_flexible=True,
         ),
         Column("for", ["" if ns is None else ranks.duration(ns) for ns in elapsed]),
     ]
-    names = ranks.stages(of_it)
+    names = ranks.stages(job_ranks)
     shown = _as_fit(names, console.width)
     for name in shown:
-        counts = [f"{rank.counts.get(name, 0):,}" for rank in of_it]
+        counts = [f"{rank.counts.get(name, 0):,}" for rank in job_ranks]
         columns.append(Column(one_line(name), counts, is_flexible=True, is_number=True))
     table = fitted_table(columns, console.width)
     with trimmed(console):
@@ -168,7 +168,7 @@ _WIDTH_WITHOUT_STAGES = 50
 
 
 def _as_fit(names: list[str], width: int) -> list[str]:
-    """The first stages, as many as a screen has columns for."""
+    """Return the first stages that fit into the width of the terminal."""
     left = width - _WIDTH_WITHOUT_STAGES
     shown = []
     for name in names:

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     "stages",
     metavar="[NAME=]PKG.MOD:CLASS.METHOD",
     multiple=True,
-    help="Time this function as a stage; __main__:NAME for one of the script. Can be repeated.",
+    help="Time this function as a stage; __main__:NAME is a function of the script. Can be "
+    "repeated.",
 )
 @click.option(
     "--profile",
     metavar="NAME[,NAME]",
-    help="Run these stages under torch.profiler, * is all: writes a trace and a breakdown of each.",
+    help="Run these stages under torch.profiler (* for all), and write a trace and a breakdown of "
+    "each.",
 )
 @click.option("--output", metavar="DIR", help="Write the files to this folder.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
@@ -53,21 +55,23 @@ def command(
     """
     from stagespan.cli import named, script
 
-    wanted = named.named_stages(stages)
+    selected = named.named_stages(stages)
     if debug:
-        os.environ["STAGESPAN_DEBUG"] = "true"  # for workers as well
+        os.environ["STAGESPAN_DEBUG"] = "true"  # also for workers
 
     from stagespan import run, termination
+    from stagespan.profiling import unused
 
     if output is not None:
         run.set_output_dir(output)
     if profile is not None:
         from stagespan.profiling import enable_profiler_for_names
 
-        os.environ["STAGESPAN_PROFILER_NAMES"] = profile  # for workers as well
+        os.environ["STAGESPAN_PROFILER_NAMES"] = profile  # also for workers
         enable_profiler_for_names(profile)
+    unused.leave_out()  # printed with the table
     wrapper = named.Wrapper(
-        wanted, _decorator_for(debug, profile is not None), program if as_module else ""
+        selected, _decorator_for(debug, profile is not None), program if as_module else ""
     )
     script.set_search_path(os.getcwd() if as_module else str(Path(program).resolve().parent))
     wrapper.install()
@@ -120,6 +124,7 @@ def _print_and_write(wrapper: Wrapper, write: bool) -> None:
     from rich.console import Console
 
     from stagespan import is_debug, run, timing_report
+    from stagespan.profiling import unused
     from stagespan.report import exit as at_exit
     from stagespan.report.tables import print_report
 
@@ -131,8 +136,13 @@ def _print_and_write(wrapper: Wrapper, write: bool) -> None:
             print_report(report, Console(stderr=True))
         else:
             click.echo(f"stagespan: {_why_no_stage(wrapper)}", err=True)
-        for sentence in (*wrapper.missing(), *wrapper.notes()):
-            click.echo(f"stagespan: {sentence}", err=True)
+        for sentence in (
+            *wrapper.missing(),
+            *wrapper.notes(),
+            unused.sentence(report["stages"]),
+        ):
+            if sentence is not None:
+                click.echo(f"stagespan: {sentence}", err=True)
     for path in written:
         click.echo(f"stagespan: saved {path}", err=True)
 

@@ -90,7 +90,7 @@ class Program:
 
 def set_search_path(first: str) -> None:
     """Put ``first`` in front of the search path, as the interpreter does for its script."""
-    if not getattr(sys.flags, "safe_path", False):  # with it, the interpreter adds no folder
+    if not getattr(sys.flags, "safe_path", False):  # with this flag, the interpreter adds no folder
         sys.path[0] = first
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import click
@@ -11,6 +12,10 @@ from stagespan.signature.kinds import contains_text
 from stagespan.signature.model import SignatureFile, StageSignature
 
 _MOST_NAMED = 8
+_MOST_VARIANTS = 64
+"""Of one stage; twice as many as stagespan writes, because a file can contain any number."""
+_MOST_ROWS = 4096
+_MOST_INPUTS = 256
 
 
 @click.command("stages")
@@ -34,16 +39,26 @@ def command(signature_file: str) -> None:
     table.add_column("runs", justify="right")
     table.add_column("inputs", overflow="fold")
     table.add_column("output", overflow="fold")
+    rows = listed = 0
     for stage in file.stages.values():
-        for index, signature in enumerate((stage, *stage.variants)):
+        if rows >= _MOST_ROWS:
+            break
+        for index, signature in enumerate((stage, *stage.variants[:_MOST_VARIANTS])):
             name = printable(stage.stage_name) if index == 0 else f"  variant {index}"
             if signature.key is not None and stage.variants:
                 name += f" ({printable(signature.key)})"
             count = "-" if signature.count is None else f"{signature.count:,}"
             table.add_row(Text(name), count, Text(_inputs(signature)), Text(_output(signature)))
+            rows += 1
+        more = len(stage.variants) - _MOST_VARIANTS
+        if more > 0:
+            table.add_row(Text(f"  and {more:,} more"), "", "", "")
+        listed += 1
         table.add_section()
     with trimmed(console):
         console.print(table, highlight=False)
+        if listed < len(file.stages):
+            console.print(Text(f"{len(file.stages) - listed:,} more stages are not listed."))
         console.print(Text(_about_text(file)), soft_wrap=True)
 
 
@@ -69,7 +84,12 @@ def _holds_text(signature: StageSignature) -> bool:
 
 def _inputs(signature: StageSignature) -> str:
     nodes: dict[str, Any] = signature.arguments
-    return "\n".join(f"{printable(name)}: {describe(node)}" for name, node in nodes.items()) or "-"
+    shown = [
+        f"{printable(name)}: {describe(node)}" for name, node in islice(nodes.items(), _MOST_INPUTS)
+    ]
+    if len(nodes) > len(shown):
+        shown.append(f"and {len(nodes) - len(shown):,} more")
+    return "\n".join(shown) or "-"
 
 
 def _output(signature: StageSignature) -> str:

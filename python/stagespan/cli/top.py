@@ -1,4 +1,4 @@
-"""``stagespan top``: a live page of what processes do now."""
+"""``stagespan top``: shows live what processes do."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _KEYS = "q quit   f freeze   s sort   / filter"
 
 
 @click.command()
-@click.argument("pid", required=False, metavar="FILE|PID")
-@click.option("--job", metavar="JOB", help="The ranks of a job.")
+@click.argument("pid", required=False, metavar="[FILE|PID]")
+@click.option("--job", metavar="JOB", help="Show the ranks of a job.")
 @click.option(
     "--interval",
     metavar="SECONDS",
@@ -79,11 +79,11 @@ def _live(console: Any, page: Page, interval: float) -> None:
                     try:
                         page.read()
                     except StagespanError as error:
-                        page.say(str(error))
+                        page.show_message(str(error))
 
 
 class _Lines:
-    """Renderables below each other, for rich."""
+    """Puts renderables below each other, for rich."""
 
     def __init__(self, lines: list[Any]) -> None:
         self._lines = lines
@@ -94,7 +94,7 @@ class _Lines:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Give a function that waits for a key for some seconds, and returns it or None."""
+    """Yield a function that waits some seconds for a key, and returns it or None."""
     import termios
     import tty
 

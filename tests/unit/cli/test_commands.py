@@ -1,4 +1,4 @@
-"""The command line: its verbs, and what wrong arguments get."""
+"""The command line: its verbs, and its answers to wrong arguments."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def test_report_against_another_is_markdown(timing: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"stages": 3}'])
-def test_report_refuses_what_is_no_report_in_one_sentence(
-    content: str | None, tmp_path: Path
-) -> None:
+def test_report_refuses_other_files_in_one_sentence(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "timing.json"
     if content is not None:
         path.write_text(content)
@@ -86,10 +84,10 @@ def test_the_module_is_the_command() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
-def test_a_full_disk_under_the_output_is_told_in_one_sentence(timing: Path) -> None:
+def test_a_full_disk_is_reported_in_one_sentence(timing: Path) -> None:
     # GIVEN a file on a full disk
     with open("/dev/full", "w") as full:
-        # WHEN a table goes there
+        # WHEN a table is written to it
         done = subprocess.run(
             [sys.executable, "-m", "stagespan", "report", timing],
             stdout=full,
@@ -103,8 +101,8 @@ def test_a_full_disk_under_the_output_is_told_in_one_sentence(timing: Path) -> N
     assert done.stderr.count("\n") == 1
 
 
-def test_a_table_that_the_encoding_cannot_hold_is_shown_all_the_same(tmp_path: Path) -> None:
-    # GIVEN a tree, and a terminal of old
+def test_a_table_is_shown_in_any_encoding(tmp_path: Path) -> None:
+    # GIVEN a tree, and a terminal with an old encoding
     stages = {
         "a": {"duration_ms": 2.0, "unattributed_ms": 1.0},
         "b \u2192 c": {"duration_ms": 1.0, "parents": [{"parent": "a", "duration_ms": 1.0}]},

@@ -16,12 +16,13 @@ from stagespan.cli import command
 
 
 def test_one_page_and_a_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # GIVEN a process of its own / WHEN the doctor looks
+    # GIVEN a separate process
+    # WHEN the doctor runs
     monkeypatch.chdir(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "stagespan", "doctor"], capture_output=True, text=True
     )
-    # THEN the page is one screen, says what works, and changes nothing
+    # THEN the page fits on one screen, says what works, and changes nothing
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) <= 60
@@ -44,7 +45,7 @@ def test_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["5000", " 4096 ", "-1"])
-def test_the_size_of_the_rings_is_the_real_one(text: str, tmp_path: Path) -> None:
+def test_the_size_of_the_rings_is_the_actual_one(text: str, tmp_path: Path) -> None:
     # GIVEN a size that is rounded up, one with white space around it, and one that is refused
     code = (
         "import logging, sys; logging.disable()\n"
@@ -70,17 +71,17 @@ def test_the_size_of_the_rings_is_the_real_one(text: str, tmp_path: Path) -> Non
 def test_what_fails_gives_a_status_and_a_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # GIVEN an output folder that cannot be made, for a file is in its place
+    # GIVEN an output folder that cannot be created, because a file has its name
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STAGESPAN_OUTPUT_DIR", str(tmp_path / "file" / "traces"))
-    # WHEN the doctor looks
+    # WHEN the doctor runs
     done = CliRunner().invoke(command, ["doctor", "--no-device"])
-    # THEN a script can tell
+    # THEN a script can detect it
     assert done.exit_code == 1
     assert "Does not work: tools: output folder." in done.output
 
 
-def test_a_look_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> doctor._Rows:
         raise OSError("no such thing")
         yield

@@ -1,4 +1,4 @@
-"""Stages named on the command line: reading the names, finding and wrapping what they name."""
+"""Stages named on the command line: parsing the names, finding and wrapping the callables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MODULE = """
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a fresh module that can be imported and has not been."""
+    """Return the name of a new module that can be imported and has not been imported."""
     name = f"wrapped_{abs(hash(tmp_path))}"
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(MODULE))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -99,12 +99,12 @@ def test_a_name_is_read() -> None:
 @pytest.mark.parametrize(
     "text", ["", "f", "pkg.mod", ":f", "pkg:", "pkg:f()", "pkg..mod:f", "a b:f"]
 )
-def test_what_is_no_name_is_refused(text: str) -> None:
+def test_values_that_are_not_names_are_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=r"pkg\.mod:Class\.method"):
         NamedStage(text)
 
 
-def test_two_of_one_name_are_told_apart() -> None:
+def test_two_of_one_name_are_distinguished() -> None:
     first, second, third = named_stages(["a:run", "b:run", "a:run", "x=c:run"])
     assert (first.name, second.name, third.name) == ("run", "b:run", "x")
 
@@ -138,18 +138,18 @@ def test_callables_are_wrapped_once_their_module_is_loaded(package: str) -> None
 
     module = importlib.import_module(package)
     model = module.Model.build()
-    # THEN all of them give what they gave before
+    # THEN all of them return what they returned before
     assert module.plain(1) == 2
     assert model.run(2) == 6
     assert (model.double(4), module.Model.double(5)) == (8, 10)
     assert model.size == 7
     assert module.Model.Inner().deep() == "deep"
-    # and each call was seen
+    # and each call was counted
     assert counting.calls == {**dict.fromkeys(paths, 1), "Model.double": 2}
     assert wrapper.missing() == []
 
 
-def test_the_kinds_of_attributes_stay(package: str) -> None:
+def test_the_kinds_of_attributes_do_not_change(package: str) -> None:
     wrapper, _ = wrapper_of(*(f"{package}:Model.{n}" for n in ("build", "double", "size")))
     wrapper.install()
     model = importlib.import_module(package).Model
@@ -158,7 +158,7 @@ def test_the_kinds_of_attributes_stay(package: str) -> None:
     assert isinstance(inspect.getattr_static(model, "size"), property)
 
 
-def test_an_inherited_method_is_timed_in_the_named_class_alone(package: str) -> None:
+def test_an_inherited_method_is_timed_only_in_the_named_class(package: str) -> None:
     wrapper, counting = wrapper_of(f"{package}:Model.inherited")
     wrapper.install()
     module = importlib.import_module(package)
@@ -176,7 +176,7 @@ def test_a_module_that_is_loaded_already_is_wrapped_too(package: str) -> None:
     assert counting.calls == {"plain": 1}
 
 
-def test_the_loader_and_the_source_stay_what_they_are(package: str) -> None:
+def test_the_loader_and_the_source_do_not_change(package: str) -> None:
     wrapper, _ = wrapper_of(f"{package}:plain")
     wrapper.install()
     module = importlib.import_module(package)
@@ -238,7 +238,7 @@ def test_functions_of_the_script_itself(module: str) -> None:
     assert wrapper.missing() == []
 
 
-def test_line_numbers_of_the_script_stay() -> None:
+def test_line_numbers_of_the_script_do_not_change() -> None:
     # GIVEN the same definitions with and without decorators
     source = textwrap.dedent(SCRIPT)
     plain = compile(source, "s", "exec", dont_inherit=True)
@@ -264,7 +264,7 @@ def test_a_function_within_a_function_is_not_a_stage() -> None:
 # --- what was not found ---------------------------------------------------------------------------
 
 
-def test_what_is_close_is_suggested(package: str) -> None:
+def test_similar_names_are_suggested(package: str) -> None:
     wrapper, _ = wrapper_of(f"{package}:plane", f"{package}:Model.runs", "jsom:loads")
     wrapper.install()
     importlib.import_module(package)
@@ -278,7 +278,7 @@ def test_what_is_close_is_suggested(package: str) -> None:
     assert "json" in jsom
 
 
-def test_what_cannot_be_timed_is_told(package: str) -> None:
+def test_callables_that_cannot_be_timed_are_reported(package: str) -> None:
     wrapper, _ = wrapper_of(f"{package}:Model", f"{package}:Model.scale", "builtins:len.__call__")
     wrapper.install()
     importlib.import_module(package)

@@ -1,4 +1,4 @@
-"""Pages in files and pipes: their width, their lines, and what the command says to slips."""
+"""Pages in files and pipes: their width, their lines, and the command's answers to mistakes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stagespan(
 def shown(
     page: str, columns: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
-    """The lines of a page that this process writes into a pipe."""
+    """Return the lines of a page that this process writes into a pipe."""
     monkeypatch.chdir(folder)
     done = CliRunner(env={"COLUMNS": columns}).invoke(command, PAGES[page])
     assert done.exit_code == 0, done.output
@@ -53,7 +53,7 @@ def shown(
 
 
 def trace_of(kernels: int) -> dict[str, Any]:
-    """A trace with idle time and kernels of long names."""
+    """Return a trace with idle time and kernels with long names."""
     events = []
     for i in range(kernels):
         name = (
@@ -70,7 +70,7 @@ def trace_of(kernels: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a trace, and with the files of a run in debug mode."""
+    """Create a folder with a trace, and with the files of a run in debug mode."""
     tmp_path = tmp_path_factory.mktemp("pages")
     (tmp_path / "trace.json").write_text(json.dumps(trace_of(50)))
     (tmp_path / "run").mkdir()
@@ -88,7 +88,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy of those files."""
+    """Return a copy of those files."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
@@ -102,7 +102,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("page", ["analyze", "report", "stages"])
-def test_a_page_in_a_pipe_has_no_blanks_at_line_ends(page: str, folder: Path) -> None:
+def test_a_page_in_a_pipe_has_no_trailing_spaces(page: str, folder: Path) -> None:
     done = stagespan(*PAGES[page], cwd=folder)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 3
@@ -111,7 +111,7 @@ def test_a_page_in_a_pipe_has_no_blanks_at_line_ends(page: str, folder: Path) ->
 
 @pytest.mark.parametrize("width", [60, 133])
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_in_a_pipe_is_as_wide_as_columns_says(
+def test_a_page_in_a_pipe_has_the_width_of_columns(
     page: str, width: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert max(map(len, shown(page, str(width), folder, monkeypatch)[:-1])) <= width
@@ -127,7 +127,7 @@ def test_pages_are_100_wide_without_a_width(folder: Path, monkeypatch: pytest.Mo
     ("word", "meant"),
     [("analyse", "analyze"), ("reports", "report"), ("Doctor", "doctor"), ("stage", "stages")],
 )
-def test_a_slip_in_a_verb_is_answered_with_the_near_one(
+def test_a_misspelt_verb_is_answered_with_the_nearest_one(
     word: str, meant: str, tmp_path: Path
 ) -> None:
     done = stagespan(word, "x", cwd=tmp_path)
@@ -135,15 +135,17 @@ def test_a_slip_in_a_verb_is_answered_with_the_near_one(
     assert f"No such command {word!r}; did you mean {meant!r}?" in done.stderr
 
 
-def test_a_word_that_is_like_no_verb_gets_all_of_them(tmp_path: Path) -> None:
+def test_an_unknown_verb_is_answered_with_all_verbs(tmp_path: Path) -> None:
     done = stagespan("zzz", cwd=tmp_path)
     assert done.returncode == 2
     assert "the commands are analyze, bench, compare, doctor, dump" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "cut.json"])
-def test_a_trace_is_no_timing_report_and_says_what_reads_it(name: str, folder: Path) -> None:
-    # GIVEN a trace, plain, packed and cut off
+def test_a_trace_as_timing_report_is_refused_with_the_right_command(
+    name: str, folder: Path
+) -> None:
+    # GIVEN a trace: plain, compressed, and truncated
     text = json.dumps(trace_of(50)).encode()
     (folder / "trace.json.gz").write_bytes(gzip.compress(text))
     (folder / "cut.json").write_bytes(text[:500])
@@ -154,11 +156,12 @@ def test_a_trace_is_no_timing_report_and_says_what_reads_it(name: str, folder: P
     assert f"{name} is a trace, not a timing report: use `stagespan analyze {name}`" in done.stderr
 
 
-def test_a_folder_stands_for_the_only_report_in_it(folder: Path) -> None:
+def test_a_folder_can_be_given_for_the_only_report_in_it(folder: Path) -> None:
     # GIVEN a folder with one report
     assert stagespan("report", "run", cwd=folder).stdout.startswith("Timing report, 1 stage")
     assert "| a stage |" in stagespan("report", "run", "--against", "run", cwd=folder).stdout
-    # WHEN there are several: THEN they are listed
+    # WHEN there are several
+    # THEN they are listed
     report = (folder / "run" / "timing.json").read_text()
     (folder / "run" / "timing.json").unlink()
     for rank in range(2):
@@ -168,7 +171,7 @@ def test_a_folder_stands_for_the_only_report_in_it(folder: Path) -> None:
     assert "run contains 2 timing reports: name one of timing_rank0.json, timing_rank1.json" in (
         done.stderr
     )
-    # and without any: THEN that is said
+    # AND if there is none, the page says so
     (folder / "empty").mkdir()
     done = stagespan("report", "empty", cwd=folder)
     assert "empty is a folder without a timing.json" in done.stderr

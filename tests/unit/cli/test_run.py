@@ -1,4 +1,4 @@
-"""``stagespan run``: scripts that know nothing of it, run as the interpreter itself would."""
+"""``stagespan run``: scripts without stagespan run as the interpreter itself would run them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stages_of(path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A script, a package with a module, and nothing of stagespan in either."""
+    """Create a script and a package with a module, neither of which uses stagespan."""
     package = tmp_path / "app" / "pipes"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -97,14 +97,14 @@ def test_stages_are_timed_without_a_change_to_the_script(project: Path) -> None:
         *("app/script.py", "--debug", "-x", "a b"),
         cwd=project,
     )
-    # THEN the script ran as it would have, its options are its own
+    # THEN the script ran as usual, with its own options
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "-5",
         "['app/script.py', '--debug', '-x', 'a b'] True",
         "__main__ A script. True",
     ]
-    # and its stages stand in the table and in the file
+    # AND its stages are in the table and in the file
     stages = stages_of(project / "out" / "timing.json")
     assert {name: stage["count"] for name, stage in stages.items()} == {
         "denoise": 1,
@@ -116,6 +116,18 @@ def test_stages_are_timed_without_a_change_to_the_script(project: Path) -> None:
     assert stages["Model.step"]["parent"] == "denoise"
     assert stages["Model.step"]["duration_ms"] >= 30
     assert "├─ Model.step" in done.stderr or "└─ (unattributed)" in done.stderr
+
+
+def test_stages_to_profile_that_did_not_run_are_named(project: Path) -> None:
+    done = run(
+        *("--profile", "encode,encoder", "--stage", "pipes.models:encode", "app/script.py"),
+        cwd=project,
+        STAGESPAN_OUTPUT_DIR=str(project / "out"),
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "was not profiled" in line)
+    assert "'encoder'" in line
+    assert line.endswith(": 'encode'")
 
 
 def test_debug_mode_writes_its_files(project: Path) -> None:
@@ -133,7 +145,7 @@ def test_debug_mode_writes_its_files(project: Path) -> None:
     assert "[Profiler] Timing report saved to: out/timing.json" in done.stderr
 
 
-def test_the_files_of_output_are_named(project: Path) -> None:
+def test_the_files_of_output_are_listed(project: Path) -> None:
     done = run("--output", "out", "--stage", "pipes.models:encode", "app/script.py", cwd=project)
     assert "stagespan: saved out/timing.json" in done.stderr
 
@@ -168,9 +180,9 @@ def test_a_module_is_run_as_python_m_does(project: Path) -> None:
         "import threading as t, time\nt.Thread(target=lambda: (time.sleep(.2), print())).start()",
     ],
 )
-def test_the_end_is_the_script_s_own(project: Path, body: str) -> None:
+def test_status_and_output_are_those_of_the_script(project: Path, body: str) -> None:
     (project / "app" / "ends.py").write_text(body + "\n")
-    # WHEN it is run with and without us
+    # WHEN it is run with and without stagespan
     done = run("app/ends.py", cwd=project)
     plain = run("app/ends.py", cwd=project, command=())
     # THEN status, output and traceback are the same
@@ -181,7 +193,7 @@ def test_the_end_is_the_script_s_own(project: Path, body: str) -> None:
     assert told == plain.stderr.splitlines(), done.stderr
 
 
-def test_a_stage_that_was_never_found_is_named_with_what_is_close(project: Path) -> None:
+def test_a_stage_that_was_not_found_is_reported_with_similar_names(project: Path) -> None:
     done = run(
         *("--stage", "pipes.models:Model.stepp", "--stage", "pipes.modles:encode"),
         *("--stage", "__main__:denoice", "--stage", "pipes.models:Model"),
@@ -235,12 +247,12 @@ TIMED = """
 def test_a_stage_that_the_program_times_itself_is_counted_once(
     module: str, debug: bool, tmp_path: Path
 ) -> None:
-    # GIVEN a program with stages of its own, in the script or in a module
+    # GIVEN a program with its own stages, in the script or in a module
     (tmp_path / "timed.py").write_text(
         textwrap.dedent(TIMED) + "\nif __name__ == '__main__':\n    main()\n"
     )
     (tmp_path / "uses.py").write_text("import timed\ntimed.main()\n")
-    # WHEN all are named once more, the last one by another name
+    # WHEN all are named again, the last one by another name
     paths = ("encode", "decode", "Model.load", "Model.size", "Model.step")
     done = run(
         *(part for path in paths for part in ("--stage", f"{module}:{path}")),
@@ -248,14 +260,14 @@ def test_a_stage_that_the_program_times_itself_is_counted_once(
         *("--output", "out", "timed.py" if module == "__main__" else "uses.py"),
         cwd=tmp_path,
     )
-    # THEN each is counted once a call
+    # THEN each call is counted once
     assert done.returncode == 0, done.stderr
     counts = {name: s["count"] for name, s in stages_of(tmp_path / "out" / "timing.json").items()}
     decode = {"decode": 10}  # without debug mode its own context does nothing
     expected = {"encode": 10, "Model.load": 10, "Model.size": 10, "Model.step": 10, "step": 10}
     assert counts == expected | (decode if debug else {})
     assert "was not timed" not in done.stderr
-    # and what debug mode cannot capture is said
+    # AND the output says what debug mode cannot capture
     assert ("without its inputs and outputs" in done.stderr) is debug
 
 
@@ -284,7 +296,7 @@ def test_a_class_is_refused_with_the_reason(module: str, tmp_path: Path) -> None
         (("--output", "", "app/script.py"), "output folder"),
     ],
 )
-def test_what_cannot_be_run_gets_one_sentence(
+def test_targets_that_cannot_be_run_are_refused_in_one_sentence(
     arguments: tuple[str, ...], sentence: str, project: Path
 ) -> None:
     done = run(*arguments, cwd=project)
@@ -317,7 +329,7 @@ def test_workers_of_the_script_can_import_it(project: Path) -> None:
     assert done.stdout == "[0, 1, 4, 9]\n", done.stderr
 
 
-def test_a_forked_child_does_not_tell_its_parent_s_story(project: Path) -> None:
+def test_a_forked_child_does_not_print_its_parent_s_results(project: Path) -> None:
     (project / "forks.py").write_text("import os\nif os.fork():\n    os.wait()\n")
     done = run("forks.py", cwd=project)
     assert done.stderr.count("no stage ran") == 1

@@ -1,0 +1,37 @@
+"""``stagespan stages`` with files that stagespan has not written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from stagespan.cli import command
+
+
+def lines_of(path: Path, stages: dict[str, Any]) -> list[str]:
+    path.write_text(json.dumps({"schema_version": 1, "stages": stages}))
+    done = CliRunner().invoke(command, ["stages", str(path)])
+    assert done.exit_code == 0, done.output
+    return done.output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("stages", "left_out"),
+    [
+        ({"s": {"input_signatures": {}, "variants": [{}] * 20_000}}, "19,936 more"),
+        ({"s": {"input_signatures": {f"x{n}": n for n in range(20_000)}}}, "19,744 more"),
+        ({f"s{n}": {} for n in range(20_000)}, "15,904 more"),
+    ],
+    ids=["variants", "inputs", "stages"],
+)
+def test_a_file_of_many_entries_is_listed_in_part(
+    tmp_path: Path, stages: dict[str, Any], left_out: str
+) -> None:
+    lines = lines_of(tmp_path / "many.json", stages)
+
+    assert len(lines) < 10_000
+    assert sum(left_out in line for line in lines) == 1
