@@ -183,6 +183,8 @@ _context.lazy_hook("profiled", "stagespan.profiling.annotation:AnnotateHook")
 _context.lazy_hook("memory", "stagespan.memory")
 _context.lazy_hook("service", "stagespan.service")
 _context.lazy_hook("service", "stagespan.recording.ticks")
+if _settings.profiler_names():
+    _context.lazy_hook("service", "stagespan.profiling.unused")
 _dynamo.install()
 _device.install()
 _lifecycle.install(__version__)

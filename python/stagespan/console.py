@@ -1,4 +1,4 @@
-"""The width of pages and tables, and pages that are not printed on a terminal."""
+"""The width of pages and tables, and output that does not go to a terminal."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Column(NamedTuple):
     title: str
     cells: list[str]
     is_flexible: bool = False
-    """Its cells are cut if the table is too wide."""
+    """Whether its cells are cut if the table is too wide."""
     is_number: bool = False
-    """Its cells are aligned to the right."""
+    """Whether its cells are aligned to the right."""
     is_optional: bool = False
-    """It is left out if the table is too wide even so."""
+    """Whether it is left out if the table is still too wide."""
 
 
 def fitted_table(columns: Sequence[Column], width: int) -> Table:
-    """A table that is at most ``width`` wide, if cutting and leaving out columns is enough."""
+    """Return a table that is at most ``width`` wide, if cutting cells and columns is enough."""
     from rich import box
     from rich.cells import cell_len
     from rich.table import Table

@@ -2,7 +2,7 @@
 
 The objects of the hot path come from the extension. Python code runs around a stage only if hooks
 are called: in debug mode, for stages that are named for the profiler, with `capture_memory`, and on
-accelerators.
+accelerators. Plain spans call only hooks that annotate them, see `Hook`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stagespan import _core, forks, imports, run, settings
+from stagespan import _core, forks, imports, run, settings, switches
 from stagespan._core import MISSING
 from stagespan.dynamo import leave_alone
 from stagespan.errors import SettingsError
@@ -78,7 +78,8 @@ class Call:
 class Hook(Protocol):
     """Code of a higher package that runs around a stage.
 
-    If it raises an exception, the exception is counted, and the first one is logged.
+    If it raises an exception, the exception is counted, and the first one is logged. A hook with
+    the attribute ``of_spans = True`` is also asked for plain spans that `annotate` names.
     """
 
     @property
@@ -199,6 +200,8 @@ def _enter(
         need("memory")
     call = Call(span, function, args, kwargs)
     for hook in _hooks.copy().values():
+        if call.kind == "span" and not getattr(hook, "of_spans", False):
+            continue
         if _run(hook, hook.wants, call):
             call.hooks.append(hook)
             _run(hook, hook.enter, call)
@@ -249,29 +252,17 @@ def _service_is_needed() -> bool:
 
 # --- switches ---------------------------------------------------------------------------------
 
-_switched: list[Callable[[], None]] = []
-
-
-def on_switch(callback: Callable[[], None]) -> None:
-    """Call `callback` now, and after each switch of the recorder or of debug mode."""
-    _switched.append(callback)
-    callback()
-
-
-debug_switched: list[Callable[[bool], None]] = []
-"""Functions that are called with the new state after debug mode was switched in the core."""
-
 
 def enable() -> None:
     """Record from now on. Spans that are already open are not affected."""
     _core.enable()
-    _run_switch_callbacks()
+    switches.switched()
 
 
 def disable() -> None:
     """Turn everything off: spans, contexts and decorated functions record nothing from now on."""
     _core.disable()
-    _run_switch_callbacks()
+    switches.switched()
 
 
 def set_debug(on: bool = True) -> None:
@@ -283,20 +274,13 @@ def set_debug(on: bool = True) -> None:
     Raises:
         SettingsError: If ``on`` is text, because "false" would be true.
     """
-    given: object = on
-    if isinstance(given, str):
+    value: object = on
+    if isinstance(value, str):
         raise SettingsError(f"set_debug() takes True or False, not the text {on!r}.")
     _core.set_debug(bool(on))
-    _run_switch_callbacks()
+    switches.switched()
     if on:
         need("debug")
-    for callback in debug_switched:
-        callback(bool(on))
-
-
-def _run_switch_callbacks() -> None:
-    for callback in tuple(_switched):
-        callback()
 
 
 def _decorate(span: _core.Span, function: Any) -> Any:
@@ -323,6 +307,7 @@ def _start() -> None:
     if not settings.get("STAGESPAN_ENABLED"):
         _core.disable()
     _core.set_profiled_names([*settings.profiler_names(), *settings.annotated_names()])
+    _core.set_annotated_names(settings.annotated_names())
     if settings.get("STAGESPAN_DEBUG"):
         _core.set_debug(True)
 

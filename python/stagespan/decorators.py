@@ -19,7 +19,7 @@ import weakref
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from stagespan import _core, context, trampoline
+from stagespan import _core, switches, trampoline
 
 if TYPE_CHECKING:
     from stagespan._core import Span
@@ -264,4 +264,4 @@ def _intercept(function: FunctionType, spans: tuple[Span, ...]) -> None:
         _core.time_function(function, spans)
 
 
-context.on_switch(follow_switches)
+switches.on_switch(follow_switches)

@@ -38,7 +38,7 @@ def install() -> None:
         _torch_is_there()
     for name in PACKAGES:  # torch_npu, for example, puts torch.npu into torch
         if name not in sys.modules:
-            sys.meta_path.insert(0, ImportFinder(name, _torch_is_there, _went_wrong))
+            sys.meta_path.insert(0, ImportFinder(name, _torch_is_there, _count_failure))
 
 
 def watch() -> None:
@@ -100,10 +100,10 @@ def _guarded_attach(kind: str) -> None:
     try:
         _attach(kind)
     except Exception as error:
-        _went_wrong(error)
+        _count_failure(error)
 
 
-def _went_wrong(error: Exception) -> None:
+def _count_failure(error: Exception) -> None:
     _core.count_lost("hook_errors")
     _warn("%s: %s", type(error).__name__, error)
 

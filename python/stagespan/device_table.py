@@ -1,6 +1,6 @@
-"""What is known of each kind of device: one row a device. To add a device, add its row.
+"""A table of the kinds of devices, one row for each. To add a device, add a row.
 
-Does not import torch, and nothing that takes time: this is read when stagespan is imported.
+This module is imported with stagespan, so it does not import torch or other large modules.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Device(NamedTuple):
-    """What is known of one kind of device, in one row."""
+    """One kind of device."""
 
     name: str
     device_type: str
@@ -93,7 +93,7 @@ PACKAGES = tuple(dict.fromkeys(("torch", *(row.package for row in DEVICES))))
 
 
 def row_of(torch: Any, device_type: str) -> Device | None:
-    """The row of a kind of device, as this torch is built; None if the table has none."""
+    """Return the row of a kind of device for this build of torch; None if the table has none."""
     rows = [row for row in DEVICES if row.device_type == device_type]
     built_for = (row for row in rows if row.version and getattr(torch.version, row.version, None))
     return next(built_for, None) or next((row for row in rows if not row.version), None)

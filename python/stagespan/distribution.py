@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Distribution(Protocol):
-    """Durations in ns, of at least one run."""
+    """The durations of at least one run, in ns."""
 
     @property
     def count(self) -> int:

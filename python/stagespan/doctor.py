@@ -60,7 +60,7 @@ _Rows = Iterator[tuple[str, State, str]]
 
 
 def _recorder() -> _Rows:
-    from stagespan.report.environment import version
+    from stagespan.environment import version
 
     yield "stagespan", "works", f"{version() or 'not installed'}, extension {_core.__file__}"
     yield (
@@ -108,9 +108,9 @@ def _memory(sizes: dict[str, int]) -> tuple[str, State, str]:
 
 
 def _recording() -> tuple[str, State, str]:
-    """Where recordings of this user's processes lie, as that of this process shows."""
+    """Return the folder of this user's recordings, which is that of this process."""
     if _core.is_enabled():
-        with _core.span(_STAGE):  # a process makes its recording when it opens its first span
+        with _core.span(_STAGE):  # a process creates its recording when it opens its first span
             pass
     place = _core.recording_place()
     name, kind, why = "recording for others", place["kind"], place["why"]

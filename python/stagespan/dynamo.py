@@ -97,7 +97,7 @@ _STAND_INS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
 
 
 def compiling() -> bool:
-    """Return whether torch.compile or torch.export is tracing the caller. Never imports torch."""
+    """Whether torch.compile or torch.export is tracing the caller. Never imports torch."""
     if "torch._dynamo" not in sys.modules:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Replays of device graphs as stages, one stage for each size that has a graph of its own."""
+"""Times replays of device graphs as stages, with one stage for each graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KeyT = TypeVar("_KeyT")
 
 
 class GraphStage:
-    """A captured graph whose replays are timed. All else is that of the graph."""
+    """A captured graph whose replays are timed. Other attributes are those of the graph."""
 
     __slots__ = ("_graph", "_span")
 
@@ -25,7 +25,7 @@ class GraphStage:
         self._span = _core.span(stage)
 
     def replay(self, *args: Any, **kwargs: Any) -> Any:
-        """Replay the graph within a span, which has the device time of the whole graph."""
+        """Replay the graph inside a span. Its device time is that of the whole graph."""
         with self._span:
             return self._graph.replay(*args, **kwargs)
 
@@ -47,10 +47,10 @@ def graph_stages(graphs: Any, name: str) -> Any: ...
 def graph_stages(graphs: Any, name: str) -> Any:
     """Return graphs whose replays are spans.
 
-    The kernels of a device graph cannot be told apart while it runs, so that each replay is one
-    span, with host time and the device time of the whole graph. An engine that keeps a graph for
-    each batch size gets a stage for each: those of ``{8: graph, 16: graph}`` with the name "decode"
-    are ``decode[8]`` and ``decode[16]``.
+    The kernels of a device graph cannot be timed individually while it runs, so each replay is one
+    span, with host time and the device time of the whole graph. A mapping has one stage for each of
+    its graphs: with the name "decode", ``{8: graph, 16: graph}`` has the stages ``decode[8]`` and
+    ``decode[16]``.
 
     Args:
         graphs: A captured graph, or a mapping from sizes to graphs. It is not changed.

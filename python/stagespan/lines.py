@@ -15,7 +15,7 @@ _GIGABYTE = 1 << 30
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """The current ``sys.stderr``, which a test or a tool may have replaced."""
+    """Writes to the current ``sys.stderr``, which a test or a tool may have replaced."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self, logging.NOTSET)
@@ -87,7 +87,7 @@ def renew_streams() -> None:
             handler.stream = fresh
 
 
-def is_wanted() -> bool:
+def is_enabled() -> bool:
     """Whether any handler would get a line at level INFO."""
     if LOGGER.disabled:
         return False
@@ -98,13 +98,13 @@ _leaves_out_runs = False
 
 
 def leave_out_runs() -> None:
-    """Write no lines of single runs from now on: another module writes its own."""
+    """Stop writing the lines of single runs, because another module writes its own."""
     global _leaves_out_runs
     _leaves_out_runs = True
 
 
-def tells_runs() -> bool:
-    """Whether each run of a context has its lines."""
+def writes_runs() -> bool:
+    """Whether lines are written for each run of a context."""
     return not _leaves_out_runs
 
 
@@ -126,9 +126,9 @@ def warning_line(message: str) -> logging.LogRecord:
     return _record("%s", (message,), logging.WARNING)
 
 
-def say(message: str, *args: object) -> None:
-    """Write one line at INFO, as the ``[Profiler]`` lines are; ``args`` as logging takes them."""
-    if is_wanted():
+def log_info(message: str, *args: object) -> None:
+    """Write one line at level INFO. ``args`` are the arguments for ``text``, as in logging."""
+    if is_enabled():
         record = _record(message, args)
         current = current_request()
         record.request = None if current is None else current.id
@@ -138,7 +138,7 @@ def say(message: str, *args: object) -> None:
 def duration_line(
     stage: str, begin_ns: int, end_ns: int, request: str | None = None
 ) -> logging.LogRecord:
-    """``[Profile] NAME cost S seconds``, dated to the end of the run."""
+    """Return the line ``[Profile] NAME cost S seconds``, with the time of the end of the run."""
     seconds = (end_ns - begin_ns) / 1e9
     record = _record("[Profile] %s cost %.6f seconds", (one_line(stage), seconds))
     record.stage, record.seconds, record.request = stage, seconds, request
@@ -148,7 +148,10 @@ def duration_line(
 def memory_line(
     stage: str, rank: int, kind: str, size: int, request: str | None = None
 ) -> logging.LogRecord:
-    """``Rank R - Function 'NAME' KIND: X GB``; the kind is ``Peak Memory`` or ``Peak RSS``."""
+    """Return the line ``Rank R - Function 'NAME' KIND: X GB``.
+
+    The kind is ``Peak Memory`` or ``Peak RSS``.
+    """
     gigabytes = size / _GIGABYTE
     record = _record(
         "Rank %d - Function '%s' %s: %.2f GB", (rank, one_line(stage), kind, gigabytes)

@@ -21,7 +21,7 @@ _MOST_RUNS_OF_A_STAGE = 16
 
 
 class _Peak:
-    """The highest bytes seen so far. An allocator only knows those since its last reset."""
+    """The highest memory so far, in bytes; an allocator knows only that since its last reset."""
 
     __slots__ = ("allocated", "reserved")
 

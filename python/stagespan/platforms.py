@@ -82,10 +82,10 @@ class Platform:
         return torch.device(self.device_type)
 
     def set_device(self, device: Any) -> None:
-        """Make ``device`` the current one; nothing on a CPU."""
+        """Make ``device`` the current one. Does nothing on a CPU."""
 
     def device_ctx(self, device: Any) -> contextlib.AbstractContextManager[Any]:
-        """A context in which ``device`` is the current one; empty on a CPU."""
+        """Return a context manager that makes ``device`` the current one; does nothing on a CPU."""
         return contextlib.nullcontext()
 
     def get_device_name(self) -> str:
@@ -93,7 +93,7 @@ class Platform:
         return "CPU"
 
     def get_device_properties(self, device: Any = None) -> Any:
-        """What torch knows of the device; None on a CPU."""
+        """Return torch's properties of the device; None on a CPU."""
         return None
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int] | None:
@@ -101,25 +101,25 @@ class Platform:
         return None
 
     def get_device_total_memory(self, device: Any = None) -> int:
-        """Bytes of memory that the accelerator has; 0 on a CPU."""
+        """Return the size of the accelerator's memory in bytes; 0 on a CPU."""
         return 0
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        """Highest number of bytes that tensors held on the accelerator; 0 on a CPU."""
+        """Return the peak memory of tensors on the accelerator in bytes; 0 on a CPU."""
         return 0
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
         """Reset `max_memory_allocated`, on an accelerator."""
 
     def ipc_collect(self) -> None:
-        """Free memory that other processes have released; nothing where torch cannot."""
+        """Free memory that other processes have released, if torch supports this."""
 
     def in_use(self) -> bool:
-        """Whether this process already has a context of the accelerator."""
+        """Whether this process already has a context on the accelerator."""
         return False
 
     def synchronize(self, device: Any = None) -> None:
-        """Wait for ``device`` (the current one); nothing where the process has not used one."""
+        """Wait for ``device`` (by default the current one), if the process uses one."""
 
     def is_capturing(self) -> bool:
         """Whether a device graph is being captured on the current stream. Do not wait then."""
@@ -172,7 +172,7 @@ class Accelerator(Platform):
             return False
 
     def as_kind(self, kind: type[_AcceleratorT]) -> _AcceleratorT:
-        """The same device as an instance of a subclass."""
+        """Return the same device as an instance of a subclass."""
         return kind(self._torch, self._module, self.device)
 
     def is_accelerator_available(self) -> bool:
@@ -188,7 +188,7 @@ class Accelerator(Platform):
         self._module.set_device(device)
 
     def device_ctx(self, device: Any) -> contextlib.AbstractContextManager[Any]:
-        """A context in which ``device`` is the current one."""
+        """Return a context manager that makes ``device`` the current one."""
         context: contextlib.AbstractContextManager[Any] = self._module.device(device)
         return context
 
@@ -197,21 +197,21 @@ class Accelerator(Platform):
         return str(self._module.get_device_name())
 
     def get_device_properties(self, device: Any = None) -> Any:
-        """What torch knows of ``device`` (the current one)."""
+        """Return torch's properties of ``device``, by default the current one."""
         return self._module.get_device_properties(_index(self._module, device))
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int] | None:
-        """The compute capability of ``device`` (the current one); None if torch has none."""
+        """Return the compute capability of ``device``; None if torch has none."""
         ask = getattr(self._module, "get_device_capability", None)
         found = None if ask is None else ask(device)
         return found if isinstance(found, tuple) else None
 
     def get_device_total_memory(self, device: Any = None) -> int:
-        """Bytes of memory that ``device`` (the current one) has."""
+        """Return the size of the memory of ``device`` in bytes."""
         return int(self.get_device_properties(device).total_memory)
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        """Highest number of bytes that tensors held since the last reset; 0 before first use."""
+        """Return the peak memory of tensors since the last reset in bytes; 0 before first use."""
         owner = self._memory_owner() if self.in_use() else None
         return 0 if owner is None else int(owner.max_memory_allocated(device))
 
@@ -220,13 +220,13 @@ class Accelerator(Platform):
         self.reset_peak_memory(device)
 
     def ipc_collect(self) -> None:
-        """Free memory that other processes have released; nothing where torch cannot."""
+        """Free memory that other processes have released, if torch supports this."""
         collect = getattr(self._module, "ipc_collect", None)
         if collect is not None and self.in_use():
             collect()
 
     def synchronize(self, device: Any = None) -> None:
-        """Wait for ``device`` (the current one); nothing where the process has not used one."""
+        """Wait for ``device`` (by default the current one), if the process uses one."""
         if self.in_use():
             self._module.synchronize(*(() if device is None else (device,)))
 

@@ -87,8 +87,8 @@ class Run(NamedTuple):
 
     def encode(self) -> str:
         """Return one line for the environment; the folder is last: it can contain anything."""
-        given = "-" if self.owner_rank is None else str(self.owner_rank)
-        return f"{self.stamp} {self.began_s} {self.owner} {given} {self.root}"
+        owner_rank = "-" if self.owner_rank is None else str(self.owner_rank)
+        return f"{self.stamp} {self.began_s} {self.owner} {owner_rank} {self.root}"
 
     @staticmethod
     def decode(text: str) -> Run | None:
@@ -97,10 +97,10 @@ class Run(NamedTuple):
         if len(parts) != 5 or not parts[0] or safe_name(parts[0]) != parts[0]:
             return None
         began, owner = settings.whole_number(parts[1]), settings.whole_number(parts[2])
-        given = None if parts[3] == "-" else settings.whole_number(parts[3])
-        if began is None or owner is None or (given is None and parts[3] != "-"):
+        owner_rank = None if parts[3] == "-" else settings.whole_number(parts[3])
+        if began is None or owner is None or (owner_rank is None and parts[3] != "-"):
             return None
-        return Run(parts[0], began, owner, given, parts[4])
+        return Run(parts[0], began, owner, owner_rank, parts[4])
 
 
 def _claim_run() -> Run:
@@ -203,18 +203,18 @@ def set_pipeline_name(name: str) -> None:
     Raises SettingsError if ``name`` is empty or not a string.
     """
     global _pipeline_name
-    given = _text(name, "pipeline name")
-    _export("STAGESPAN_PIPELINE_NAME", given)
-    _pipeline_name = given
+    text = _text(name, "pipeline name")
+    _export("STAGESPAN_PIPELINE_NAME", text)
+    _pipeline_name = text
     _core.describe_process()
 
 
 def output_dir() -> Path:
     """Return the folder for this run's files. It is created when the first file is written.
 
-    It does not change while the process runs, except by `set_output_dir` and `set_pipeline_name`.
-    A relative path is resolved against the working folder in which the run began. It is returned
-    as a relative path only while that is still the working folder.
+    It changes only if `set_profiler_output_dir` or `set_pipeline_name` is called. A relative path
+    is resolved against the working folder in which the run began. It is returned as a relative path
+    only while that is still the working folder.
     """
     chosen = _output_dir if _output_dir is not None else settings.get("STAGESPAN_OUTPUT_DIR")
     if chosen is None:

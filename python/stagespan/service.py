@@ -136,7 +136,7 @@ class _Service:
         try:
             if not self._draining.acquire(timeout=timeout_s):
                 return False
-            if not (lines.is_wanted() and lines.tells_runs()):
+            if not (lines.is_enabled() and lines.writes_runs()):
                 _core.drop_completions(is_last)
                 self._finished.clear()
                 return True

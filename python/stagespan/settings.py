@@ -39,7 +39,7 @@ VARIABLES: tuple[Variable, ...] = (
         ("TELEFUSER_PIPELINE_NAME",),
         "text",
         "default",
-        "name of the pipeline, a part of the output folder",
+        "name of the pipeline, which is part of the default output folder",
     ),
     Variable(
         "STAGESPAN_OUTPUT_DIR",
@@ -53,50 +53,61 @@ VARIABLES: tuple[Variable, ...] = (
         ("ENABLE_PROFILER_NAMES",),
         "names",
         (),
-        "stages that run under torch.profiler, separated by commas; * stands for all",
+        "stages that run under torch.profiler; * means all stages",
     ),
     Variable(
         "STAGESPAN_PROFILER_RUNS",
         (),
         "count",
         2,
-        "how many runs of each of these stages are profiled; the files show the last one",
+        "how many runs of each stage in STAGESPAN_PROFILER_NAMES are profiled; the files show the "
+        "last one",
     ),
     Variable(
         "STAGESPAN_PROFILER_SKIP",
         (),
         "count",
         0,
-        "how many runs of each of these stages come first, without the profiler",
+        "how many runs of each of these stages are skipped before the first one that is profiled",
         least=0,
+    ),
+    Variable(
+        "STAGESPAN_PROFILER_ONE_TRACE",
+        (),
+        "switch",
+        False,
+        "whether one trace contains all profiled runs of a stage and what runs between them, "
+        "instead of one trace for each run",
     ),
     Variable(
         "STAGESPAN_PROFILER_RECORD_SHAPES",
         ("TELEFUSER_TORCH_PROFILER_RECORD_SHAPES",),
         "switch",
         False,
-        "whether their traces hold the shapes of each operator's inputs",
+        "whether the traces of these stages contain the shapes of each operator's inputs",
     ),
     Variable(
         "STAGESPAN_PROFILER_PROFILE_MEMORY",
         ("TELEFUSER_TORCH_PROFILER_PROFILE_MEMORY",),
         "switch",
         False,
-        "whether their traces hold each allocation",
+        "whether the traces of these stages contain each allocation",
     ),
     Variable(
         "STAGESPAN_PROFILER_WITH_STACK",
         ("TELEFUSER_TORCH_PROFILER_WITH_STACK",),
         "switch",
         False,
-        "whether their traces hold Python stacks, which make them many times larger",
+        "whether the traces of these stages contain Python stacks, which make them many times "
+        "larger",
     ),
     Variable(
         "STAGESPAN_NPU_LEVEL",
         (),
         "choice",
         "1",
-        "level of torch_npu.profiler: more levels record more of CANN and of each operator",
+        "level of torch_npu.profiler; higher levels record more details of CANN and of each "
+        "operator",
         ("none", "0", "1", "2"),
     ),
     Variable(
@@ -104,30 +115,31 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "switch",
         False,
-        "whether torch_npu.profiler leaves its result folder, in npu/{stage} of the output folder",
+        "whether the result folder of torch_npu.profiler is kept, in npu/{stage} of the output "
+        "folder",
     ),
     Variable(
         "STAGESPAN_ANNOTATE",
         (),
         "names",
         (),
-        "stages that are ranges in the application's own torch.profiler traces, separated by "
-        "commas; * stands for all",
+        "stages that appear as ranges in the traces of the application's own torch.profiler; * "
+        "means all stages",
     ),
     Variable(
         "STAGESPAN_TIMING_REPORT",
         ("TELEFUSER_TIMING_REPORT",),
         "text",
         None,
-        "file of the timing report at exit, which is then written out of debug mode as well; by "
-        "default timing.json in the output folder, in debug mode only",
+        "path of the timing report that is written at exit, also outside of debug mode; by default "
+        "timing.json in the output folder, in debug mode only",
     ),
     Variable(
         "STAGESPAN_REDACT",
         (),
         "choice",
         "none",
-        "what signatures leave out; strings leaves out the content of strings, bytes and paths",
+        "what signatures leave out; strings means the content of strings, bytes and paths",
         ("none", "strings"),
     ),
     Variable(
@@ -142,8 +154,8 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "switch",
         False,
-        "whether threads and thread pools keep the request and the span of the code that "
-        "starts them",
+        "whether threads, and the tasks of thread pools, keep the request and the span of the code "
+        "that starts or submits them",
     ),
     Variable(
         "STAGESPAN_CLOCK",
@@ -168,8 +180,8 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "count",
         0,
-        "log a line with the Python stack when a span has been open for that many seconds; 0 turns "
-        "it off",
+        "seconds after which an open span is reported by a log line with the Python stack; 0 turns "
+        "this off",
         least=0,
     ),
     Variable(
@@ -185,8 +197,8 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "choice",
         "on",
-        "whether other processes can read what this one records, also after it was killed; keep "
-        "leaves the file after a clean exit; read when the extension is loaded",
+        "whether other processes can read the recording of this process, even after it was killed; "
+        "keep means that the file also stays after a clean exit; read when the extension is loaded",
         ("on", "off", "keep"),
     ),
     Variable(
@@ -194,7 +206,7 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "text",
         None,
-        "folder of the recordings, on a tmpfs; by default /dev/shm/stagespan-UID if 256 MiB are "
+        "folder for recordings, on a tmpfs; by default /dev/shm/stagespan-UID if 256 MiB are "
         "free there; read when the extension is loaded",
     ),
 )
@@ -251,8 +263,9 @@ def _check_recording_dir() -> None:
         warn_once(
             "STAGESPAN_RECORDING_DIR",
             folder,
-            f"STAGESPAN_RECORDING_DIR={folder!r} is not used because {why}. Until then the "
-            "recording is lost when the process dies.",
+            # Commands such as `stagespan ps`, which do not record, also log this.
+            f"STAGESPAN_RECORDING_DIR={folder!r} is not used for new recordings because {why}. "
+            "Until this is fixed, the recording of a process is lost when the process dies.",
         )
 
 

@@ -1,8 +1,8 @@
 """Log a line when a span has been open for longer than STAGESPAN_STALL_S.
 
 The service thread looks at the open spans. It reads the frames of other threads, takes none of
-their locks and interrupts none of them. While a thread holds Python's lock for good, the service
-thread cannot run either: `stagespan ps --stalled` finds such a process from outside.
+their locks and interrupts none of them. If a thread never releases Python's lock, the service
+thread cannot run either. `stagespan ps --stalled` finds such a process from outside.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StallWatch:
         if self._last_line_s is not None and now_s - self._last_line_s < _LEAST_BETWEEN_LINES_S:
             return
         stalled = [span for span in open_spans if span["elapsed_ns"] >= self._stall_s * 1e9]
-        # Of spans within each other the innermost says most; the others are open because it is.
+        # The innermost of nested spans says most, because the others wait for it.
         outer = {span["parent"] for span in stalled}
         innermost = [span for span in stalled if span["id"] not in outer | self._reported]
         if not innermost:
@@ -62,7 +62,7 @@ def _line(span: live.OpenSpan, open_spans: Iterable[live.OpenSpan]) -> str:
 
 
 def _stack_of(thread: int) -> str:
-    """Where a thread is, innermost first, on one line."""
+    """Return the Python stack of a thread, innermost first, on one line."""
     ident = next((each.ident for each in live.threads() if each.native_id == thread), None)
     frame = None if ident is None else sys._current_frames().get(ident)
     if frame is None:

@@ -159,16 +159,18 @@ def stats(window_s: float | None = None) -> Stats:
     lifetime = _lifetime(now)
     if lifetime.window_s is not None and lifetime.window_s <= window_s:
         return lifetime
-    wanted_ns = int(window_s * _SECOND)
-    began = now.time_ns - wanted_ns
+    requested_ns = int(window_s * _SECOND)
+    began = now.time_ns - requested_ns
     earlier = past.nearest(began)
-    if earlier is not None and abs(earlier.time_ns - began) <= 0.25 * wanted_ns:
+    if earlier is not None and abs(earlier.time_ns - began) <= 0.25 * requested_ns:
         return _since(now, earlier)
     from_rings = _from_rings(began, now.time_ns)
     if from_rings is not None:
         return from_rings
     life_ns = (lifetime.window_s or 0.0) * _SECOND
-    if earlier is None or abs(life_ns - wanted_ns) < abs(now.time_ns - earlier.time_ns - wanted_ns):
+    if earlier is None or abs(life_ns - requested_ns) < abs(
+        now.time_ns - earlier.time_ns - requested_ns
+    ):
         return lifetime
     return _since(now, earlier)
 

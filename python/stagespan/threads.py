@@ -150,11 +150,11 @@ def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _uninstall() -> None:
-    for (owner, name), (replacement, original, was_its_own) in tuple(_replaced.items()):
+    for (owner, name), (replacement, original, was_own_attribute) in tuple(_replaced.items()):
         # If another library has wrapped the replacement since, it stays and passes calls on.
         if vars(owner).get(name) is not replacement:
             continue
-        if was_its_own:
+        if was_own_attribute:
             setattr(owner, name, original)
         else:
             delattr(owner, name)
