@@ -1,4 +1,4 @@
-"""What all tests share: a clean environment, and a report of what was skipped and why."""
+"""Shared by all tests: a clean environment, and a report of what was skipped and why."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests of all folders share
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests in several folders use
 
-# No test is about speed: a busy machine must not make one fail.
+# Tests do not check speed, so a busy machine must not make a test fail.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Nothing that the user has switched on in his shell reaches a test, and no test downloads.
+# Variables that are set in the user's shell do not reach a test, and no test downloads anything.
 _OWN = {"STAGESPAN_TEST_REPORT", "STAGESPAN_TEST_WHEEL", "STAGESPAN_TRACES"}
 for _name in set(os.environ) - _OWN:
     if _name.startswith(("STAGESPAN_", "TELEFUSER_")) or _name == "ENABLE_PROFILER_NAMES":
@@ -27,15 +27,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def pytest_configure() -> None:
-    """Let tests interrupt programs, also if a shell runs the tests in the background."""
+    """Let tests interrupt programs even if a shell runs the tests in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Let the programs that tests start write no bytecode: tests rewrite modules within a second.
+    """Make the programs that tests start write no bytecode.
 
-    Python takes a module's bytecode for current if the source's size and second are the same.
+    Tests rewrite modules within a second, but Python considers a module's bytecode current if the
+    source has the same size and second.
     """
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 

@@ -19,7 +19,7 @@ from types import CodeType
 
 
 def client(path: str, *arguments: str) -> None:
-    """Have the server run a program on this process's streams, and end as the program does."""
+    """Let the server run a program on this process's streams, and end as the program does."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         job = {"argv": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
@@ -33,7 +33,7 @@ def client(path: str, *arguments: str) -> None:
 
 
 def server(path: str) -> dict[str, object]:
-    """Fork for each program; return in the child, with what it is to run."""
+    """Fork for each program; in the child, return the program to run."""
     import gc
 
     import torch
@@ -41,7 +41,7 @@ def server(path: str) -> dict[str, object]:
     import torch.profiler  # noqa: F401
 
     gc.collect()
-    gc.freeze()  # what was imported is not looked through again at the end of each program
+    gc.freeze()  # imported modules are not scanned again at the end of each program
     parent = os.getppid()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -65,7 +65,7 @@ def server(path: str) -> dict[str, object]:
             pass
     else:
         os._exit(0)
-    # The child's own child runs the program, so that its status can be waited for.
+    # A grandchild runs the program, so that its status can be waited for.
     connection.settimeout(None)
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     text = b"".join(iter(lambda: connection.recv(1 << 16), b""))
@@ -111,7 +111,7 @@ _path: list[str] = []
 
 
 def python() -> list[str]:
-    """The beginning of a command; starts the server if this process has not."""
+    """Return the start of a command; start the server if this process has not started it yet."""
     if not _path:
         import atexit
         import subprocess

@@ -1,9 +1,9 @@
-// fake_driver.cpp: a driver whose devices run queues of kernels with set durations; built as CUDA's, as HIP's, and as
-// Ascend's runtime, of which the product calls two functions and a fake torch the others.
+// fake_driver.cpp: a driver whose devices run queues of kernels with given durations. It is built as CUDA's, as HIP's,
+// and as Ascend's runtime, of which the product calls two functions, and a fake torch the others.
 //
-// Each stream is a queue in the device's own time: a kernel begins when the one before it has ended, or now if the
-// queue is empty. An event takes the time at which all before it has ended; it is done once the clock is there. So no
-// thread is needed, and what an event says can be told in advance to the nanosecond.
+// Each stream is a queue in the device's own time: a kernel begins when the previous one has ended, or now if the queue
+// is empty. An event gets the time at which all earlier work has ended, and is complete when the clock reaches it. No
+// thread is needed, and the time of an event is known in advance to the nanosecond.
 #include "fake_driver.h"
 
 #include <time.h>
@@ -39,14 +39,14 @@ constexpr int kCaptureUnsupported = 900;
 constexpr int kCaptureImplicit = 906;
 constexpr int kCapturedEvent = 907;
 constexpr int kDevices = 4;
-constexpr int kTorchsDevices = 3;  // torch has been told to leave the last one alone
+constexpr int kTorchsDevices = 3;  // torch must not use the last one
 constexpr int kRelaxed = 2;
 
 struct Stream {
   int device = 0;
   bool non_blocking = false;
   std::mutex mutex;
-  double free_at_ns = 0;  // when all that is queued will have ended
+  double free_at_ns = 0;  // the time when all queued work will have ended
   std::atomic<bool> capturing{false};
   std::atomic<bool> broken{false};
 };
@@ -66,7 +66,7 @@ struct Driver {
   std::atomic<std::uint64_t> synchronisations{0}, records{0}, queries{0}, queries_while_capturing{0}, events{0},
       other_context{0}, queries_in_capture{0}, contexts_made{0};
   std::atomic<bool> has_second_context{false};
-  std::atomic<bool> used[kDevices] = {};  // HIP's; of CUDA, whoever has a context uses its device
+  std::atomic<bool> used[kDevices] = {};  // HIP's; with CUDA, a thread with a context uses its device
 };
 
 Driver& driver() {
@@ -78,7 +78,7 @@ Driver& driver() {
   return *made;
 }
 
-thread_local int t_device = -1;  // HIP: 0 is current although nothing has been touched
+thread_local int t_device = -1;  // HIP: 0 is current although nothing has been used
 thread_local int t_mode = 0;     // global
 thread_local double t_last_record_ns = 0;
 thread_local void* t_streams[kDevices] = {};
@@ -104,7 +104,7 @@ void break_captures() {
     if (stream->capturing.load()) stream->broken.store(true);
 }
 
-/// What every call does that needs a context.
+/// Common to all calls that need a context.
 void use(int device) {
   if (FAKE_HIP && !driver().used[device].exchange(true)) driver().contexts_made.fetch_add(1);
 }
@@ -147,7 +147,7 @@ int record(void* event, void* handle) {
   return kOk;
 }
 
-/// Whether a question would end a capture. Of Ascend's no such thing is known.
+/// Whether a query would end a capture. For Ascend no such case is known.
 bool must_not_ask() {
   return !FAKE_ASCEND && driver().captures.load() != 0 &&
          (t_mode != kRelaxed || driver().fault.load() == kFakeOldCaptures);
@@ -295,7 +295,7 @@ EXPORT int cuCtxGetDevice(int* device) {
 
 namespace {
 
-/// As torch does, whatever device is current: an event and a stream know theirs.
+/// Like torch, independent of the current device: an event and a stream know their own.
 class OnDevice {
  public:
   explicit OnDevice(int device) : before_(t_device) { t_device = device; }
@@ -389,7 +389,7 @@ EXPORT void fake_launch(void* handle, double duration_ns) {
 EXPORT void* fake_make_stream(int device) {
   const int before = t_device;
   t_device = device;
-  driver().used[device] = true;  // the application does that, and not who is tested
+  driver().used[device] = true;  // the application does this, and not the tested code
   void* stream = nullptr;
   create_stream(&stream, 1);
   t_device = before;

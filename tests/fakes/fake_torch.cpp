@@ -1,4 +1,4 @@
-// fake_torch.cpp: the one function of torch's C shim that is called, as libtorch_cuda.so and libtorch_hip.so have it.
+// fake_torch.cpp: the one function of torch's C shim that is called, as in libtorch_cuda.so and libtorch_hip.so.
 #include <cstdint>
 
 extern "C" int fake_current_stream(int device, void** stream);

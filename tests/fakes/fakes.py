@@ -1,4 +1,4 @@
-"""The fake drivers for tests in Python, loaded in place of real ones."""
+"""Fake drivers for tests in Python, loaded instead of real ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECORD_FAILS, QUERY_FAILS, NO_EVENTS, DEINITIALISED, NEVER_DONE = range(1, 6)
 
 
 class Counts(ctypes.Structure):
-    """`FakeCounts` of fake_driver.h."""
+    """The struct `FakeCounts` of fake_driver.h."""
 
     _fields_ = [
         (name, ctypes.c_uint64)
@@ -32,12 +32,12 @@ class Counts(ctypes.Structure):
 
 
 def missing() -> str | None:
-    """Why they cannot be built here; None where they can."""
+    """Return the reason why the fakes cannot be built here, or None."""
     return None if shutil.which("g++") else "no C++ compiler (g++) on PATH"
 
 
 def build(folder: Path) -> Path:
-    """Build all of them; RuntimeError with the compiler's words where that fails."""
+    """Build all of them; raises RuntimeError with the compiler's output if that fails."""
     common = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC"]
     (folder / "old").mkdir()
     for source, name, options in (
@@ -60,7 +60,7 @@ def build(folder: Path) -> Path:
 
 
 class Fake:
-    """A driver and the torch that goes with it, in this process for good."""
+    """A driver and the torch that belongs to it, loaded permanently into this process."""
 
     def __init__(self, kind: str = "cuda", *, old: bool = False, with_torch: bool = True) -> None:
         folder = Path(os.environ[FOLDER])
@@ -77,21 +77,21 @@ class Fake:
         self._native.fake_end_capture.argtypes = [ctypes.c_void_p]
 
     def use(self, device: int = 0) -> int:
-        """Have the calling thread work on a new stream of a device; gives the stream."""
+        """Switch the calling thread to a new stream of a device; return the stream."""
         self._native.fake_use_device(device)
         stream = int(self._native.fake_make_stream(device))
         self._native.fake_use_stream(device, stream)
         return stream
 
     def launch(self, stream: int, ms: float) -> None:
-        """Queue a kernel of exactly this length."""
+        """Queue a kernel that takes exactly this long."""
         self._native.fake_launch(stream, ms * 1e6)
 
     def begin_capture(self, stream: int) -> None:
         self._native.fake_begin_capture(stream)
 
     def end_capture(self, stream: int) -> bool:
-        """Whether nothing has broken the capture."""
+        """End the capture; return whether it stayed valid."""
         return bool(self._native.fake_end_capture(stream))
 
     def fail(self, fault: int) -> None:

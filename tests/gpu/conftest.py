@@ -1,4 +1,4 @@
-"""Tests that need a real GPU; without one each is skipped, with that reason."""
+"""Tests that need a real GPU; without one they are skipped with that reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REASON = _why_not()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder, and skip them where there is no device."""
+    """Mark all tests of this folder, and skip them if there is no device."""
     for item in items:
         if "tests/gpu/" in item.path.as_posix():
             item.add_marker(pytest.mark.gpu)
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def cuda() -> Iterator[Any]:
-    """`torch.cuda`, set up and attached, its place on the host's timeline known."""
+    """Return `torch.cuda`, attached, with a known position on the host's timeline."""
     import torch
 
     import stagespan

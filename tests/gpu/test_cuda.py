@@ -1,4 +1,4 @@
-"""Spans on a real GPU against torch's own events, synchronised: within 1 % or 2 us."""
+"""Spans on a real GPU compared with torch's own events: within 1 % or 2 us."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Truth:
 class Between:
     """A span between two pairs of torch's events on its stream, one outside and one inside of it.
 
-    Its own events take the device a moment each, so that neither pair alone tells what is true.
+    The span's own events take some time on the device, so neither pair alone shows its true time.
     """
 
     def __init__(self, cuda: Any, stage: str) -> None:
@@ -63,8 +63,8 @@ class Between:
         for context in (self._inner, self._span, self._outer):
             context.__exit__(None, None, None)
 
-    def is_told_by(self, found_ns: float) -> bool:
-        """Whether it lies between the two, or 1 % or 2 us beside."""
+    def is_consistent_with(self, found_ns: float) -> bool:
+        """Return whether it lies between the two, with a tolerance of 1 % or 2 us."""
         inner_ms, outer_ms = self._inner.ms(), self._outer.ms()
         is_between = inner_ms * 1e6 <= found_ns <= outer_ms * 1e6
         return is_between or within(found_ns, inner_ms) or within(found_ns, outer_ms)
@@ -72,29 +72,30 @@ class Between:
 
 @pytest.mark.parametrize("cycles", [10_000, 200_000, CYCLES, 10 * CYCLES])
 def test_a_kernel(cuda: Any, cycles: int) -> None:
-    # GIVEN work ahead, so that nothing waits for the host / WHEN a span queues a kernel
+    # GIVEN queued work, so that nothing waits for the host
+    # WHEN a span queues a kernel
     cuda._sleep(CYCLES)
     with Between(cuda, f"kernel {cycles}") as truth:
         cuda._sleep(cycles)
-    # THEN it has the time that torch's events have
+    # THEN its time agrees with torch's events
     (span,) = spans_of(f"kernel {cycles}")
-    assert truth.is_told_by(span["device_elapsed_ns"])
+    assert truth.is_consistent_with(span["device_elapsed_ns"])
 
 
-def test_its_place_on_the_hosts_timeline(cuda: Any) -> None:
+def test_its_position_on_the_hosts_timeline(cuda: Any) -> None:
     # GIVEN an idle device, so that a kernel begins when it is queued
     cuda.synchronize()
     with stagespan.span("placed"):
         cuda._sleep(CYCLES)
         cuda.synchronize()
-    # THEN the device began after the host did, and ended before the host, or 20 us beside that
+    # THEN the device began after the host and ended before the host, with a tolerance of 20 us
     (span,) = spans_of("placed")
     assert span["device_queue_ns"] >= -20_000
     assert span["device_tail_ns"] <= 20_000
     assert _core.device_info()["base_error_ns"] <= 20_000
 
 
-def test_the_host_is_not_kept(cuda: Any) -> None:
+def test_the_host_does_not_wait(cuda: Any) -> None:
     began = time.perf_counter()
     for _ in range(20):
         with stagespan.span("ahead"):
@@ -138,7 +139,7 @@ def test_threads(cuda: Any) -> None:
     for i in range(4):
         found = spans_of(f"thread {i}")["device_elapsed_ns"]
         assert len(found) == 20
-        assert all(truth.is_told_by(ns) for truth, ns in zip(truths[i], found, strict=True))
+        assert all(truth.is_consistent_with(ns) for truth, ns in zip(truths[i], found, strict=True))
 
 
 def test_a_thread_that_never_touched_the_device(cuda: Any) -> None:
@@ -166,7 +167,8 @@ def test_every_device(cuda: Any) -> None:
 def test_a_capture_stays_valid_and_a_replay_is_timed(cuda: Any) -> None:
     import torch
 
-    # GIVEN spans that are pending, and a resolver at work / WHEN a graph is captured with a span
+    # GIVEN pending spans and a running resolver
+    # WHEN a graph is captured with a span inside
     x = torch.zeros(1 << 20, device="cuda")
     for _ in range(50):
         with stagespan.span("pending"):
@@ -176,9 +178,9 @@ def test_a_capture_stays_valid_and_a_replay_is_timed(cuda: Any) -> None:
     with cuda.graph(graph):
         with stagespan.span("captured"):
             x += 1
-        time.sleep(0.2)  # the resolver looks meanwhile
+        time.sleep(0.2)  # the resolver checks in the meantime
         x += 1
-    # THEN the capture is valid, the span inside has no device time, and a replay as a whole has
+    # THEN the capture is valid, the span inside has no device time, and the whole replay has one
     x.zero_()
     with Truth(cuda) as truth, stagespan.span("replay"):
         graph.replay()
@@ -191,7 +193,7 @@ def test_a_capture_stays_valid_and_a_replay_is_timed(cuda: Any) -> None:
     assert within(replay["device_elapsed_ns"], truth_ms) or truth_ms < 0.05
 
 
-def test_the_doctor_is_content(cuda: Any) -> None:
+def test_the_doctor_finds_no_failure(cuda: Any) -> None:
     from stagespan import doctor
 
     findings = doctor.examine()

@@ -1,4 +1,4 @@
-"""What tests ask for: an empty recorder, a folder of recordings, a clock that is wrong."""
+"""Fixtures: an empty recorder, a folder of recordings, a system clock that is wrong."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ import pytest
 import stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
-# CLOCK_MONOTONIC goes back by an hour, as after a process was restored on another machine, or
-# stands still, as under tools that fake the time.
+# CLOCK_MONOTONIC is set back by an hour when the program calls set_clock_back(), as after a process
+# was restored on another machine, or it is stopped, as under tools that fake the time.
 CLOCK = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <time.h>
+
+static volatile int is_set_back;
+
+void set_clock_back(void) { is_set_back = 1; }
 
 int clock_gettime(clockid_t id, struct timespec* now) {
   static int (*real)(clockid_t, struct timespec*);
@@ -34,7 +38,7 @@ int clock_gettime(clockid_t id, struct timespec* now) {
   }
   if (getenv("CLOCK_STANDS_STILL"))
     *now = first;
-  else if ((now->tv_sec - first.tv_sec) * 1000000000LL + now->tv_nsec - first.tv_nsec > 400000000LL)
+  else if (is_set_back)
     now->tv_sec -= 3600;
   return result;
 }
@@ -43,7 +47,7 @@ int clock_gettime(clockid_t id, struct timespec* now) {
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """Start with empty statistics, the recorder on, debug mode off; leave nothing open."""
+    """Start with empty statistics, the recorder on and debug mode off; leave nothing open."""
     stagespan.enable()
     stagespan.set_debug(False)
     _core.reset()
@@ -56,7 +60,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a folder on a tmpfs, in which this process looks for recordings too."""
+    """Return a folder on a tmpfs in which this process also looks for recordings."""
     try:
         made = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
     except OSError as error:
@@ -68,7 +72,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(params=[span, ProfilingContext, ProfilingContext4Debug])
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[[str], _core.Span]]:
-    """Each kind of context, while it is active."""
+    """Return each kind of context, while it is active."""
     stagespan.set_debug(request.param is ProfilingContext4Debug)
     yield request.param
     stagespan.set_debug(False)
@@ -76,7 +80,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[[str], _core.Span]
 
 @pytest.fixture(scope="module")
 def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that, loaded before all others, is the system's clock."""
+    """Return a library that replaces the system's clock when it is preloaded."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler (cc) on PATH")

@@ -52,5 +52,5 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def recordings_in(folder: Path) -> list[recording.Recording]:
-    """Those of a test's own processes."""
+    """Return the recordings of a test's own processes."""
     return [one for one in recording.recordings() if Path(one.path).parent == folder]

@@ -1,4 +1,4 @@
-"""Reading what was recorded, and running programs of their own."""
+"""Reads what was recorded, and runs separate programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stagespan import _core
 
 @dataclass(frozen=True)
 class Recorded:
-    """One span, with names in place of numbers."""
+    """One span, with names instead of numbers."""
 
     stage: str
     thread: int
@@ -39,7 +39,7 @@ class Recorded:
 
 
 def recorded(stage: str | None = None) -> list[Recorded]:
-    """The spans that the rings hold, by begin; those of one stage if asked."""
+    """Return the spans in the rings, ordered by begin; only those of one stage if given."""
     names = _core.stage_names()
     rows = _core.spans()[["stage", *(field.name for field in fields(Recorded)[1:])]]
     found = [Recorded(names[row[0]], *row[1:]) for row in rows.tolist()]
@@ -47,13 +47,13 @@ def recorded(stage: str | None = None) -> list[Recorded]:
 
 
 def only(stage: str) -> Recorded:
-    """The one span of a stage."""
+    """Return the only span of a stage."""
     (span,) = recorded(stage)
     return span
 
 
 def parents() -> dict[str, set[str | None]]:
-    """The stages of each stage's parents, by the ids in the records; None is top level."""
+    """Return the parent stages of each stage, by the ids in the records; None is the top level."""
     spans = recorded()
     by_id = {span.id: span.stage for span in spans}
     assert len(by_id) == len(spans), "ids are unique"
@@ -65,34 +65,34 @@ def parents() -> dict[str, set[str | None]]:
 
 
 def count(stage: str) -> int:
-    """How many spans of a stage the statistics know."""
+    """Return the number of spans of a stage in the statistics."""
     found = _core.snapshot().stages().get(stage)
     return 0 if found is None else found.count
 
 
 def counts(*stages: str) -> list[int]:
-    """How many spans of each stage the statistics know."""
+    """Return the number of spans of each stage in the statistics."""
     return [count(stage) for stage in stages]
 
 
 def lost() -> dict[str, int]:
-    """What was lost, by cause, without the causes that lost nothing."""
+    """Return what was lost, by cause, without the causes that lost nothing."""
     return {cause: n for cause, n in _core.lost().items() if n}
 
 
 def assert_closed() -> None:
-    """Every stage's time is its children's and its own, and its edges make up the whole."""
+    """Check that the times of children and edges add up to each stage's time."""
     for name, stage in _core.snapshot().stages().items():
         assert 0 <= stage.children_ns <= stage.total_ns, name
         assert sum(count for count, _ in stage.parents.values()) == stage.count, name
-        # Each edge is turned into nanoseconds by itself.
+        # Each edge is converted to nanoseconds separately.
         edges_ns = sum(total_ns for _, total_ns in stage.parents.values())
         assert abs(edges_ns - stage.total_ns) <= len(stage.parents), name
         assert 0 <= stage.suspended_ns <= stage.total_ns, name
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    """Wait for what another thread is about to do; False if it never does."""
+    """Wait until another thread has done something; return False if it never does."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -109,7 +109,7 @@ def python(
     timeout_s: float = 120,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run code as a script of its own; what it says on stderr is a failure too."""
+    """Run code as a separate script; output on stderr counts as a failure too."""
     script = cwd / "script.py"
     script.write_text(textwrap.dedent(code))
     done = subprocess.run(
@@ -125,5 +125,5 @@ def python(
 
 
 def in_child(code: str, tmp_path: Path, *options: str) -> list[str]:
-    """Run a program; what it prints, line by line."""
+    """Run a program; return what it prints, line by line."""
     return python(textwrap.dedent(code), tmp_path, *options).stdout.splitlines()

@@ -1,9 +1,9 @@
-"""All public calls from several threads, with signals, collections, forks, switches and shutdowns.
+"""All public calls from several threads, with signals, collections, forks and shutdowns.
 
-    python stress_program.py SECONDS
+python stress_program.py SECONDS
 
-Writes into the working folder. Ends with status 0, or prints what went wrong, with the stacks of
-all threads where an operation takes longer than it should.
+Writes to the working folder. Ends with status 0, or prints what went wrong, with the stacks of all
+threads if an operation takes longer than it should.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from stagespan import ProfilingContext, ProfilingContext4Debug, request, span
 
 SECONDS = float(sys.argv[1])
 LONGEST_S = 30.0
-"""For one operation, on a machine that does much else."""
+"""The limit for one operation, on a busy machine."""
 
 until_s = time.monotonic() + SECONDS
 began: dict[str, tuple[float, str]] = {}
-"""By worker: since when it has been at what."""
+"""By worker: since when it has been running which operation."""
 counts: dict[str, int] = {}
 failures: list[str] = []
 
@@ -70,7 +70,7 @@ async def coroutine() -> None:
 
 
 class Model:
-    """Only a collection frees it, which then times stages."""
+    """Only a collection frees this object, which then times stages."""
 
     def __init__(self) -> None:
         self.me = self
@@ -156,7 +156,7 @@ OPERATIONS = (stages, stages, stages, tasks, decorate, readers, reports, flush, 
 
 
 def signal_handler(*_: object) -> None:
-    # Not `tasks`: a loop cannot run inside of another one's callback.
+    # Not `tasks`, because a loop cannot run inside a callback of another one.
     run("signal handler", random.choice([stages, decorate, readers, reports, flush, settings]))
 
 
@@ -195,7 +195,7 @@ def fork() -> None:
         failures.append(f"a forked child ended with {status}")
 
 
-# Only the thread that forks prints: a child would wait for another thread's lock of stdout.
+# Only the forking thread prints: a child would wait for another thread's lock on stdout.
 OF_MAIN = (*OPERATIONS, summary, fork, fork, fork)
 
 
@@ -281,7 +281,7 @@ def repeat(worker: str, *operations: Callable[[], None]) -> None:
 
 
 def watch() -> None:
-    """End the process, with all stacks, where an operation takes too long."""
+    """End the process and print all stacks if an operation takes too long."""
     while True:
         time.sleep(1)
         for worker, (since_s, what) in began.copy().items():
@@ -292,13 +292,13 @@ def watch() -> None:
 
 
 def main() -> None:
-    # For whoever waits for this program: also where the watching thread gets no turn any more.
-    # Not dump_traceback_later, which a forked child would wait for at its end.
+    # For the process that waits for this program, even if the watching thread can no longer run.
+    # Not dump_traceback_later, because a forked child would wait for it at its end.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(filename="lines.log", level=logging.INFO)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the tables
     for everything in (*OPERATIONS, summary, lambda: stagespan.set_debug(True)):
-        everything()  # what is imported on first use is
+        everything()  # for modules that are imported on first use
     threading.Thread(target=watch, daemon=True).start()
     jobs = {
         "worker 1": OPERATIONS,

@@ -17,7 +17,7 @@ MS = 1_000_000
 
 
 def test_async_generators_in_tasks_that_take_turns() -> None:
-    # GIVEN tasks that each consume an async generator, itself with spans and awaits
+    # GIVEN tasks that each consume an async generator, which has spans and awaits itself
     @span("generates")
     async def generate(n: int) -> AsyncIterator[int]:
         for i in range(n):
@@ -51,7 +51,7 @@ def test_async_generators_in_tasks_that_take_turns() -> None:
 
 
 def only_flags(stage: str) -> set[int]:
-    """The flags that the spans of a stage have."""
+    """Return the flags of the spans of a stage."""
     return {span.flags for span in recorded(stage)}
 
 
@@ -65,7 +65,7 @@ def test_an_async_generator_left_early_ends_soon() -> None:
         async for value in generate():
             if value == 2:
                 break
-        for _ in range(5):  # the loop closes it in a task of its own
+        for _ in range(5):  # the loop closes it in a separate task
             await asyncio.sleep(0)
         return _core.open_spans()
 
@@ -75,8 +75,8 @@ def test_an_async_generator_left_early_ends_soon() -> None:
     assert not only("left early").failed
 
 
-def test_an_async_generator_that_is_closed_ends_when_it_is() -> None:
-    # GIVEN a generator that somebody keeps after he has closed it
+def test_an_async_generator_ends_when_it_is_closed() -> None:
+    # GIVEN a generator that is referenced after it was closed
     @span("closed")
     async def generate() -> AsyncIterator[int]:
         try:
@@ -112,12 +112,12 @@ def test_steps_of_an_async_generator_that_overlap_are_refused() -> None:
         source = generate()
         first = asyncio.ensure_future(source.__anext__())
         await asyncio.sleep(0)
-        # WHEN another step is asked for meanwhile
+        # WHEN another step is requested in the meantime
         with pytest.raises(RuntimeError, match="already running"):
             await source.__anext__()
         return [await first, *[value async for value in source]]
 
-    # THEN the generator goes on, and its span lasts until its end
+    # THEN the generator continues, and its span lasts until its end
     assert asyncio.run(main()) == [1, 2]
     assert not only("one step at a time").failed
     assert lost() == {}

@@ -1,4 +1,4 @@
-"""Interleaved tasks: each span has its own time and the parent that its task was created in."""
+"""Interleaved tasks: each span has its own time, and the parent in which its task was created."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 def test_a_thousand_tasks_with_nested_gather() -> None:
-    # GIVEN tasks that take turns at random, each with tasks of its own, and spans around all of it
+    # GIVEN tasks that take turns at random and create tasks themselves, with spans around all of it
     random_turns = random.Random(1)
 
     async def leaf(i: int, j: int) -> None:
@@ -44,7 +44,7 @@ def test_a_thousand_tasks_with_nested_gather() -> None:
             await asyncio.gather(*(task(i) for i in range(1000)))
 
     asyncio.run(main())
-    # THEN every span is there, under the parent that its code says
+    # THEN every span is there, with the parent that the code shows
     spans = {span.id: span for span in recorded()}
     assert len(spans) == 1 + 1000 * (1 + 2 * 2 + 1)
     for one in spans.values():
@@ -58,12 +58,12 @@ def test_a_thousand_tasks_with_nested_gather() -> None:
             "end": {f"task {number.removeprefix('of task ')}"},
         }
         assert parent in expected[kind], one
-        # AND no longer than its parent, which waited for it
+        # AND it is not longer than its parent, which waited for it
         if one.parent:
             assert spans[one.parent].begin_ns <= one.begin_ns
             assert one.end_ns <= spans[one.parent].end_ns
             assert one.depth == spans[one.parent].depth + 1
-    # AND each of the 2,000 leaves has exactly one span in it, each task two leaves and an end
+    # AND each of the 2,000 leaves has exactly one span in it, and each task two leaves and an end
     children: dict[int, int] = {}
     for one in spans.values():
         children[one.parent] = children.get(one.parent, 0) + 1
@@ -93,7 +93,7 @@ def test_interleaved_tasks_each_have_their_own_time() -> None:
 
 
 def test_a_task_belongs_to_where_it_was_created() -> None:
-    # GIVEN a task that is created in one span, and has its first turn inside of another
+    # GIVEN a task that is created in one span, and has its first turn inside another
     async def work() -> None:
         with span("work"):
             pass
@@ -235,7 +235,7 @@ def test_to_thread_and_run_in_executor() -> None:
 
 
 def test_contexts_copied_by_hand() -> None:
-    # GIVEN a copy of a task's context from inside of a span
+    # GIVEN a copy of a task's context that was made inside a span
     def work() -> None:
         with span("in the copy"):
             pass
@@ -256,7 +256,7 @@ def test_contexts_copied_by_hand() -> None:
 
 
 def test_a_context_that_is_used_again_and_again() -> None:
-    # GIVEN a context that runs code inside of one span, and then inside of another
+    # GIVEN a context that runs code first inside one span, then inside another
     def work(name: str) -> None:
         with span(name):
             contextvars.copy_context().run(deeper)
@@ -300,7 +300,7 @@ def test_a_runner_runs_everything_in_one_context() -> None:
 
 
 def test_contexts_entered_one_in_the_other() -> None:
-    # GIVEN contexts nested in the code of one thread, without any loop
+    # GIVEN nested contexts in the code of one thread, without an event loop
     one, two = contextvars.copy_context(), contextvars.copy_context()
 
     def innermost() -> None:
@@ -363,7 +363,7 @@ def test_task_groups() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
 def test_eager_tasks() -> None:
-    # GIVEN tasks that run at once where they are created
+    # GIVEN tasks that run immediately where they are created
     async def work(name: str, delay_s: float | None) -> None:
         with span(name):
             if delay_s is not None:

@@ -1,4 +1,4 @@
-"""Names that are no strings, empty, endless, unprintable or far too many."""
+"""Names that are not strings, empty, too long, unprintable or too many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INVALID = "(invalid name)"
 
 
 class Named(str):
-    """A string with ideas of its own."""
+    """A string with its own comparison and hash."""
 
     __slots__ = ()
 
@@ -31,17 +31,17 @@ class Named(str):
         raise AssertionError("nobody may ask for this")
 
 
-class Shouts:
-    """An object that cannot be printed."""
+class Unprintable:
+    """An object whose repr() raises."""
 
     def __repr__(self) -> str:
         raise AssertionError("nobody may ask for this")
 
 
 @pytest.mark.parametrize("make", [span, ProfilingContext, ProfilingContext4Debug])
-@pytest.mark.parametrize("name", ["", None, 42, b"bytes", ("a",), Shouts(), 1.5, []], ids=type)
+@pytest.mark.parametrize("name", ["", None, 42, b"bytes", ("a",), Unprintable(), 1.5, []], ids=type)
 @pytest.mark.filterwarnings("ignore:stagespan")
-def test_what_is_no_name(make: type[_core.Span], name: object) -> None:
+def test_objects_that_are_not_names(make: type[_core.Span], name: object) -> None:
     stagespan.set_debug(True)
 
     # WHEN it names a block and a function
@@ -53,7 +53,7 @@ def test_what_is_no_name(make: type[_core.Span], name: object) -> None:
         return 2 * value
 
     assert make(name)(double)(4) == 8  # type: ignore[call-arg]
-    # THEN the code goes on, timed under a name that says what is wrong, and is counted
+    # THEN the code runs, timed under a name that says what is wrong, and is counted
     assert count(INVALID) == 2
     assert lost()["invalid_names"] >= 2
     assert context.name == INVALID
@@ -68,9 +68,8 @@ def test_tokens_and_records_without_a_name() -> None:
     assert count(INVALID) == 2
 
 
-def test_it_is_told_once(tmp_path: Path) -> None:
-    # GIVEN a program of its own with many bad names, that shows warnings, that ignores them, and
-    # that makes them errors
+def test_it_is_reported_once(tmp_path: Path) -> None:
+    # GIVEN a program with many bad names that shows warnings, ignores them, or makes them errors
     code = """
         import stagespan
         for name in (None, "", 42, None):
@@ -87,7 +86,7 @@ def test_it_is_told_once(tmp_path: Path) -> None:
             stderr = ""
         except AssertionError as error:
             stderr = str(error)
-        # THEN it is told once, at the line of the program, and never becomes an error
+        # THEN there is one warning, at the program's line, and never an error
         if how == "always":
             assert stderr.count("RuntimeWarning") == 1
             assert (
@@ -125,7 +124,7 @@ def test_unusual_names(name: str, shown: str) -> None:
     with span(name) as context:
         assert _core.open_spans()[0]["stage"] == shown
     end(begin(name))
-    # THEN they are kept as they are, or with what has no UTF-8 written out
+    # THEN they are kept as they are, except that parts without UTF-8 are escaped
     assert count(shown) == 2
     assert context.name == shown
     assert [one.stage for one in recorded()] == [shown] * 2
@@ -133,14 +132,14 @@ def test_unusual_names(name: str, shown: str) -> None:
 
 
 def test_long_names() -> None:
-    # GIVEN names that are alike for a long way
+    # GIVEN names with a long common prefix
     names = [f"{'x' * 1_000_000}{i}" for i in range(3)]
 
     contexts = [span(name) for name in (*names, *names)]
     for context in contexts:
         with context:
             pass
-    # THEN they are cut, and told apart by their ends
+    # THEN they are cut, and their ends differ
     stages = _core.snapshot().stages()
     assert len(stages) == 3
     for name, stage in stages.items():
@@ -162,7 +161,7 @@ def test_long_names_are_cut_between_characters() -> None:
 
 @pytest.mark.slow
 def test_endless_names_cost_no_memory(tmp_path: Path) -> None:
-    # GIVEN a program that makes up a new name of a megabyte each time
+    # GIVEN a program that creates a new name of a megabyte each time
     done = python(
         """
         import resource, stagespan
@@ -180,12 +179,12 @@ def test_endless_names_cost_no_memory(tmp_path: Path) -> None:
     )
 
     grown_mb, spans = map(int, done.stdout.split())
-    assert grown_mb < 150  # of 1,500 MB that the names of the second run have
+    assert grown_mb < 150  # of the 1,500 MB that the names of the second run contain
     assert spans == 3000
 
 
 def test_ten_thousand_names(tmp_path: Path) -> None:
-    # GIVEN a program with more names than there is room for
+    # GIVEN a program with more names than fit into the table
     done = python(
         """
         import stagespan
@@ -207,14 +206,14 @@ def test_ten_thousand_names(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN each of those that fit has its own figures, the others are counted together, and shown
+    # THEN each name that fits has its own figures, and the others are counted together and shown
     own, told = done.stdout.split()
     assert 4000 <= int(own) < 4096
     assert told == "True"
 
 
 def test_names_from_the_command_line(tmp_path: Path) -> None:
-    # GIVEN bytes that are no UTF-8, as Python makes strings of them
+    # GIVEN bytes that are not UTF-8, as Python decodes them to strings
     name = os.fsdecode(b"caf\xe9")
     assert "\udce9" in name
 
@@ -225,8 +224,8 @@ def test_names_from_the_command_line(tmp_path: Path) -> None:
     assert count("caf\\udce9") == 1
 
 
-def test_a_name_is_no_leak() -> None:
-    # GIVEN names that nobody else holds
+def test_names_are_not_leaked() -> None:
+    # GIVEN names without other references
     parts = ["fresh", "name"]
     for _ in range(100):
         name = " ".join(parts)
@@ -241,6 +240,5 @@ def test_warnings_do_not_reach_the_code(recwarn: pytest.WarningsRecorder) -> Non
     # GIVEN warnings that are errors
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # WHEN / THEN
         with span(None):  # type: ignore[arg-type]
             pass

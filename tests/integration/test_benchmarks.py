@@ -1,4 +1,4 @@
-"""The benchmark runs and finds every span that it timed; what it measures is not looked at."""
+"""The benchmark runs and counts every span that it timed; its figures are not checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_quick_benchmark_prints_a_row_for_every_budget_and_loses_no_span(
     # GIVEN the benchmark
     target = tmp_path / "figures.json"
 
-    # WHEN it runs for a few seconds, its figures left aside
+    # WHEN it runs for a few seconds (its figures are not checked)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--quick", "--json", target],
         cwd=ROOT,
@@ -29,7 +29,7 @@ def test_the_quick_benchmark_prints_a_row_for_every_budget_and_loses_no_span(
         timeout=280,
     )
 
-    # THEN it has printed all rows, and stats() had counted each span (it fails otherwise)
+    # THEN it has printed all rows, and stats() counted each span (otherwise it fails)
     assert done.returncode == 0, done.stderr
     for row in (
         "with span, reused",
@@ -47,10 +47,10 @@ def test_the_quick_benchmark_prints_a_row_for_every_budget_and_loses_no_span(
     for row in ("C++ span, on", "C++ span, timed on the device"):
         assert row in done.stdout or "Skipped: C++ spans" in done.stdout
     for peer in ("nvtx", "codetiming", "prometheus", "OpenTelemetry SDK", "record_function"):
-        assert peer in done.stdout  # measured, or named as skipped
+        assert peer in done.stdout  # measured, or listed as skipped
     assert max(map(len, done.stdout.splitlines())) <= 100
 
-    # THEN the raw figures are of every turn, and say what they were taken on
+    # THEN the raw figures of each turn are there, with a description of the machine
     found = json.loads(target.read_text())
     assert found["spans"] > 10_000
     (process,) = found["processes"]
@@ -72,7 +72,7 @@ def test_the_benchmark_of_recordings_loses_no_span(tmp_path: Path) -> None:
     )
     if "The writer of spans is missing" in done.stderr:
         pytest.skip(done.stderr.strip())
-    # THEN the statistics had every span (it fails otherwise), and each watched one is in a bucket
+    # THEN the statistics had every span (otherwise it fails), and each watched one is in a bucket
     assert done.returncode == 0, done.stderr
     found = json.loads(target.read_text())
     watched = sum(sum(found["watched"][name]["spans"]) for name in ("file", "memory"))

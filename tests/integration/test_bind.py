@@ -1,4 +1,4 @@
-"""What threads take along: `bind`, `BoundExecutor`, `propagate_to_threads`, and copied contexts."""
+"""What threads inherit: `bind`, `BoundExecutor`, `propagate_to_threads`, and copied contexts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def work(name: str = "work") -> request | None:
-    """Time one span with a child; what request it is in."""
+    """Time one span with a child; return the request that it is in."""
     with span(name), span(f"child of {name}"):
         return current_request()
 
 
 def expect(name: str, parent: str | None, number: int) -> None:
-    """Check whose children a stage's spans are, and which request they are in."""
+    """Check the parents and the request of a stage's spans."""
     found = parents()
     assert found[name] == {parent}
     assert found[f"child of {name}"] == {name}
@@ -48,7 +48,7 @@ def in_thread(call: Callable[[], object]) -> None:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as pool:
         yield pool
-        # Nothing is left of anybody's request in its thread.
+        # Nothing of any request is left in its thread.
         assert pool.submit(work, "afterwards").result() is None
         expect("afterwards", None, 0)
 
@@ -69,12 +69,12 @@ def test_a_bound_function_runs_where_it_was_bound(pool: ThreadPoolExecutor) -> N
     assert_closed()
 
 
-def test_a_function_may_be_called_when_all_that_it_is_bound_to_is_over(
+def test_a_bound_function_may_be_called_after_its_span_and_request(
     pool: ThreadPoolExecutor,
 ) -> None:
     with request("r") as current, span("caller"):
         bound = bind(work)
-    # WHEN it is called in the same thread, in another one, and inside of others' spans
+    # WHEN it is called in the same thread, in another one, and inside other spans
     with request("other"), span("other"):
         assert bound("here") is current
         work("other's own")
@@ -143,7 +143,7 @@ def test_bound_calls_in_each_other(pool: ThreadPoolExecutor) -> None:
     expect("after", "outer caller", outer.number)
 
 
-def test_what_a_bound_function_hands_on_is_its_own(pool: ThreadPoolExecutor) -> None:
+def test_a_bound_function_passes_on_its_own_span(pool: ThreadPoolExecutor) -> None:
     # GIVEN a function that itself starts threads and copies its context
     def hands_on() -> None:
         with span("hands on"):
@@ -244,8 +244,8 @@ def test_what_cannot_be_bound() -> None:
 
 
 def test_a_forked_child_runs_bound_functions_free(tmp_path: Path) -> None:
-    # GIVEN a child, of which its parent's spans are no concern
-    said = in_child(
+    # GIVEN a child process, which must not see its parent's spans
+    output = in_child(
         """
         import os
         import stagespan as s
@@ -265,7 +265,7 @@ def test_a_forked_child_runs_bound_functions_free(tmp_path: Path) -> None:
         tmp_path,
     )
 
-    assert said == ["None [(0, 0)]"]
+    assert output == ["None [(0, 0)]"]
 
 
 # --- BoundExecutor --------------------------------------------------------------------------------
@@ -428,8 +428,8 @@ def test_switching_the_rule_on_and_off_again() -> None:
     expect("off", None, 0)
 
 
-def test_somebody_elses_replacement_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN somebody who replaces the same method after us
+def test_another_librarys_replacement_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN another library that replaces the same method after us
     started = []
     propagate_to_threads()
     ours = threading.Thread.start
@@ -445,7 +445,7 @@ def test_somebody_elses_replacement_stays(monkeypatch: pytest.MonkeyPatch) -> No
         in_thread(lambda: work("off"))
         propagate_to_threads()
         in_thread(lambda: work("on"))
-    # THEN theirs is called each time, and ours does what it is told
+    # THEN their replacement is called each time, and stagespan's follows the switch
     assert len(started) == 2
     expect("off", None, 0)
     expect("on", "starts", current.number)
@@ -478,9 +478,9 @@ def test_the_setting(tmp_path: Path) -> None:
     (tmp_path / "on").mkdir()
     from recording import python
 
-    said = python(code, tmp_path / "on", STAGESPAN_PROPAGATE_TO_THREADS="true").stdout
+    output = python(code, tmp_path / "on", STAGESPAN_PROPAGATE_TO_THREADS="true").stdout
 
-    assert said == "True\n"
+    assert output == "True\n"
 
 
 # --- copied contexts ------------------------------------------------------------------------------
@@ -632,7 +632,7 @@ def test_a_thread_that_is_given_a_context_carries_on() -> None:
     expect("not given", None, 0)
 
 
-def test_tasks_of_a_thread_without_an_own_context_stay_apart() -> None:
+def test_tasks_of_a_thread_without_its_own_context_are_separate() -> None:
     # GIVEN contexts that are entered in turns, in a thread that has none itself
     def turns(name: str) -> Iterator[None]:
         with span(f"job {name}"):

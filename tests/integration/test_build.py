@@ -1,4 +1,4 @@
-"""What the build promises: an extension that needs libc alone, one entry, headers in the wheel."""
+"""Properties of the build: an extension that needs only libc, one entry, headers in the wheel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stagespan import _core
 ROOT = Path(__file__).parents[2]
 EXTENSION = Path(_core.__file__)
 
-# The C library by its parts (one library since glibc 2.34), and the loader.
+# The C library in parts (one library since glibc 2.34), and the loader.
 C_LIBRARY = re.compile(r"(libc|libm|libpthread|libdl|librt)\.so\.\d+|ld-linux[\w-]*\.so\.\d+")
 
 
@@ -29,19 +29,19 @@ def tool(*command: str) -> str:
 
 
 def test_extension_links_to_nothing_but_the_c_library() -> None:
-    # GIVEN the extension as it was built
+    # GIVEN the extension as built
     # WHEN its dynamic section is read
     needed = re.findall(
         r"\(NEEDED\).*\[(.+?)\]", tool("readelf", "--dynamic", "--wide", str(EXTENSION))
     )
 
-    # THEN only parts of the C library are in it
+    # THEN it only contains parts of the C library
     assert needed
     assert [name for name in needed if not C_LIBRARY.fullmatch(name)] == []
 
 
 def test_extension_exports_its_entry_and_nothing_else() -> None:
-    # GIVEN the extension as it was built
+    # GIVEN the extension as built
     # WHEN its defined dynamic symbols are listed
     lines = tool("nm", "--dynamic", "--defined-only", str(EXTENSION)).splitlines()
 
@@ -53,15 +53,15 @@ def test_extension_is_found_by_the_python_that_it_was_built_for() -> None:
     # GIVEN the version of this interpreter
     tag = f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
 
-    # THEN the extension carries it in its name
+    # THEN the extension's name contains it
     assert tag in EXTENSION.name
 
 
 def test_headers_are_where_get_include_says() -> None:
-    # GIVEN what a C++ user asks for
+    # GIVEN the folder that a C++ user is given
     folder = Path(stagespan.get_include())
 
-    # THEN the headers of the core lie there, and every project header that they include
+    # THEN the headers of the core are there, with every project header that they include
     headers = {str(path.relative_to(folder)) for path in folder.rglob("*.h")}
     assert "stagespan/python.h" in headers
     assert "stagespan/api.h" in headers
@@ -80,7 +80,7 @@ def test_every_public_header_compiles_on_its_own(tmp_path: Path) -> None:
     folder = Path(stagespan.get_include())
     python = sysconfig_include()
 
-    # WHEN each header is the first and only thing that a file includes
+    # WHEN each header is the only include of a file
     for header in sorted(folder.rglob("*.h")):
         source = tmp_path / "one.cpp"
         source.write_text(f'#include "{header.relative_to(folder)}"\n')
@@ -110,13 +110,13 @@ def test_import_is_light() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
 
-    # THEN none of the heavy libraries came with it
+    # THEN none of the heavy libraries was imported with it
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert loaded & {"torch", "numpy", "rich", "click", "msgspec", "diffusers"} == set()
 
 
 def build_wheel(tmp_path: Path) -> Path:
-    """Build a wheel as `pip install .` does, from sources without what earlier builds left."""
+    """Build a wheel as `pip install .` does, from sources without the results of earlier builds."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md"):
@@ -144,7 +144,7 @@ def test_isolated_wheel_holds_extension_headers_and_types(tmp_path: Path) -> Non
     built = os.environ.get("STAGESPAN_TEST_WHEEL")
     wheel = Path(built) if built else build_wheel(tmp_path)
 
-    # THEN it holds the extension, the whole package, the headers, and no source of C++ or test
+    # THEN it contains the extension, the whole package, the headers, and no C++ sources or tests
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     assert sum(name.startswith("stagespan/_core.") and name.endswith(".so") for name in names) == 1
@@ -162,11 +162,11 @@ def test_isolated_wheel_holds_extension_headers_and_types(tmp_path: Path) -> Non
         f"stagespan-{stagespan.__version__}.dist-info",
     }
 
-    # THEN it carries its own license, and that of what is compiled into the extension
+    # THEN it contains its own license, and those of the code that is compiled into the extension
     licenses = {name.partition("/licenses/")[2] for name in names if "/licenses/" in name}
     assert licenses == {"LICENSE", "licenses/pybind11.txt"}
 
-    # THEN torch is an extra, and asked for nowhere else
+    # THEN torch is an extra, and not required otherwise
     metadata = archive.read(f"stagespan-{stagespan.__version__}.dist-info/METADATA").decode()
     needed = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", metadata, flags=re.MULTILINE)
     always = {name for name, rest in needed if "extra ==" not in rest}

@@ -1,4 +1,4 @@
-"""Figures close: a parent's time is its children's and its own, for spans in any arrangement."""
+"""Sums are exact: a parent's time is its children's and its own, for any arrangement of spans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f", "g"])
 
 @dataclass
 class Node:
-    """A span, how its code is written, and what runs inside of it."""
+    """A span, the form of its code, and the spans inside it."""
 
     name: str
     form: str
@@ -42,7 +42,7 @@ ASYNC_FORMS = ("async with", "coroutine", "async generator", "task", "gather", "
 
 
 def trees(forms: tuple[str, ...]) -> st.SearchStrategy[Node]:
-    """Nodes of these forms, a few levels deep."""
+    """Return nodes of these forms, a few levels deep."""
 
     def node(children: st.SearchStrategy[list[Node]]) -> st.SearchStrategy[Node]:
         return st.builds(Node, NAMES, st.sampled_from(forms), st.booleans(), children)
@@ -52,11 +52,11 @@ def trees(forms: tuple[str, ...]) -> st.SearchStrategy[Node]:
 
 
 class _Failed(Exception):
-    """Raised inside of a span, and caught right outside of it."""
+    """Raised inside a span, and caught directly outside of it."""
 
 
 def spend() -> None:
-    """Take a little time."""
+    """Take a short time."""
     sum(range(200))
 
 
@@ -64,7 +64,7 @@ def spend() -> None:
 
 
 def body(node: Node) -> None:
-    """Run what is inside of a span."""
+    """Run what is inside a span."""
     spend()
     for child in node.children:
         run(child)
@@ -91,7 +91,7 @@ def as_function(node: Node) -> None:
 
 
 def as_generator(node: Node) -> None:
-    """Run the children in the turns of a generator, and something else between them."""
+    """Run the children in the turns of a generator, with other work in between."""
 
     @span(node.name)
     def generate() -> Iterator[int]:
@@ -107,7 +107,7 @@ def as_generator(node: Node) -> None:
 
 
 def left_in_order(node: Node) -> None:
-    """Enter a second span in the first, and leave the first one first."""
+    """Enter a second span inside the first, and leave the first one first."""
     first, second = span(node.name), span(node.name)
     first.__enter__()
     spend()
@@ -119,7 +119,7 @@ def left_in_order(node: Node) -> None:
 
 
 def run(node: Node) -> None:
-    """Run a node in the form that it asks for."""
+    """Run a node in its form."""
     if node.form == "left open":
         left_in_order(node)
         return
@@ -129,7 +129,7 @@ def run(node: Node) -> None:
         "generator": as_generator,
         "profiling": lambda node: in_block(node, ProfilingContext),
     }
-    # Code of plain functions cannot await: what stands in it is a block.
+    # Code of plain functions cannot await, so a block is used instead.
     guarded(forms.get(node.form, in_block), node)
 
 
@@ -149,7 +149,7 @@ async def async_body(node: Node) -> None:
 
 
 async def async_run(node: Node) -> None:
-    """Run a node, with turns for other tasks in it."""
+    """Run a node, with turns of other tasks in it."""
     try:
         if node.form in ("async with", "gather"):
             async with span(node.name):
@@ -191,7 +191,7 @@ async def drained(node: Node) -> None:
 
 
 def counted(nodes: list[Node]) -> Counter[str]:
-    """How many spans of each name the nodes should have made."""
+    """Return the number of spans of each name that the nodes should have created."""
     result: Counter[str] = Counter()
 
     def visit(node: Node) -> None:
@@ -213,7 +213,7 @@ def assert_right(nodes: list[Node]) -> None:
     assert Counter(span.stage for span in spans) == wanted
     assert lost() == {}
     assert _core.open_spans() == []
-    # Times close.
+    # All times add up.
     assert_closed()
     for name, stage in stages.items():
         durations = sorted(span.duration_ns for span in spans if span.stage == name)
@@ -253,7 +253,7 @@ def test_spans_of_one_thread(nodes: list[Node], debug: bool) -> None:
 @SETTINGS
 @given(st.lists(trees((*SYNC_FORMS, *ASYNC_FORMS)), max_size=3))
 def test_spans_of_tasks_and_threads(nodes: list[Node]) -> None:
-    # GIVEN any tree of the same with coroutines, async generators, tasks, gathers and threads
+    # GIVEN any such tree with coroutines, async generators, tasks, gathers and threads too
     _core.reset()
 
     async def main() -> None:
@@ -267,7 +267,7 @@ def test_spans_of_tasks_and_threads(nodes: list[Node]) -> None:
 @settings(SETTINGS, max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["enter", "leave", "switch"]))))
 def test_spans_entered_and_left_in_any_order(steps: list[tuple[int, str]]) -> None:
-    # GIVEN objects that are entered and left at random, while the recorder goes on and off
+    # GIVEN objects that are entered and left at random, while the recorder is switched on and off
     _core.reset()
     stagespan.enable()
     objects = [(span, ProfilingContext, ProfilingContext4Debug)[i % 3](f"s{i}") for i in range(6)]

@@ -26,7 +26,7 @@ def runs(stage: str) -> int:
 
 
 class Compiled:
-    """A function compiled as one graph, and how often that was done; a graph break raises."""
+    """A function compiled as one graph, and how often it was compiled; a graph break raises."""
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         self._counter = CompileCounter()
@@ -78,11 +78,11 @@ def test_a_decorated_function_is_one_graph(on: bool) -> None:
     stagespan.set_debug(on)
     before = runs("compiled function")
 
-    # WHEN it is compiled itself
+    # WHEN the function itself is compiled
     compiled = Compiled(scale)
     result = [compiled(torch.ones(2)), compiled(torch.ones(2))]
 
-    # THEN it is one graph, compiled once; where its calls are intercepted, these are timed
+    # THEN it is one graph, compiled once; calls are timed if they can be intercepted
     assert [value.tolist() for value in result] == [[2.0, 2.0]] * 2
     assert compiled.count == 1
     assert runs("compiled function") - before == (2 if on and not BEFORE_3_12 else 0)
@@ -99,7 +99,7 @@ def test_switching_costs_at_most_one_compilation() -> None:
         assert compiled(torch.ones(2)).tolist() == [5.0, 5.0]
         counts.append(compiled.count)
 
-    # THEN there is one more compilation in all where the code is replaced, and none where it is not
+    # THEN it is compiled once more if the code is replaced, and otherwise not
     assert counts == ([1, 2, 2, 2, 2, 2] if BEFORE_3_12 else [1, 1, 1, 1, 1, 1])
 
 
@@ -135,7 +135,7 @@ def test_other_functions_and_imports_cause_no_compilation() -> None:
     assert compiled.count == 1
 
 
-def test_eager_calls_are_timed_beside_compiled_ones() -> None:
+def test_eager_and_compiled_calls_of_one_function() -> None:
     # GIVEN a function that is called both ways while debug mode is on
     stagespan.set_debug(True)
     before = runs("compiled function")
@@ -145,13 +145,13 @@ def test_eager_calls_are_timed_beside_compiled_ones() -> None:
     scale(torch.ones(2))
     compiled(torch.ones(2))
 
-    # THEN the eager call is timed, the compiled ones only where their calls are intercepted
+    # THEN the eager call is timed, the compiled ones only if their calls can be intercepted
     assert runs("compiled function") - before == (1 if BEFORE_3_12 else 3)
 
 
 @pytest.mark.parametrize("on", [False, True])
 def test_what_runs_around_a_stage_is_not_compiled(on: bool) -> None:
-    # GIVEN a decorated function between two graphs, and a compiler that sees all that is compiled
+    # GIVEN a decorated function between two graphs, and a compiler that records what it compiles
     stagespan.set_debug(on)
     compiled = []
 
@@ -164,10 +164,10 @@ def test_what_runs_around_a_stage_is_not_compiled(on: bool) -> None:
         torch_dynamo.graph_break()
         return x * 2
 
-    # WHEN it runs while torch.compile is at work
+    # WHEN it runs while torch.compile is active
     result = torch.compile(lambda x: between(x + 1) + 1, backend=backend)(torch.ones(2))
 
-    # THEN the model's parts are compiled, each once, whether there is anything around them or not
+    # THEN the model's parts are compiled once each, with and without hooks around them
     assert result.tolist() == [5.0, 5.0]
     assert len(compiled) == 3
 

@@ -1,4 +1,4 @@
-"""`with`, `async with` and their helpers: what is timed, and what code in them never notices."""
+"""`with`, `async with` and their helpers: what is timed, without effect on the code inside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_with(make: Make) -> None:
     context = make("with")
     with context as given:
         inside = _core.open_spans()
-    # THEN it was open in the block and is recorded after it, and `as` gives the context itself
+    # THEN it is open in the block and recorded after it, and `as` binds the context itself
     assert given is context
     assert [span["stage"] for span in inside] == ["with"]
     assert count("with") == 1
@@ -82,12 +82,12 @@ def test_entered_and_left_by_hand(make: Make) -> None:
 
 def test_one_object_is_reentrant(make: Make) -> None:
     context = make("re-entrant")
-    # WHEN it is entered inside of itself, and then again
+    # WHEN it is entered inside itself, and then again
     with context, context, context:
         pass
     with context:
         pass
-    # THEN each run is a span of its own, one the parent of the next
+    # THEN each run is a separate span, and each is the parent of the next
     spans = recorded("re-entrant")
     assert [span.depth for span in spans] == [0, 1, 2, 0]
     assert [span.parent for span in spans] == [0, spans[0].id, spans[1].id, 0]
@@ -95,7 +95,7 @@ def test_one_object_is_reentrant(make: Make) -> None:
 
 
 def test_recursion(make: Make) -> None:
-    # GIVEN a recursive function around one object
+    # GIVEN a recursive function with one object
     context = make("recursion")
 
     def down(levels: int) -> int:
@@ -111,7 +111,7 @@ def test_recursion(make: Make) -> None:
 
 
 def test_one_object_in_many_threads(make: Make) -> None:
-    # GIVEN one object, and threads that are inside of it at the same time
+    # GIVEN one object that several threads have entered at the same time
     context = make("shared")
     inside = threading.Barrier(8)
 
@@ -127,7 +127,7 @@ def test_one_object_in_many_threads(make: Make) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    # THEN every run is known, and nobody's parent is another thread's
+    # THEN all runs are recorded, and no span has a parent in another thread
     assert count("shared") == 8 * 51
     spans = {span.id: span for span in recorded("shared")}
     assert all(span.thread == spans[span.parent].thread for span in spans.values() if span.parent)
@@ -135,16 +135,16 @@ def test_one_object_in_many_threads(make: Make) -> None:
     assert lost() == {}
 
 
-def test_more_open_spans_than_there_is_room_for() -> None:
-    # GIVEN more levels than a thread has room for
+def test_more_open_spans_than_frames() -> None:
+    # GIVEN more levels than a thread has frames for
     levels, context = 20_000, span("too deep")
-    # WHEN one object is entered and left that often, and another one then
+    # WHEN one object is entered and left that often, and then another one
     with contextlib.ExitStack() as stack:
         for _ in range(levels):
             stack.enter_context(context)
     with span("afterwards"):
         pass
-    # THEN those without room are counted, all others are recorded, and none is left open
+    # THEN those without a frame are counted, all others are recorded, and none is left open
     assert lost()["open_spans"] == levels - count("too deep")
     assert count("too deep") >= 16_000
     assert "unmatched" not in lost()
@@ -155,7 +155,7 @@ def test_more_open_spans_than_there_is_room_for() -> None:
 
 
 class _Special(BaseException):
-    """No Exception, so that nothing catches it by accident."""
+    """Not an Exception, so that nothing catches it by accident."""
 
 
 @pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt, SystemExit, _Special])
@@ -169,7 +169,7 @@ def test_exceptions_pass_unchanged_and_mark_the_spans(
             raise error
     except BaseException as caught:
         seen = caught
-    # THEN it is the same, with nothing added to it or to its traceback
+    # THEN it is the same object, with nothing added to it or its traceback
     assert seen is error
     assert error.args == ("unchanged",)
     assert error.__context__ is None
@@ -214,7 +214,7 @@ def test_an_exception_that_is_being_handled_stays_the_context(make: Make) -> Non
                 raise second  # noqa: B904
     except ValueError as caught:
         seen = caught
-    # THEN only the interpreter's own context is there, and only the block that raised is marked
+    # THEN it only has the interpreter's own context, and only the block that raised is marked
     assert seen is second
     assert second.__context__ is first
     assert first.__context__ is None
@@ -231,7 +231,7 @@ def test_a_handled_exception_marks_only_the_span_that_it_left(make: Make) -> Non
 
 
 def test_a_block_in_a_generator_that_is_closed_has_not_failed(make: Make) -> None:
-    # GIVEN a generator that is given up in the middle of a block
+    # GIVEN a generator that is abandoned in the middle of a block
     def generate() -> Iterator[int]:
         with make("given up"):
             yield 1
@@ -264,7 +264,7 @@ def test_return_break_and_continue_leave_blocks(make: Make) -> None:
 # --- the objects ----------------------------------------------------------------------------------
 
 
-def test_what_a_context_tells_of_itself() -> None:
+def test_attributes_of_a_context() -> None:
     contexts = [
         span("a"),
         ProfilingContext("b", False, capture_memory=True, compile_safe=True),
@@ -304,7 +304,7 @@ def test_wrong_arguments(
 
 
 def test_the_type_is_closed() -> None:
-    # THEN contexts are made by the three functions only
+    # THEN contexts can only be created by the three functions
     with pytest.raises(TypeError):
         _core.Span()
     with pytest.raises(TypeError):
@@ -319,13 +319,13 @@ def test_inputs_and_outputs_outside_of_debug_mode_do_nothing() -> None:
     with span("plain") as context:
         context.inputs(value=value)
         context.output(value)
-    # THEN only values by name are taken, so that a mistake shows before debug mode is on
+    # THEN only keyword arguments are accepted, so that a mistake shows before debug mode is on
     with pytest.raises(TypeError, match="by name"):
         context.inputs(value)  # type: ignore[call-arg]
 
 
 def test_statistics_agree_with_records() -> None:
-    # GIVEN spans whose records are all there
+    # GIVEN spans whose records are all still in the ring
     for i in range(500):
         with span("agrees"):
             sum(range(i * 10))

@@ -1,4 +1,4 @@
-"""Contexts that are left late, elsewhere or never, and switches meanwhile."""
+"""Contexts that are left late, in another thread or never, with switches in between."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Make = Callable[[str], _core.Span]
 
 
 def test_disabled_in_the_middle(make: Make) -> None:
-    # WHEN the recorder is switched off inside of a block, and on again inside of another
+    # WHEN the recorder is switched off inside one block, and on again inside another
     with make("begun on"):
         stagespan.disable()
         with make("begun off"):
             stagespan.enable()
             with make("begun on again"):
                 pass
-    # THEN each block is what it was when it began, and what was off is nobody's parent
+    # THEN each block keeps the state in which it began, and blocks that were off are not parents
     assert counts("begun on", "begun off", "begun on again") == [1, 0, 1]
     assert parents() == {"begun on": {None}, "begun on again": {"begun on"}}
     assert lost() == {}
@@ -54,7 +54,7 @@ def test_one_object_across_switches(make: Make) -> None:
 
 def test_debug_mode_switched_in_the_middle() -> None:
     debug = ProfilingContext4Debug
-    # WHEN debug mode is switched off inside of a block, and on inside of another
+    # WHEN debug mode is switched off inside one block, and on inside another
     stagespan.set_debug(True)
     with debug("begun in debug mode"):
         stagespan.set_debug(False)
@@ -69,14 +69,14 @@ def test_debug_mode_switched_in_the_middle() -> None:
 
 
 def test_left_out_of_order_across_switches() -> None:
-    # GIVEN contexts that are entered one in the other, some of them off
+    # GIVEN nested contexts, some of them off
     first, second, third = span("first"), span("second"), span("third")
     first.__enter__()
     stagespan.disable()
     second.__enter__()
     stagespan.enable()
     third.__enter__()
-    # WHEN they are left from the outermost inwards
+    # WHEN they are left from the outermost to the innermost
     for context in (first, second, third):
         context.__exit__(None, None, None)
 
@@ -100,7 +100,7 @@ def test_contexts_that_are_off_time_nothing_and_pass_everything() -> None:
 
 
 def test_left_in_another_order_than_entered() -> None:
-    # GIVEN a span, and two in it of which the first ends first
+    # GIVEN a span with two nested ones, of which the first ends first
     outer, first, second = span("outer"), span("first"), span("second")
     with outer:
         first.__enter__()
@@ -111,7 +111,7 @@ def test_left_in_another_order_than_entered() -> None:
         second.__exit__(None, None, None)
         with span("after both"):
             pass
-    # THEN the second remains the first one's child, and what follows is right
+    # THEN the second is still the first one's child, and the following spans are right
     assert parents() == {
         "outer": {None},
         "first": {"outer"},
@@ -125,7 +125,7 @@ def test_left_in_another_order_than_entered() -> None:
 
 
 def test_many_left_in_the_order_in_which_they_were_entered() -> None:
-    # GIVEN a chain of spans that is closed from its beginning, with time in each step
+    # GIVEN a chain of spans that is closed from its start, with time in each step
     with span("around"):
         chain = [span(f"link {i}") for i in range(20)]
         for link in chain:
@@ -134,7 +134,7 @@ def test_many_left_in_the_order_in_which_they_were_entered() -> None:
         for link in chain:
             link.__exit__(None, None, None)
             sum(range(2000))
-    # THEN what they share is not counted twice
+    # THEN shared time is not counted twice
     assert_closed()
     assert lost() == {}
 
@@ -145,19 +145,19 @@ def test_left_without_having_been_entered(make: Make) -> None:
     with context:
         pass
     context.__exit__(None, None, None)
-    # THEN it is counted, and nothing else was closed instead
+    # THEN it is counted, and no other span was closed instead
     assert count("never entered") == 1
     assert lost() == {"unmatched": 2}
 
 
-def test_entered_and_thrown_away(make: Make) -> None:
-    # GIVEN a span that is entered in another one, and never left
+def test_entered_and_dropped(make: Make) -> None:
+    # GIVEN a span that is entered inside another one, and never left
     with make("outer"):
         make("thrown away").__enter__()
         gc.collect()
         with make("inner"):
             pass
-    # THEN it is counted, and not shown as open any more
+    # THEN it is counted, and no longer shown as open
     assert lost() == {"abandoned": 1}
     assert parents() == {"outer": {None}, "inner": {"outer"}}
     assert _core.open_spans() == []
@@ -178,7 +178,7 @@ def test_entered_in_one_thread_and_left_in_another(make: Make) -> None:
     context.__enter__()
     # WHEN another thread leaves it
     in_thread(lambda: context.__exit__(None, None, None))
-    # THEN it is recorded once, is open no more, and the next span has no parent
+    # THEN it is recorded once and no longer open, and the next span has no parent
     assert _core.open_spans() == []
     with make("next"):
         pass
@@ -207,7 +207,7 @@ def test_left_in_another_thread_and_then_here_as_well(make: Make, inner: bool) -
     assert entered.wait(20)
     # WHEN it is left here
     contexts[0].__exit__(None, None, None)
-    # THEN it is recorded once, the second time is counted, and the other thread's goes on
+    # THEN it is recorded once, the second exit is counted, and the other thread's span stays open
     assert count("left twice") == 1
     assert lost() == {"unmatched": 1}
     assert [one["stage"] for one in _core.open_spans()].count("left twice") == 1
@@ -224,15 +224,15 @@ def test_left_in_another_thread_and_then_here_as_well(make: Make, inner: bool) -
     assert _core.open_spans() == []
 
 
-def test_thrown_away_in_another_thread() -> None:
-    # GIVEN a context entered here, whose last reference goes in another thread
+def test_dropped_in_another_thread() -> None:
+    # GIVEN a context entered here, whose last reference is dropped in another thread
     contexts = [span("elsewhere")]
     contexts[0].__enter__()
 
     in_thread(contexts.clear)
     with span("elsewhere"):
         pass
-    # THEN a new object, which may have the old one's address, is not taken for it
+    # THEN a new object, which may have the old one's address, is not confused with it
     assert lost() == {"abandoned": 1}
     assert [span.depth for span in recorded("elsewhere")] == [0]
     assert _core.open_spans() == []

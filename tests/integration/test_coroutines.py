@@ -1,4 +1,4 @@
-"""Timed coroutine functions, and what tasks leave behind."""
+"""Timed coroutine functions, and what remains after tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MS = 1_000_000
 
 
 def test_a_coroutine_that_sleeps_is_suspended() -> None:
-    # GIVEN a coroutine that waits, and one that looks at the clock while it does
+    # GIVEN a coroutine that waits, and one that reads the clock in the meantime
     waited_ns = 0
 
     @span("sleeps")
@@ -43,7 +43,7 @@ def test_a_coroutine_that_sleeps_is_suspended() -> None:
         await task
 
     asyncio.run(main())
-    # THEN its wall time holds all of the wait, and none of it counts as running
+    # THEN its wall time includes the whole wait, which does not count as running
     sleeping = only("sleeps")
     assert waited_ns > 45 * MS
     assert sleeping.duration_ns >= sleeping.suspended_ns >= waited_ns
@@ -51,7 +51,7 @@ def test_a_coroutine_that_sleeps_is_suspended() -> None:
 
 
 def test_a_coroutine_that_computes_is_not() -> None:
-    # GIVEN a coroutine that works, gives others a turn, and works
+    # GIVEN a coroutine that works, lets others run, and works again
     @span("works")
     async def works() -> None:
         for _ in range(2):
@@ -91,7 +91,7 @@ def test_a_timed_coroutine_is_the_parent_of_what_runs_in_it() -> None:
     assert_closed()
 
 
-def test_who_awaits_a_coroutine_waits_for_all_of_it() -> None:
+def test_all_of_an_awaited_coroutine_is_charged_to_its_parent() -> None:
     # GIVEN a timed coroutine that sleeps, awaited in a span; one awaited in a timed coroutine
     @span("sleeps")
     async def sleeps() -> None:
@@ -107,7 +107,7 @@ def test_who_awaits_a_coroutine_waits_for_all_of_it() -> None:
         await awaits()
 
     asyncio.run(main())
-    # THEN the whole of it, its sleep too, is its parent's child
+    # THEN all of it, including its sleep, is its parent's child
     stages = _core.snapshot().stages()
     for parent, child in zip(("block", "awaits"), recorded("sleeps"), strict=True):
         assert child.duration_ns >= 19 * MS
@@ -131,7 +131,7 @@ def test_coroutines_driven_by_hand_in_turns() -> None:
                     coroutine.send(None)
                 except StopIteration:
                     waiting.remove(coroutine)
-    # THEN together they are still no more than their parent
+    # THEN together they do not exceed their parent
     assert parents()["driven"] == {"driver"}
     assert count("driven") == 3
     assert_closed()
@@ -139,7 +139,7 @@ def test_coroutines_driven_by_hand_in_turns() -> None:
 
 @pytest.mark.parametrize("kind", [span, ProfilingContext, ProfilingContext4Debug])
 def test_wait_for_cancels(kind: Callable[[str], _core.Span]) -> None:
-    # GIVEN coroutines that are cancelled in the middle, before they begin, and when they are done
+    # GIVEN coroutines that are cancelled while they run, before they begin, and after they ended
     stagespan.set_debug(True)
 
     @kind("cancelled")
@@ -161,13 +161,13 @@ def test_wait_for_cancels(kind: Callable[[str], _core.Span]) -> None:
         assert await asyncio.wait_for(sleeps(0), 60) == "done"
 
     asyncio.run(main())
-    # THEN what never began is no span; what was cancelled is marked
+    # THEN a coroutine that never began has no span; a cancelled one is marked
     assert [span.failed for span in recorded("cancelled")] == [True, False]
     assert parents()["cleans up"] == {"cancelled"}
     assert lost() == {}
 
 
-def test_cancelled_and_going_on() -> None:
+def test_cancelled_and_continuing() -> None:
     # GIVEN a coroutine that handles its cancellation
     @span("goes on")
     async def goes_on() -> str:
@@ -184,12 +184,11 @@ def test_cancelled_and_going_on() -> None:
         task.cancel()
         return await task
 
-    # WHEN / THEN
     assert asyncio.run(main()) == "handled"
     assert not only("goes on").failed
 
 
-def test_a_coroutine_object_is_what_asyncio_takes_for_one() -> None:
+def test_asyncio_recognises_a_coroutine_object() -> None:
     @span("coroutine")
     async def work(value: int) -> int:
         await asyncio.sleep(0)
@@ -208,7 +207,6 @@ def test_a_coroutine_object_is_what_asyncio_takes_for_one() -> None:
             *as_completed,
         ]
 
-    # WHEN / THEN
     assert asyncio.run(main()) == [0, 1, 2, 3, 4, 5]
     assert asyncio.run(work(6)) == 6
     assert asyncio.iscoroutinefunction(work)
@@ -222,7 +220,7 @@ def test_a_coroutine_that_is_never_awaited(recwarn: pytest.WarningsRecorder) -> 
 
     never()
     gc.collect()
-    # THEN Python says so, as it would without the span, and nothing was timed
+    # THEN Python warns, as it would without the span, and nothing was timed
     assert [str(warning.message) for warning in recwarn] == [
         f"coroutine '{never.__qualname__}' was never awaited"
     ]
@@ -240,7 +238,7 @@ def test_a_coroutine_awaited_twice() -> None:
         assert await coroutine == 1
         with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
             await coroutine
-        # AND a second await while the first one is under way is refused, and harms it not
+        # AND a second await during the first one is refused, and does no harm
         coroutine = once()
         first = asyncio.create_task(coroutine)
         await asyncio.sleep(0)
@@ -258,11 +256,11 @@ def test_a_coroutine_awaited_twice() -> None:
 
 
 class _Kept:
-    """Something that a context variable holds."""
+    """An object in a context variable."""
 
 
 def test_nothing_of_a_task_is_kept_when_it_has_ended() -> None:
-    # GIVEN tasks with an object in their contexts; some end well, some are cancelled, some given up
+    # GIVEN tasks with an object in their contexts that end, are cancelled, or are abandoned
     variable: contextvars.ContextVar[_Kept] = contextvars.ContextVar("variable")
     kept: list[weakref.ref[_Kept]] = []
 
@@ -280,12 +278,12 @@ def test_nothing_of_a_task_is_kept_when_it_has_ended() -> None:
         await asyncio.gather(*tasks[:2], return_exceptions=True)
 
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)  # of a pending task that goes
+    loop.set_exception_handler(lambda *_: None)  # of a pending task that is destroyed
     loop.run_until_complete(main())
     loop.close()
     del loop
     gc.collect()
-    # WHEN another span looks around
+    # WHEN another span opens
     with span("afterwards"):
         pass
 
@@ -295,8 +293,8 @@ def test_nothing_of_a_task_is_kept_when_it_has_ended() -> None:
     assert parents()["afterwards"] == {None}
 
 
-def test_many_tasks_that_are_given_up_cost_no_room() -> None:
-    # GIVEN more tasks than a thread has frames for, given up inside of spans, a few at a time
+def test_abandoned_tasks_free_their_frames() -> None:
+    # GIVEN more tasks than a thread has frames for, abandoned inside spans, a few at a time
     async def waits() -> None:
         with span("given up"):
             await asyncio.Event().wait()
@@ -313,7 +311,7 @@ def test_many_tasks_that_are_given_up_cost_no_room() -> None:
 
     asyncio.run(main())
     gc.collect()
-    # THEN each is recorded, and there is room for the next
+    # THEN each is recorded, and frames are free for the next
     assert eventually(lambda: count("given up") == 20_000)
     assert lost().keys() <= {"overwritten"}
     with span("afterwards"):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, built with pip as its pyproject.toml says, in a folder of its own."""
+    """The example, built with pip according to its pyproject.toml, in a separate folder."""
     for module in ("scikit_build_core", "pybind11"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
@@ -65,7 +65,7 @@ print(json.dumps([tree, {n: s.count for n, s in stagespan.stats().items()}]))
     # WHEN it runs
     tree, counts = json.loads(run(program, installed))
 
-    # THEN C++ scopes are counted, and are children of what was open around them
+    # THEN C++ scopes are counted, and are children of the spans that were open around them
     assert counts == {"outer": 1, "multiply": 3, "fill": 6}
     expected = [["fill", "multiply"]] * 6 + [["multiply", "outer"]] * 3 + [["outer", None]]
     assert tree == expected
@@ -96,12 +96,12 @@ print(json.dumps(sorted(
 )))
 """
     # WHEN it runs
-    # THEN each scope is a child of what is open in its own greenlet
+    # THEN each scope is a child of the span that is open in its own greenlet
     assert json.loads(run(program, installed)) == ["a", "b"]
 
 
 def test_scopes_of_a_thread_without_the_gil_are_recorded(installed: Path) -> None:
-    # GIVEN a function that works on a std::thread of its own, called four times
+    # GIVEN a function that works on its own std::thread, called four times
     program = """
 import json, threading, cpp_stages, stagespan
 with stagespan.span("outer"):
@@ -118,13 +118,13 @@ print(json.dumps([
     # WHEN it runs
     counts, parents, lost = json.loads(run(program, installed))
 
-    # THEN all of its scopes are there, though its threads have ended, and none has a parent
+    # THEN all of its scopes are recorded although its threads have ended, and none has a parent
     assert counts == {"outer": 1, "worker": 4, "multiply": 4, "fill": 8}
     assert parents == [0, 0, 0, 0]
     assert lost == 0
 
 
-def test_scopes_cost_nothing_that_shows_when_switched_off(installed: Path) -> None:
+def test_scopes_are_not_recorded_while_switched_off(installed: Path) -> None:
     # GIVEN a recorder that is off for the second call
     program = """
 import json, cpp_stages, stagespan
@@ -138,7 +138,7 @@ print(json.dumps({n: s.count for n, s in stagespan.stats().items()}))
     # WHEN it runs
     counts = json.loads(run(program, installed))
 
-    # THEN only the calls while it was on are counted
+    # THEN only the calls made while it was on are counted
     assert counts == {"multiply": 2, "fill": 4}
 
 
@@ -181,7 +181,7 @@ PyMODINIT_FUNC PyInit_NAME() {
 
 
 def built(folder: Path, name: str, include: Path, *flags: str) -> None:
-    """Compile a module as docs/cpp.md says, without a flag that hides its symbols."""
+    """Compile a module as in docs/cpp.md, without a flag that hides its symbols."""
     source = folder / f"{name}.cpp"
     source.write_text(MODULE.replace("NAME", name))
     command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", *flags, f"-I{include}"]
@@ -195,7 +195,7 @@ def built(folder: Path, name: str, include: Path, *flags: str) -> None:
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`older` has today's headers; `newer` those of a later version, with one function more."""
+    """Modules: `older` has the current headers, `newer` later ones with one more function."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler (c++) on PATH")
     folder = tmp_path_factory.mktemp("headers")
@@ -219,7 +219,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "flags", ["", "import os, sys; sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)"]
 )
 @pytest.mark.parametrize("order", ["older, newer", "newer, older", "newer, older, other"])
-def test_an_extension_with_newer_headers_does_nothing_beside_others(
+def test_an_extension_with_newer_headers_does_nothing_next_to_others(
     modules: Path, order: str, flags: str
 ) -> None:
     # GIVEN extensions of two versions, loaded in this order

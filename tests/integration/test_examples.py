@@ -1,4 +1,4 @@
-"""The small examples run as they stand and show what they say."""
+"""The small examples run unchanged, and their output is as documented."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(name: str, folder: Path, python: Sequence[str] = (sys.executable,)) -> s
 
 
 def test_service_shows_percentiles_and_what_is_open(tmp_path: Path) -> None:
-    # GIVEN the example for whoever runs a service
+    # GIVEN the example for running a service
     # WHEN it runs
     printed = run("service.py", tmp_path)
 
@@ -41,13 +41,13 @@ def test_service_shows_percentiles_and_what_is_open(tmp_path: Path) -> None:
 
 
 def test_find_slow_stage_shows_report_and_signature(tmp_path: Path) -> None:
-    # GIVEN the example for whoever looks for a slow stage
+    # GIVEN the example for finding a slow stage
     pytest.importorskip("torch")
 
     # WHEN it runs
     printed = run("find_slow_stage.py", tmp_path, preloaded.python())
 
-    # THEN it shows all three stages, one stage's input, and names the files
+    # THEN it shows all three stages and one stage's input, and names the files
     for stage in ("encode", "normalise", "decode"):
         assert stage in printed
     assert "decode takes [8, 256]" in printed
@@ -56,7 +56,7 @@ def test_find_slow_stage_shows_report_and_signature(tmp_path: Path) -> None:
 
 
 def test_replay_stage_writes_trace_breakdown_and_script(tmp_path: Path) -> None:
-    # GIVEN the example for whoever makes a stage faster
+    # GIVEN the example for optimising a stage
     pytest.importorskip("torch")
 
     # WHEN it runs

@@ -10,7 +10,7 @@ from recording import count, in_child, lost, python
 
 from stagespan import ProfilingContext, _core, begin, end, span
 
-# Python itself warns of forks with threads from 3.12 on.
+# From 3.12 on, Python itself warns about forks with threads.
 FORK_WARNING = ("-W", "ignore::DeprecationWarning")
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def test_a_child_records_its_own(tmp_path: Path) -> None:
-    # GIVEN a program that forks inside of spans, tokens, generators and requests
+    # GIVEN a program that forks inside spans, tokens, generators and requests
     lines = in_child(
         """
         import os, stagespan
@@ -66,7 +66,7 @@ def test_a_child_records_its_own(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN the child begins with nothing, and neither sees anything of the other
+    # THEN the child starts empty, and neither process sees anything of the other
     assert lines == [
         "new child ends with {} [] 0",
         "child child's 1 None",
@@ -101,7 +101,7 @@ def test_forks_here_leave_this_process_as_it_was() -> None:
 
 
 def test_forks_while_threads_time_and_read(tmp_path: Path) -> None:
-    # GIVEN threads that open spans, make up stages, start and end, and read, while others fork
+    # GIVEN threads that open spans, create stages, start, end and read, while others fork
     lines = in_child(
         """
         import os, threading, time, stagespan
@@ -153,12 +153,12 @@ def test_forks_while_threads_time_and_read(tmp_path: Path) -> None:
         tmp_path,
         *FORK_WARNING,
     )
-    # THEN no child hangs, or finds what is not its own
+    # THEN no child hangs, or finds data of its parent
     assert lines == ["0"]
 
 
 def test_children_of_children(tmp_path: Path) -> None:
-    # GIVEN a chain of forks, each inside of a span
+    # GIVEN a chain of forks, each inside a span
     lines = in_child(
         """
         import os, sys
@@ -178,7 +178,7 @@ def test_children_of_children(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN each knows its own
+    # THEN each has its own spans
     assert lines == [
         "4 {'level 4': 1}",
         "3 {'level 3': 1}",
@@ -240,7 +240,7 @@ def test_workers(method: str, tmp_path: Path) -> None:
     # GIVEN a pool of workers that time, log and end
     code = WORKER.replace("METHOD", repr(method))
     lines = python(code, tmp_path, *FORK_WARNING).stdout.splitlines()
-    # THEN each has its own figures and writes its own lines, and nothing of its parent's
+    # THEN each has its own figures, writes its own lines, and has nothing of its parent
     assert lines[-1] == "True ['main']"
     if method == "fork":  # the others have not configured logging
         assert sum(line.startswith("[Profile] logged cost ") for line in lines) == 4
@@ -248,8 +248,7 @@ def test_workers(method: str, tmp_path: Path) -> None:
 
 
 def test_a_childs_end_writes_nothing_of_the_parents(tmp_path: Path) -> None:
-    # GIVEN lines that wait to be written when the process forks, and a child that ends as a
-    # program does
+    # GIVEN lines that are not yet written when the process forks, and a child that ends normally
     lines = in_child(
         """
         import logging, os, sys
@@ -269,7 +268,7 @@ def test_a_childs_end_writes_nothing_of_the_parents(tmp_path: Path) -> None:
         tmp_path,
         *FORK_WARNING,
     )
-    # THEN each line is there once, from the process that it is about
+    # THEN each line is there once, from the process that it describes
     parent = lines[0].split()[0]
     for i in range(20):
         (line,) = [line for line in lines if f"[Profile] parent's {i} cost" in line]

@@ -1,4 +1,4 @@
-"""Forks beside other threads that write log lines or import: neither process waits for long."""
+"""Forks while other threads write log lines or import: neither process waits for long."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from recording import in_child
 
 pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork here")
 
-# Python itself warns of forks with threads from 3.12 on.
+# From 3.12 on, Python itself warns about forks with threads.
 FORK_WARNING = ("-W", "ignore::DeprecationWarning")
 
-# Forks, and ends with the stacks of all threads where that takes too long.
+# Forks, and ends with the stacks of all threads if that takes too long.
 FORK = """
 import collections, faulthandler, logging, os, signal, sys, threading, time
 faulthandler.dump_traceback_later(80, exit=True)
@@ -38,7 +38,7 @@ def ended(pid):
 
 
 def test_forks_do_not_wait_for_a_slow_log_handler(tmp_path: Path) -> None:
-    # GIVEN a service thread that is always at its lines
+    # GIVEN a service thread that is always writing lines
     lines = in_child(
         FORK
         + """
@@ -73,8 +73,8 @@ os._exit(0)
 
 
 def test_a_child_can_write_to_a_file_that_was_being_written_to(tmp_path: Path) -> None:
-    # GIVEN a service thread that is stuck in the middle of a line, as a pipe that nobody reads has
-    # no room left
+    # GIVEN a service thread that is stuck in the middle of a line, as with a full pipe without a
+    # reader
     lines = in_child(
         FORK
         + """
@@ -157,21 +157,22 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("name", FIRST_CALLS)
-def test_a_child_can_do_what_another_thread_was_about_to_do_first(
+def test_a_child_can_make_a_call_that_another_thread_was_importing(
     name: str, tmp_path: Path
 ) -> None:
     # GIVEN a thread that is halfway through the import for its first call
     call, module = FIRST_CALLS[name]
     code = WHILE_IMPORTING.replace("print(ended", "first(0.2)\nprint(ended")
-    # WHEN the process forks / THEN the child can make the same call
+    # WHEN the process forks
+    # THEN the child can make the same call
     code = code.replace("CALL", call).replace("MODULE", repr(module))
     assert in_child(FORK + code, tmp_path, *FORK_WARNING) == ["0"]
 
 
-def test_a_child_whose_parent_is_long_at_an_import(tmp_path: Path) -> None:
-    # GIVEN a thread that takes longer over an import than a fork waits
+def test_a_child_whose_parent_imports_for_a_long_time(tmp_path: Path) -> None:
+    # GIVEN a thread whose import takes longer than a fork waits
     call, module = FIRST_CALLS["stats"]
     code = WHILE_IMPORTING.replace("print(ended", "first(20)\nprint(ended")
-    # WHEN / THEN the child imports it anew
+    # WHEN / THEN the child imports it again
     code = code.replace("CALL", call).replace("MODULE", repr(module))
     assert in_child(FORK + code, tmp_path, *FORK_WARNING) == ["0"]

@@ -1,4 +1,4 @@
-"""Timed generators, and spans inside of generators that take turns."""
+"""Timed generators, and spans inside generators that take turns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 @span("counts")
 def counts(n: int) -> Generator[int, Any, str]:
-    """Yield numbers, and tell what was sent."""
+    """Yield numbers, and store what was sent."""
     sent = []
     for i in range(n):
         sent.append((yield i))  # noqa: PERF401
@@ -48,7 +48,6 @@ def test_yield_from_gives_the_result() -> None:
         results.append((yield from counts(2)))
 
     results: list[str] = []
-    # WHEN / THEN
     assert list(outer()) == [0, 1]
     assert results == ["[None, None]"]
 
@@ -66,7 +65,6 @@ def test_a_result_that_is_a_tuple_or_an_exception() -> None:
             got.append((yield from returns(i)))  # noqa: PERF401
 
     got: list[object] = []
-    # WHEN / THEN
     assert list(collect()) == [0, 1, 2]
     assert got == results
 
@@ -96,7 +94,7 @@ def test_throw() -> None:
 
 
 def test_close() -> None:
-    # GIVEN one generator that has begun, one that has not, one that is at its end
+    # GIVEN a generator that has begun, one that has not, and one that is at its end
     begun, new, done = counts(5), counts(5), counts(1)
     next(begun)
     list(done)
@@ -105,12 +103,12 @@ def test_close() -> None:
         generator.close()
         generator.close()
         assert list(generator) == []
-    # THEN what never ran is no span, and closing is no error
+    # THEN a generator that never ran has no span, and closing it is not an error
     assert [span.failed for span in recorded("counts")] == [False, False]
     assert lost() == {}
 
 
-def test_a_generator_that_ignores_its_close_goes_on() -> None:
+def test_a_generator_that_ignores_its_close_continues() -> None:
     def generate() -> Iterator[int]:
         for i in range(4):
             with contextlib.suppress(GeneratorExit):
@@ -143,7 +141,7 @@ def test_errors_pass_unchanged() -> None:
     assert only("fails").failed
 
 
-def test_a_generator_given_up_ends_when_it_goes() -> None:
+def test_an_abandoned_generator_ends_when_it_is_freed() -> None:
     for value in counts(10):
         if value == 3:
             break
@@ -163,7 +161,7 @@ def test_a_value_sent_too_early_is_refused_and_nothing_is_lost() -> None:
     assert [span.failed for span in recorded("counts")] == [False]
 
 
-def test_a_generator_that_asks_itself_is_refused_and_goes_on() -> None:
+def test_a_generator_that_advances_itself_is_refused_and_continues() -> None:
     # GIVEN a generator that tries to advance and to close itself
     @span("asks itself")
     def generate() -> Iterator[str]:
@@ -177,7 +175,6 @@ def test_a_generator_that_asks_itself_is_refused_and_goes_on() -> None:
         generator.close()  # type: ignore[attr-defined]
 
     generator = generate()
-    # WHEN / THEN
     assert list(generator) == ["generator already executing"] * 2
     asked = only("asks itself")
     assert not asked.failed
@@ -186,7 +183,7 @@ def test_a_generator_that_asks_itself_is_refused_and_goes_on() -> None:
 
 
 def test_a_generator_that_two_threads_advance() -> None:
-    # GIVEN a generator that is busy in one thread
+    # GIVEN a generator that is running in one thread
     busy, go_on = threading.Event(), threading.Event()
 
     @span("two threads")
@@ -200,7 +197,7 @@ def test_a_generator_that_two_threads_advance() -> None:
     thread = threading.Thread(target=lambda: got.append(next(generator)))
     thread.start()
     busy.wait()
-    # WHEN the other thread asks meanwhile, and then goes on with it
+    # WHEN the other thread calls it in the meantime, and then continues with it
     with pytest.raises(ValueError, match="already executing"):
         next(generator)
     go_on.set()
@@ -233,7 +230,7 @@ def test_generators_that_can_be_awaited() -> None:
 
 
 class _Node:
-    """Part of a cycle that brings itself back when it is finalized."""
+    """Part of a cycle that resurrects itself when it is finalized."""
 
     saved: list[_Node] = []  # noqa: RUF012
 
@@ -266,8 +263,8 @@ def test_a_suspended_generator_in_a_cycle_is_collected() -> None:
     assert _core.open_spans() == []
 
 
-def test_a_generator_that_comes_back_from_the_collector() -> None:
-    # GIVEN a suspended generator in a cycle whose finalizer brings all of it back
+def test_a_generator_that_is_resurrected_by_the_collector() -> None:
+    # GIVEN a suspended generator in a cycle whose finalizer resurrects all of it
     @span("comes back")
     def generate(node: _Node) -> Iterator[int]:
         yield 1
@@ -280,7 +277,7 @@ def test_a_generator_that_comes_back_from_the_collector() -> None:
 
     gc.collect()
     (back,) = _Node.saved
-    # THEN whatever it does now, it does without harm, and the span has ended
+    # THEN it can still be used without harm, and the span has ended
     assert back.generator is not None
     repr(back.generator)
     isinstance(back.generator, types.GeneratorType)
@@ -293,7 +290,7 @@ def test_a_generator_that_comes_back_from_the_collector() -> None:
 
 
 def test_arguments_live_no_longer_than_without_a_span() -> None:
-    # GIVEN a debug generator, whose arguments the signature looks at
+    # GIVEN a debug generator, whose arguments the signature reads
     stagespan.set_debug(True)
 
     class Argument:
@@ -314,7 +311,7 @@ def test_arguments_live_no_longer_than_without_a_span() -> None:
     generator = generate(Argument())
     assert next(generator) == 1
     next(generator)
-    # THEN what the hooks keep goes with the end of the run at the latest
+    # THEN what the hooks keep is released when the run ends at the latest
     list(generator)
     gc.collect()
     assert Argument.alive == 0

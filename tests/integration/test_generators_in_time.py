@@ -1,4 +1,4 @@
-"""Timed generators: suspended time, and whose parent they are."""
+"""Timed generators: suspended time, and their parents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MS = 1_000_000
 
 @span("counts")
 def counts(n: int) -> Generator[int, Any, str]:
-    """Yield numbers, and tell what was sent."""
+    """Yield numbers, and store what was sent."""
     sent = []
     for i in range(n):
         sent.append((yield i))  # noqa: PERF401
@@ -29,7 +29,7 @@ def counts(n: int) -> Generator[int, Any, str]:
 
 
 def test_time_between_turns_is_suspended() -> None:
-    # GIVEN a generator that works for a moment in each turn, and a consumer that takes longer
+    # GIVEN a generator that works for a short time in each turn, and a slower consumer
     @span("generates")
     def generate() -> Iterator[int]:
         for i in range(3):
@@ -49,7 +49,7 @@ def test_time_between_turns_is_suspended() -> None:
     assert_closed()
 
 
-def test_a_generator_is_nobodys_parent_between_its_turns() -> None:
+def test_a_generator_is_not_a_parent_between_its_turns() -> None:
     @span("generates")
     def generate() -> Iterator[int]:
         for i in range(2):
@@ -103,7 +103,7 @@ def test_spans_that_are_open_between_turns_stay_in_their_generator() -> None:
 
 
 def test_a_block_of_a_generator_that_the_consumer_ends() -> None:
-    # GIVEN a span that a generator enters and hands out
+    # GIVEN a span that a generator enters and yields
     @span("generates")
     def generate() -> Iterator[_core.Span]:
         yield span("handed out").__enter__()
@@ -129,7 +129,7 @@ def test_a_block_of_a_generator_that_the_consumer_ends() -> None:
 
 
 def test_blocks_of_a_generator_that_moves_to_another_thread() -> None:
-    # GIVEN a generator that has blocks open while it goes from thread to thread
+    # GIVEN a generator that has blocks open while it moves from thread to thread
     @span("moves")
     def generate() -> Iterator[int]:
         with span("first block"):
@@ -146,7 +146,7 @@ def test_blocks_of_a_generator_that_moves_to_another_thread() -> None:
         thread.join()
         with span("here"):
             pass
-    # THEN every block that began and ended is recorded or counted, and nothing stays open
+    # THEN every block that began and ended is recorded or counted, and none stays open
     assert count("moves") == 1
     assert parents()["here"] == {None}
     assert eventually(lambda: _core.open_spans() == [])
@@ -154,7 +154,7 @@ def test_blocks_of_a_generator_that_moves_to_another_thread() -> None:
 
 
 def test_interleaved_generators() -> None:
-    # GIVEN many timed generators with blocks in them that are open between turns
+    # GIVEN many timed generators with blocks that are open between turns
     @span("generates")
     def generate(name: str, n: int) -> Iterator[int]:
         with span(name):
@@ -162,7 +162,7 @@ def test_interleaved_generators() -> None:
                 with span(f"step of {name}"):
                     yield i
 
-    # WHEN they take turns, and end one after the other
+    # WHEN they take turns, and end one after another
     with span("consumer"):
         generators = [generate(f"g{n}", n) for n in range(1, 9)]
         turns = [
@@ -184,7 +184,7 @@ def test_interleaved_generators() -> None:
 
 
 def test_blocks_of_interleaved_generators_end_their_own_spans() -> None:
-    # GIVEN plain generators that each build their own span, and keep it open between their turns
+    # GIVEN plain generators that each create their own span, and keep it open between their turns
     def generate(name: str, turns: int) -> Iterator[None]:
         with span(name):
             for _ in range(turns):
@@ -209,7 +209,7 @@ def test_blocks_of_interleaved_generators_end_their_own_spans() -> None:
 
 
 def test_turns_that_another_span_drives() -> None:
-    # GIVEN a generator that is begun in a span, driven in another, and ended in the first
+    # GIVEN a generator that begins in one span, is driven in another, and ends in the first
     @span("driven")
     def generate() -> Iterator[int]:
         for i in range(20):

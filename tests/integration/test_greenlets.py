@@ -1,4 +1,4 @@
-"""Greenlets: each has spans and requests of its own, whatever others do between its turns."""
+"""Greenlets: each has its own spans and requests, whatever others do between its turns."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def switch() -> None:
-    """Give the turn back to the greenlet that drives this one."""
+    """Switch back to the greenlet that drives this one."""
     greenlet.getcurrent().parent.switch()
 
 
 def take_turns(*works: Callable[[], object], seed: int = 0) -> None:
-    """Run each in a greenlet of its own, in turns, in a random order."""
+    """Run each in its own greenlet, in turns, in a random order."""
     chance = random.Random(seed)
     alive = [greenlet.greenlet(work) for work in works]
     while alive:
@@ -35,7 +35,7 @@ def take_turns(*works: Callable[[], object], seed: int = 0) -> None:
 
 
 def job(name: str) -> None:
-    """Time a stage with three steps, and give the turn away within each."""
+    """Time a stage with three steps, with a switch inside each."""
     with span(f"job {name}"):
         switch()
         for _ in range(3):
@@ -132,11 +132,11 @@ def test_a_greenlet_takes_the_request_of_its_creator() -> None:
 
 
 def test_spans_of_the_main_greenlet_stay_its_own() -> None:
-    # GIVEN a greenlet that is suspended inside of a span
+    # GIVEN a greenlet that is suspended inside a span
     suspended = greenlet.greenlet(lambda: job("suspended"))
     suspended.switch()
     suspended.switch()
-    # WHEN the main greenlet opens spans meanwhile, and the other one goes on in between
+    # WHEN the main greenlet opens spans, and the other one continues in between
     with span("main"):
         while not suspended.dead:
             with span("in main"):
@@ -190,12 +190,12 @@ def test_a_greenlet_that_is_killed_ends_its_spans() -> None:
     for one in (killed, dropped):
         one.switch()
         one.switch()
-    # WHEN one is killed, and nobody refers to the other any more
+    # WHEN one is killed, and the last reference to the other is dropped
     with span("main"):
         killed.throw()
         del dropped, one
         gc.collect()
-    # THEN their spans have ended, where they belong
+    # THEN their spans have ended with the right parents
     for name in ("killed", "dropped"):
         assert only(f"job {name}").parent == 0
         assert only(f"step {name}").parent == only(f"job {name}").id
@@ -220,8 +220,8 @@ def test_a_greenlet_that_raises() -> None:
     assert not only("main").failed
 
 
-def test_greenlets_in_a_context_of_their_own() -> None:
-    # GIVEN greenlets that run in copies of contexts, as some frameworks have them
+def test_greenlets_with_their_own_context() -> None:
+    # GIVEN greenlets that run in copies of contexts, as in some frameworks
     def in_copy(name: str) -> Callable[[], object]:
         copied = contextvars.copy_context()
         return lambda: copied.run(job, name)
@@ -235,7 +235,7 @@ def test_greenlets_in_a_context_of_their_own() -> None:
 
 
 def test_two_greenlets_that_share_a_context_are_one() -> None:
-    # GIVEN a greenlet that runs in the context of the code which waits for it, as SQLAlchemy's do
+    # GIVEN a greenlet that runs in the context of the code that waits for it, as in SQLAlchemy
     def work() -> None:
         with span("shared"):
             pass
@@ -245,16 +245,16 @@ def test_two_greenlets_that_share_a_context_are_one() -> None:
     with span("outer"):
         one.gr_context = greenlet.getcurrent().gr_context
         one.switch()
-    # THEN its time is a part of the time of the code that waits
+    # THEN its time is part of the time of the waiting code
     assert parents()["shared"] == {"outer"}
     stages = _core.snapshot().stages()
     assert stages["outer"].children_ns == stages["shared"].total_ns
 
 
 def test_nothing_of_a_greenlet_is_kept() -> None:
-    # GIVEN what many greenlets leave behind
+    # GIVEN objects of many greenlets
     class Marker:
-        """Something that a greenlet's context refers to."""
+        """An object that a greenlet's context refers to."""
 
     markers = []
     variable: contextvars.ContextVar[Marker] = contextvars.ContextVar("marker")
@@ -267,7 +267,7 @@ def test_nothing_of_a_greenlet_is_kept() -> None:
 
     for _ in range(5):
         take_turns(*[work] * 10)
-    # THEN nobody else refers to their contexts
+    # THEN their contexts have no other references
     import sys
 
     assert {sys.getrefcount(markers[i]) for i in range(len(markers))} == {2}
@@ -312,9 +312,9 @@ GEVENT_JOBS = """
 def test_gevent(tmp_path: Path) -> None:
     pytest.importorskip("gevent")
     # WHEN a program spawns greenlets, in a span, in a request, and in neither
-    said = in_child(GEVENT_JOBS, tmp_path)
+    output = in_child(GEVENT_JOBS, tmp_path)
 
-    assert said == [
+    assert output == [
         "True",
         "True {None}",
         "True 22",
@@ -325,7 +325,7 @@ def test_gevent(tmp_path: Path) -> None:
 
 def test_greenlet_that_is_imported_late(tmp_path: Path) -> None:
     # GIVEN a program that opens spans before it imports greenlet
-    said = in_child(
+    output = in_child(
         """
         import stagespan as s
         with s.span("early"):
@@ -345,4 +345,4 @@ def test_greenlet_that_is_imported_late(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert said == ["[('a', 0), ('b', 0), ('early', 0)]"]
+    assert output == ["[('a', 0), ('b', 0), ('early', 0)]"]

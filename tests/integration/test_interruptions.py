@@ -1,4 +1,4 @@
-"""Signal handlers and finalizers in the middle of stagespan's own code, and readers beside it."""
+"""Signal handlers and finalizers in the middle of stagespan's own code, and concurrent readers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-# Runs `handler` at each line that `work` comes to, in the package and in logging below it, as a
-# signal handler may run there. What hangs is ended, with the stacks of all threads.
+# Runs `handler` at each line that `work` reaches in the package and in logging, like a signal
+# handler. If it hangs, it is ended, with the stacks of all threads.
 AT_EACH_LINE = """
 import faulthandler, logging, os, sys
 faulthandler.dump_traceback_later(100, exit=True)
@@ -64,7 +64,7 @@ def all_calls():
 
 
 def run(code: str, folder: Path, *options: str) -> str:
-    """Run a program; what it says on stderr, such as stacks of what hung, is a failure."""
+    """Run a program; output on stderr, such as the stacks of a hang, is a failure."""
     script = folder / "script.py"
     script.write_text(textwrap.dedent(code))
     done = subprocess.run(
@@ -110,7 +110,7 @@ WORK = {
     [pytest.param(name, marks=[pytest.mark.slow] * (name in TAKES_SECONDS)) for name in WORK],
 )
 def test_a_signal_handler_may_do_anything_at_any_line(work: str, tmp_path: Path) -> None:
-    # GIVEN all that a handler may call, called before
+    # GIVEN all that a handler may call, called once before
     code = f"""
 stagespan.set_debug()
 all_calls()
@@ -155,8 +155,7 @@ assert [t.name for t in threading.enumerate()].count("stagespan") == 1
 
 
 def test_a_report_in_a_signal_handler_does_not_wait_for_a_log_handler(tmp_path: Path) -> None:
-    # GIVEN a program that is interrupted inside of a handler of logging, for which the service
-    # thread waits
+    # GIVEN a program that is interrupted inside a log handler for which the service thread waits
     lines = run(
         """
         import faulthandler, logging, threading, time
@@ -216,7 +215,7 @@ class Model:
 
 
 def test_finalizers_run_stages_in_the_middle_of_debug_mode(tmp_path: Path) -> None:
-    # GIVEN collections anywhere in the code, where Python allows that
+    # GIVEN collections anywhere in the code, if Python allows that
     run(
         FINALIZERS
         + textwrap.dedent(
@@ -244,7 +243,7 @@ def test_finalizers_run_stages_in_the_middle_of_debug_mode(tmp_path: Path) -> No
 
 
 def test_finalizers_run_stages_in_the_middle_of_tasks(tmp_path: Path) -> None:
-    # GIVEN tasks, whose spans make objects when they open and close
+    # GIVEN tasks whose spans create objects when they open and close
     run(
         FINALIZERS
         + textwrap.dedent(
@@ -280,8 +279,8 @@ def test_finalizers_run_stages_in_the_middle_of_tasks(tmp_path: Path) -> None:
 # --- readers --------------------------------------------------------------------------------------
 
 
-def test_a_window_and_a_snapshot_that_is_taken_meanwhile(tmp_path: Path) -> None:
-    # GIVEN rings that have wrapped, so that windows are counted from snapshots
+def test_a_window_and_a_snapshot_that_is_taken_at_the_same_time(tmp_path: Path) -> None:
+    # GIVEN rings that have wrapped, so that windows are computed from snapshots
     code = """
 from stagespan import _core, service
 def snapshot():

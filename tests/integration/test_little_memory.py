@@ -1,4 +1,4 @@
-"""A process that may not have all the memory that it asks for goes on."""
+"""A process that does not get all the memory it asks for continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-# Python itself must be there before the limit: it is the recorder that is looked at here.
+# Python itself must be loaded before the limit, because the recorder is tested here.
 LIMITED = """
 import json, resource, sys, warnings
 from pathlib import Path
@@ -20,7 +20,7 @@ def addresses():
 import numpy, msgspec, threading, logging, concurrent.futures
 more = int(sys.argv[1]) << 20
 resource.setrlimit(resource.RLIMIT_AS, (addresses() + more, -1))
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     import stagespan
     from stagespan import _core
@@ -37,7 +37,7 @@ def function():
 
 assert function() == 7
 print(json.dumps({
-    "told": [str(warning.message) for warning in told],
+    "warnings": [str(warning.message) for warning in warned],
     "arena": _core.arena_info(),
     "counts": {name: stage.count for name, stage in stagespan.stats().items()},
     "spans": len(stagespan.spans()),
@@ -61,38 +61,39 @@ def run(program: str, *arguments: str, **variables: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("more_mib", [600, 300, 200, 120])
-def test_where_addresses_are_refused_it_works_with_smaller_rings(more_mib: int) -> None:
-    # GIVEN a process with so many MiB of address space left
+def test_with_little_address_space_it_uses_smaller_rings(more_mib: int) -> None:
+    # GIVEN a process with this many MiB of address space left
     # WHEN it imports stagespan, and times
     found = run(LIMITED, str(more_mib))
 
-    # THEN nothing is missing but old spans
-    assert found["told"] == []
+    # THEN only old spans are missing
+    assert found["warnings"] == []
     assert found["enabled"]
     assert found["counts"] == {"outer": 1, "inner": 300, "token": 1, "function": 1}
     assert found["spans"] == min(303, found["arena"]["ring_spans"])
-    # THEN what was reserved fits, and says how much that is
+    # THEN what was reserved fits, and its size is reported
     assert found["arena"]["size_bytes"] <= more_mib << 20
     assert found["arena"]["frames_per_thread"] >= 256
     if more_mib >= 600:
         assert found["arena"]["ring_spans"] == 8192
 
 
-def test_where_no_recording_fits_the_program_runs_and_is_told_why() -> None:
-    # GIVEN a process with hardly any address space left
+def test_without_memory_for_a_recording_the_program_runs_and_a_warning_says_why() -> None:
+    # GIVEN a process with almost no address space left
     # WHEN it imports stagespan
     found = run(LIMITED, "40")
 
-    # THEN all that it times runs, nothing is recorded, and one sentence says why
+    # THEN its code runs, nothing is recorded, and one sentence says why
     assert found["counts"] == {}
     assert found["arena"] == {}
     assert not found["enabled"]
-    (sentence,) = found["told"]
+    (sentence,) = found["warnings"]
     assert "MiB of address space" in sentence
     assert "ulimit -v" in sentence
 
 
-# Threads are started before: what is refused is the memory of a thread's first span.
+# The thread is started before, and both wait with plain locks, because an Event allocates while it
+# waits.
 EXHAUSTED = """
 import json, resource, threading, time
 from pathlib import Path
@@ -100,7 +101,9 @@ from pathlib import Path
 import stagespan
 from stagespan import _core
 
-go, done, again, over = (threading.Event() for _ in range(4))
+go, done, again, over = (threading.Lock() for _ in range(4))
+for lock in (go, done, again, over):
+    lock.acquire()
 results = []
 
 @stagespan.span("generator")
@@ -109,7 +112,7 @@ def generator():
     yield 2
 
 def body():
-    go.wait()
+    go.acquire()
     try:
         for _ in range(10):
             with stagespan.span("short"):
@@ -119,13 +122,13 @@ def body():
         stagespan.end(stagespan.begin("token"))
         results.append(sum(generator()))
     finally:
-        done.set()
-    again.wait()
+        done.release()
+    again.acquire()
     with stagespan.span("later"):
         pass
-    over.set()
+    over.release()
 
-thread = threading.Thread(target=body)
+thread = threading.Thread(target=body, daemon=True)  # an error of the main thread ends the program
 thread.start()
 with stagespan.span("known"):
     pass
@@ -133,24 +136,29 @@ for name in ("short", "logged", "token", "generator", "later"):
     stagespan.record(name, time.time_ns(), time.time_ns())
 before = _core.lost()["memory"]
 counts = {name: stage.count for name, stage in _core.snapshot().stages().items()}
+# Python's own objects find a place here: every second small one is freed, and the large one later.
+small = [bytes(size) for size in range(0, 480, 16) for _ in range(400)]
+del small[::2]
+large = bytearray(1 << 13)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
 held = []
 resource.setrlimit(resource.RLIMIT_AS, (used, -1))
 size = 1 << 24
-while size >= 1 << 14:  # small objects of Python itself still find a place
+while size >= 1 << 14:
     try:
         held.append(bytearray(size))
     except MemoryError:
         size //= 2
-go.set()
-done.wait()
-lost = _core.lost()["memory"] - before
+del large
+go.release()
+done.acquire()
 with stagespan.span("known"):
     pass
 resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
 del held
-again.set()
-over.wait()
+lost = _core.lost()["memory"] - before
+again.release()
+over.acquire()
 thread.join()
 after = {name: stage.count for name, stage in _core.snapshot().stages().items()}
 print(json.dumps({
@@ -161,17 +169,17 @@ print(json.dumps({
 """
 
 
-def test_spans_for_which_there_is_no_memory_are_lost_and_counted_if_any() -> None:
+def test_spans_without_memory_are_timed_or_counted_as_lost() -> None:
     # GIVEN a thread that opens its first span when no memory is left
-    # WHEN it runs, and memory comes back
+    # WHEN it runs, and memory becomes free again
     found = run(EXHAUSTED, MALLOC_ARENA_MAX="1")
 
-    # THEN its own work was done, and its spans were timed with what was reserved before, or counted
+    # THEN its own work was done, and its spans were timed with memory reserved before, or counted
     assert found["results"] == [3]
     new = found["new"]
     assert (new["short"], new["generator"]) in ((0, 0), (10, 1))
     assert new["short"] == 10 or found["lost"] >= 12
-    # THEN others went on, and so does the thread later
+    # THEN other threads continued, and so does this thread later
     assert new["known"] == 1
     assert new["later"] == 1
 
@@ -221,7 +229,7 @@ print(json.dumps({
 """
 
 
-def test_tasks_for_which_there_is_no_memory_are_timed_without_a_scope_of_their_own() -> None:
+def test_tasks_without_memory_are_timed_without_their_own_scope() -> None:
     found = run(TASKS, MALLOC_ARENA_MAX="1")
 
     assert found["count"] + found["lost"] + found["refused"] >= 3001

@@ -1,4 +1,4 @@
-"""The spans of a recording in a trace that torch.profiler has written."""
+"""Adding the spans of a recording to a trace that torch.profiler has written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ with stagespan.span("open"):
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
-    """A trace, and the process that wrote it, which still runs."""
+    """A trace, and the process that wrote it and still runs."""
     folder = tmp_path_factory.mktemp("traced")
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "trace.json"],
@@ -77,10 +77,9 @@ def test_spans_of_the_trace_s_process_are_added_by_the_clock(traced: tuple[Path,
     names = live.stage_names()
     recorded = {names[row["stage"]]: row for row in live.spans()}
 
-    # WHEN
     done = run(path)
 
-    # THEN the spans within the trace are in a file beside it, also the one that is open
+    # THEN the spans within the trace are in a file in the same folder, including the open one
     assert done.exit_code == 0, done.output
     merged_path = path.with_name("trace_spans.json.gz")
     assert done.output == f"Added 3 spans of process {pid}: {merged_path}\n"
@@ -91,7 +90,7 @@ def test_spans_of_the_trace_s_process_are_added_by_the_clock(traced: tuple[Path,
     drawn = {e["name"]: e for e in entries if e["pid"] == "stagespan" and e["ph"] == "X"}
     assert set(drawn) == {"open", "here", "there"}
     assert drawn["open"]["args"]["unfinished"] is True
-    # AND they have their own times (each copy of a recording reads the clock anew) and threads
+    # AND they have their own times (each copy of a recording reads the clock again) and threads
     rows = {after.names[code]: row for row, code in enumerate(after.events.name)}
     for name in ("here", "there"):
         row, span = rows[name], recorded[name]
@@ -103,7 +102,7 @@ def test_spans_of_the_trace_s_process_are_added_by_the_clock(traced: tuple[Path,
         e["args"]["name"] for e in entries if e["name"] == "thread_name" and e["pid"] == "stagespan"
     }
     assert {f"MainThread {pid}", f"other {recorded['there']['thread']}"} <= tracks
-    # AND the product of two matrices lies within the span that it ran in
+    # AND the product of two matrices is within the span in which it ran
     products = [
         row for row, code in enumerate(after.events.name) if after.names[code] == "aten::mm"
     ]
@@ -125,7 +124,7 @@ def test_the_recording_and_the_file_can_be_named(traced: tuple[Path, int], tmp_p
     assert {e["name"] for e in entries if e["pid"] == "stagespan" and e["ph"] == "X"} == {
         *("open", "here", "there"),
     }
-    # AND a trace that has spans does not get them twice
+    # AND a trace that already has spans does not get them twice
     done = run(tmp_path / "merged.json", "--recording", str(pid))
     assert done.exit_code == 2
     assert "already contains the spans of stagespan." in done.output
@@ -146,6 +145,6 @@ def test_what_cannot_be_merged_is_refused(traced: tuple[Path, int], tmp_path: Pa
     assert f"No span of process {pid} overlaps" in refusal(late, "--recording", str(pid))
     assert "contains no events" in refusal({**content, "traceEvents": []})
     nobody = [{**event, "pid": "x"} for event in content["traceEvents"]]
-    assert "does not say which process it is of" in refusal({**content, "traceEvents": nobody})
+    assert "does not contain a process id" in refusal({**content, "traceEvents": nobody})
     assert run(tmp_path / "none.json").exit_code == 2
     assert run(path, "--recording", str(tmp_path / "none")).exit_code == 2

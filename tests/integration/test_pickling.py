@@ -1,4 +1,4 @@
-"""Contexts and decorated functions travel to other processes; what is open stays behind."""
+"""Contexts and decorated functions can be sent to other processes; open spans are not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONTEXTS = [
 
 
 def parameters(context: _core.Span) -> tuple[object, ...]:
-    """All that a context was made of."""
+    """Return all parameters of a context."""
     return (
         context.name,
         context.kind,

@@ -1,4 +1,4 @@
-"""Ends of processes: signals, threads still at work, strict interpreters."""
+"""Ends of processes: signals, threads that are still running, strict interpreters."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ AT_WORK = {
 @pytest.mark.slow
 @pytest.mark.parametrize("what", AT_WORK)
 def test_the_interpreter_ends_while_daemon_threads_are_at_work(what: str, tmp_path: Path) -> None:
-    # GIVEN daemon threads in the middle of something
+    # GIVEN daemon threads in the middle of work
     code = f"""
 import asyncio, threading, time, stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, span
@@ -75,11 +75,11 @@ for _ in range(4):
 time.sleep(0.1)
 print("done")
 """
-    # WHEN the program ends, a few times
+    # WHEN the program ends, several times
     for _ in range(3):
         (tmp_path / "out").mkdir(exist_ok=True)
         done = python(code, tmp_path, STAGESPAN_OUTPUT_DIR=str(tmp_path / "out"))
-        # THEN it ends well, without a word
+        # THEN it ends normally, without output
         assert done.stdout == "done\n"
 
 
@@ -130,8 +130,8 @@ def test_exit_codes_are_kept(how: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_end_a_program_as_ever(number: signal.Signals, tmp_path: Path) -> None:
-    # GIVEN a program inside of spans, with the service thread running
+def test_signals_end_a_program_as_without_stagespan(number: signal.Signals, tmp_path: Path) -> None:
+    # GIVEN a program inside spans, with the service thread running
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -247,7 +247,7 @@ EVERYTHING = """
     ids=" ".join,
 )
 def test_everything_under_strict_interpreters(options: tuple[str, ...], tmp_path: Path) -> None:
-    # WHEN everything is used once, where Python checks memory and warns of everything
+    # WHEN everything is used once, with Python's memory checks and all warnings
     done = python(
         EVERYTHING,
         tmp_path,
@@ -258,17 +258,17 @@ def test_everything_under_strict_interpreters(options: tuple[str, ...], tmp_path
     assert done.stdout == "done\n"
 
 
-def test_memory_that_cannot_be_had(tmp_path: Path) -> None:
-    # GIVEN a process that may not have the memory of a recorder
+def test_memory_that_is_refused(tmp_path: Path) -> None:
+    # GIVEN a process that does not get enough memory for a recorder
     lines = in_child(
         """
         import numpy, resource, sys, warnings
         limit = int(open("/proc/self/statm").read().split()[0]) * 4096 + 50 * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             import asyncio, stagespan
-        print(len(told))
+        print(len(warned))
         from stagespan import ProfilingContext, begin, end, record, request, span
         @span("function")
         def function():
@@ -287,7 +287,7 @@ def test_memory_that_cannot_be_had(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN it is told so once, records nothing, and goes on
+    # THEN there is one warning, nothing is recorded, and the program continues
     assert lines == ["1", "False 0 0", "[]"]
 
 
@@ -317,5 +317,5 @@ def test_another_interpreter_is_refused(tmp_path: Path) -> None:
         "-W",
         "ignore",
     )
-    # THEN it says so, and the main one goes on
+    # THEN it says so, and the main interpreter continues
     assert lines == ["True", "1"]

@@ -1,4 +1,4 @@
-"""`spans()`: times that stay the same, each span once by a cursor; ids of requests."""
+"""`spans()`: times that do not change, a cursor that reads each span once, and ids of requests."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def work(name: str) -> None:
 
 
 def test_a_spans_times_are_the_same_in_each_reading(tmp_path: Path) -> None:
-    # GIVEN a process that reads all the time, from its first spans on, and that also records past
-    # spans
-    said = in_child(
+    # GIVEN a process that reads all the time, from its first spans on, and also records past spans
+    output = in_child(
         """
         import random, time
         import stagespan as s
@@ -66,7 +65,7 @@ def test_a_spans_times_are_the_same_in_each_reading(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert said == ["0 True True", "True", "True"]
+    assert output == ["0 True True", "True", "True"]
 
 
 def test_open_spans_begin_when_their_records_do() -> None:
@@ -84,7 +83,7 @@ def test_open_spans_begin_when_their_records_do() -> None:
 # --- each once ------------------------------------------------------------------------------------
 
 
-def test_a_cursor_gives_each_span_once() -> None:
+def test_a_cursor_returns_each_span_once() -> None:
     cursor = SpanCursor()
     work("first")
 
@@ -94,7 +93,7 @@ def test_a_cursor_gives_each_span_once() -> None:
         work("inner")
         second = stagespan.spans(since=cursor)
     third = stagespan.spans(since=cursor)
-    # THEN a span comes when it has ended
+    # THEN a span is read after it has ended
     names = stagespan.stage_names()
     assert [[names[row["stage"]] for row in rows] for rows in (first, second, third)] == [
         ["first"],
@@ -117,18 +116,18 @@ def test_each_reader_has_its_own_cursor() -> None:
     assert len(stagespan.spans(since=first)) == 0
 
 
-def test_what_a_ring_has_lost_is_counted() -> None:
+def test_overwritten_spans_are_counted() -> None:
     ring = _core.arena_info()["ring_spans"]
     cursor = SpanCursor()
     work("early")
     assert len(stagespan.spans(since=cursor)) == 1
-    # WHEN more spans end than a ring holds
+    # WHEN more spans end than fit into a ring
     for _ in range(ring + 100):
         work("many")
 
     assert len(stagespan.spans(since=cursor)) == ring
     assert cursor.overwritten == 100
-    # THEN a reset is not a loss
+    # THEN a reset does not count as a loss
     work("gone")
     _core.reset()
     work("new")
@@ -136,7 +135,7 @@ def test_what_a_ring_has_lost_is_counted() -> None:
     assert cursor.overwritten == 100
 
 
-def test_a_cursor_is_what_since_takes() -> None:
+def test_since_takes_only_a_cursor() -> None:
     for wrong in (7, 1.5, "id"):
         with pytest.raises(TypeError, match="takes a SpanCursor"):
             stagespan.spans(since=wrong)  # type: ignore[arg-type]
@@ -144,7 +143,7 @@ def test_a_cursor_is_what_since_takes() -> None:
 
 
 def read_all(cursors: list[SpanCursor], pause_s: float, threads: int) -> list[list[int]]:
-    """Read with each cursor while threads write; the ids that each cursor gave."""
+    """Read with each cursor while threads write; return the ids that each cursor read."""
     each, found = 30_000, [[] for _ in cursors]
     writers_left = threading.Semaphore(0)
 
@@ -187,32 +186,32 @@ def read_all(cursors: list[SpanCursor], pause_s: float, threads: int) -> list[li
 
 
 def test_each_span_once_while_four_threads_write() -> None:
-    # GIVEN two readers, of whom one is too slow for the rings
+    # GIVEN two readers, of which one is too slow for the rings
     quick, slow = SpanCursor(), SpanCursor()
 
     (quick_ids,) = read_all([quick], 0.0005, threads=4)
     written = 4 * 30_000
-    # THEN none comes twice, and none is missing but those that were overwritten
+    # THEN none is read twice, and only overwritten ones are missing
     assert len(set(quick_ids)) == len(quick_ids)
     assert len(quick_ids) + quick.overwritten == written
-    # THEN what comes too late is counted
+    # THEN those that were overwritten are counted
     slow_ids = stagespan.spans(since=slow)["id"].tolist()
     assert len(slow_ids) + slow.overwritten == written
     assert slow.overwritten > 0
 
 
 def test_two_threads_with_one_cursor() -> None:
-    # GIVEN one cursor that two threads read with
+    # GIVEN one cursor that two threads use
     shared = SpanCursor()
 
     first, second = read_all([shared, shared], 0.0, threads=2)
-    # THEN each span came to one of them, once
+    # THEN each span was read by one of them, once
     assert max(Counter([*first, *second]).values()) == 1
     assert len(first) + len(second) + shared.overwritten == 2 * 30_000
 
 
 def test_a_forked_child_reads_its_own_spans(tmp_path: Path) -> None:
-    said = in_child(
+    output = in_child(
         """
         import os
         import stagespan as s
@@ -233,13 +232,13 @@ def test_a_forked_child_reads_its_own_spans(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert said == ["['childs'] 0", "1"]
+    assert output == ["['childs'] 0", "1"]
 
 
 # --- requests -------------------------------------------------------------------------------------
 
 
-def test_numbers_of_requests_lead_to_their_ids() -> None:
+def test_request_numbers_map_to_their_ids() -> None:
     with request("first"):
         work("in the first")
         with request("second") as second:
@@ -256,8 +255,8 @@ def test_numbers_of_requests_lead_to_their_ids() -> None:
     assert {one["request_number"]: one["request_id"] for one in reported}.items() <= ids.items()
 
 
-def test_ids_of_requests_take_no_more_room_than_they_may() -> None:
-    # GIVEN a request that stays open while very many others begin and end
+def test_ids_of_requests_take_bounded_memory() -> None:
+    # GIVEN a request that stays open while many others begin and end
     with request("long") as long:
         for i in range(17_000):
             with request(f"r{i}"):
@@ -273,7 +272,7 @@ def test_ids_of_requests_take_no_more_room_than_they_may() -> None:
     assert stagespan.request_ids()[number] == "long"
 
 
-def test_open_spans_tell_their_request() -> None:
+def test_open_spans_have_their_request() -> None:
     # GIVEN spans that are open in two threads, detached, and in no request
     entered, leave = threading.Event(), threading.Event()
 
@@ -301,7 +300,7 @@ def test_open_spans_tell_their_request() -> None:
     assert lost() == {}
 
 
-def test_log_records_tell_their_request(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_records_have_their_request(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stagespan")
 
     with request("r"), stagespan.ProfilingContext("in a request"):

@@ -1,22 +1,23 @@
 """Runs the code blocks of README.md and docs/*.md, so that what they show is what happens.
 
 Every fenced block marked ``python`` or ``console`` runs, in order, in a temporary folder that the
-blocks of one document share; blocks in other languages are only text. In a ``console`` block, lines
-that begin with ``$ `` are commands (a line ending in a backslash goes on in the next), and what
-stands below a command is its output (stdout and stderr together); without such lines only the exit
-status is looked at, which must be 0. In expected output ``...`` stands for any text, also over
-several lines, and blanks at the ends of lines do not count.
+blocks of one document share. Blocks in other languages are not run. In a ``console`` block, lines
+that begin with ``$ `` are commands (a backslash at the end continues a command on the next line),
+and the lines below a command are its expected output (stdout and stderr together). Without such
+lines only the exit status is checked, which must be 0. In expected output, ``...`` matches any
+text, also across lines, and spaces at the ends of lines are ignored.
 
-An HTML comment directly above a block, which readers of the page never see, changes this:
+An HTML comment directly above a block, which is not visible on the page, is a directive:
 
 ``<!-- run: skip, REASON -->``      the block does not run; the reason is listed at the end
 ``<!-- run: file NAME -->``         any block: its text is written to this file, not run
 ``<!-- run: continue -->``          a ``python`` block: the ``python`` block before it runs first
 ``<!-- run: output -->``            any block: what the ``python`` block before it printed on stdout
 ``<!-- run: env NAME=VALUE ... -->`` runs with these variables
-``<!-- run: torch -->``             skipped where torch is not installed
-``<!-- run: figures -->``           in the output, numbers, and how wide columns are, may differ
-Several may stand above one block.
+``<!-- run: torch -->``             skipped if torch is not installed
+``<!-- run: figures -->``           numbers, their units of time, the widths of columns and line
+                                    breaks in the output may differ
+A block may have several directives.
 """
 
 from __future__ import annotations
@@ -49,27 +50,27 @@ _FENCE = re.compile(r"(\s*)(`{3,}|~{3,})\s*([\w+-]*)\s*")
 
 @dataclass
 class Block:
-    """A fenced block: its language, text, the line that it begins in, and what it was told."""
+    """A fenced block: its language, text, first line, and directives."""
 
     language: str
     text: str
     line: int
-    orders: list[tuple[str, str]] = field(default_factory=list)
+    directives: list[tuple[str, str]] = field(default_factory=list)
 
-    def order(self, name: str) -> str | None:
-        """What follows an order's name; None when it was not given."""
-        return next((rest for given, rest in self.orders if given == name), None)
+    def directive(self, name: str) -> str | None:
+        """Return what follows a directive's name; None if it was not given."""
+        return next((rest for given, rest in self.directives if given == name), None)
 
 
 def blocks_of(document: str) -> list[Block]:
-    """All fenced blocks of a Markdown text."""
+    """Return all fenced blocks of a Markdown text."""
     blocks: list[Block] = []
-    orders: list[tuple[str, str]] = []
+    directives: list[tuple[str, str]] = []
     lines = iter(enumerate(document.splitlines(), 1))
     for number, line in lines:
         if comment := _COMMENT.fullmatch(line):
             name, _, rest = comment.group(1).replace(",", " ", 1).partition(" ")
-            orders.append((name, rest.strip()))
+            directives.append((name, rest.strip()))
         elif fence := _FENCE.fullmatch(line):
             indent, mark, language = fence.groups()
             body = []
@@ -77,15 +78,15 @@ def blocks_of(document: str) -> list[Block]:
                 if inner.strip() == mark:
                     break
                 body.append(inner.removeprefix(indent))
-            blocks.append(Block(language, "\n".join(body) + "\n", number, orders))
-            orders = []
+            blocks.append(Block(language, "\n".join(body) + "\n", number, directives))
+            directives = []
         elif line.strip():
-            orders = []
+            directives = []
     return blocks
 
 
 def commands_of(text: str) -> list[tuple[str, str]]:
-    """The commands of a console block, each with the output that is expected of it."""
+    """Return the commands of a console block, each with its expected output."""
     found: list[tuple[str, list[str]]] = []
     lines = iter(text.splitlines())
     for line in lines:
@@ -102,30 +103,38 @@ def commands_of(text: str) -> list[tuple[str, str]]:
 def matches(expected: str, printed: str, any_figures: bool = False) -> bool:
     """Whether the output is the expected one, ``...`` standing for any text, or for no line.
 
-    With ``any_figures`` a number stands for any number, blanks and rules for any amount of them.
+    With ``any_figures`` a number matches any number in any unit of time, a rule matches a rule of
+    any length, and blanks match line breaks, because numbers change where lines break.
     """
-    tidy = [
-        "\n".join(
-            line.strip() if any_figures else line.rstrip() for line in text.strip().splitlines()
-        )
-        for text in (expected, printed)
-    ]
+    if any_figures:
+        tidy = [" ".join(text.split()) for text in (expected, printed)]
+    else:
+        tidy = [
+            "\n".join(line.rstrip() for line in text.strip().splitlines())
+            for text in (expected, printed)
+        ]
     parts = [re.escape(part) for part in tidy[0].split("...")]
     if any_figures:
-        # One pass: what stands for a number must not be taken for text with a number in it.
-        loose = re.compile(
-            r"(?P<number>(?:\\[+-])?\d(?:[\d,]|\\\.(?=\d))*)|(?P<blanks>(?:\\ )+)|(?P<rule>[─━]+)"
-        )
-        stands_for = {"number": r"[+-]?\d[\d,.]*", "blanks": r"[ ]+", "rule": "[─━]+"}
+        # One pass, so that a placeholder is not mistaken for text with a number in it.
+        number = r"(?P<number>(?:\\[+-])?\d(?:[\d,]|\\\.(?=\d))*)"
+        unit = r"(?P<unit>\\ (?:ns|µs|ms|s)\b)"
+        loose = re.compile(f"{number}{unit}?|(?P<rule>[─━]+)")
+        any_number = r"[+-]?\d[\d,.]*"
+        stands_for = {
+            "number": any_number,
+            "unit": f"{any_number} (?:ns|µs|ms|s)",
+            "rule": "[─━]+",
+        }
         parts = [loose.sub(lambda found: stands_for[str(found.lastgroup)], part) for part in parts]
-    # Between two lines, a line `...` may also stand for nothing.
-    pattern = ".*".join(parts).replace("\\\n.*\\\n", "\\\n(?:.*\\\n)?")
+    # A line `...` may also match nothing.
+    between = re.escape(" " if any_figures else "\n")
+    pattern = ".*".join(parts).replace(f"{between}.*{between}", f"{between}(?:.*{between})?")
     return re.fullmatch(pattern, tidy[1], flags=re.DOTALL) is not None
 
 
 @functools.cache
 def preloaded_programs() -> Path:
-    """A folder with `python` and `stagespan` as forks of a process that has imported torch."""
+    """Return a folder with `python` and `stagespan` that fork a process with torch imported."""
     folder = tempfile.TemporaryDirectory(prefix="programs")
     atexit.register(folder.cleanup)
     start = shlex.join(preloaded.python())
@@ -148,34 +157,37 @@ class Runner:
         self.ran = 0
 
     def run(self, block: Block) -> None:
-        """Do what a block asks for; fails the test with the block's place when it goes wrong."""
+        """Run a block; if it goes wrong, fail the test with the block's position."""
         place = f"{self.name}:{block.line}"
         known = {"skip", "file", "continue", "output", "env", "torch", "figures"}
-        any_figures = block.order("figures") is not None
-        unknown = {name for name, _ in block.orders} - known
-        assert not unknown, f"{place}: unknown order {unknown}; the head of this test lists them"
-        if (reason := block.order("skip")) is not None:
+        any_figures = block.directive("figures") is not None
+        unknown = {name for name, _ in block.directives} - known
+        assert not unknown, (
+            f"{place}: unknown directive {unknown}; the head of this test lists them"
+        )
+        if (reason := block.directive("skip")) is not None:
             assert reason, f"{place}: say why the block is skipped"
             self.note_skip(f"{place}: {reason}")
             return
-        if block.order("torch") is not None and importlib.util.find_spec("torch") is None:
+        if block.directive("torch") is not None and importlib.util.find_spec("torch") is None:
             self.note_skip(f"{place}: needs torch")
             self.printed = None
             return
-        programs = None if block.order("torch") is None else preloaded_programs()
-        variables = dict(word.split("=", 1) for word in (block.order("env") or "").split())
-        if (target := block.order("file")) is not None:
+        programs = None if block.directive("torch") is None else preloaded_programs()
+        variables = dict(word.split("=", 1) for word in (block.directive("env") or "").split())
+        if (target := block.directive("file")) is not None:
             path = (self.folder / target).resolve()
             assert path.is_relative_to(self.folder.resolve()), f"{place}: {target} is elsewhere"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
-        elif block.order("output") is not None:
+        elif block.directive("output") is not None:
             if self.printed is not None:
                 self.compare(place, block.text, self.printed, any_figures)
         elif block.language == "python":
-            before = self.program if block.order("continue") is not None else ""
+            before = self.program if block.directive("continue") is not None else ""
             self.program = before + block.text
-            # A file, not `-c`: pickling, new processes and compilers look for the source.
+            # A file and not `-c`, because pickling, new processes and compilers look for the
+            # source.
             script = self.folder / f"_block_{block.line}.py"
             script.write_text(self.program)
             python = [sys.executable] if programs is None else preloaded.python()
@@ -199,9 +211,10 @@ class Runner:
         programs: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the document's folder, with these programs or Python's first on PATH."""
-        # A terminal as wide as the page; colours and screen control would not compare.
+        # A terminal as wide as the page, without colours and screen control, which cannot be
+        # compared.
         environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb"}
-        environment.pop("COLUMNS", None)  # the pages are as wide as they are in any pipe
+        environment.pop("COLUMNS", None)  # pages have the width that they have in a pipe
         folders = [str(programs or ""), str(Path(sys.executable).parent), os.environ["PATH"]]
         environment["PATH"] = os.pathsep.join(filter(None, folders))
         return subprocess.run(
@@ -217,7 +230,7 @@ class Runner:
 
     @staticmethod
     def compare(place: str, expected: str, printed: str, any_figures: bool) -> None:
-        """Fail when the output is not the expected one."""
+        """Fail if the output is not the expected one."""
         same = matches(expected, printed, any_figures)
         assert same, f"{place}: expected\n{expected}\nbut got\n{printed}"
 
@@ -227,7 +240,7 @@ class Runner:
 def test_code_blocks_run_as_shown(
     document: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    # GIVEN a document and an empty folder that looks like a checkout where examples are concerned
+    # GIVEN a document, and an empty folder that looks like a checkout to the examples
     blocks = blocks_of(document.read_text())
     shutil.copytree(
         ROOT / "examples",
@@ -276,6 +289,12 @@ one
 three
 ```
 
+<!-- run: figures -->
+```console
+$ printf 'took 1.5 ms,\\n  20.0 %% of 7.5 ms\\n'
+took 250.0 µs, 3.0 % of 8 ms
+```
+
 <!-- run: file sub/module.py -->
 ```python
 raise RuntimeError("not run")
@@ -301,14 +320,14 @@ def run_sample(text: str, folder: Path) -> tuple[Runner, list[str]]:
 
 
 def test_runner_runs_compares_writes_and_skips(tmp_path: Path) -> None:
-    # GIVEN a document that uses every order
+    # GIVEN a document that uses every directive
     # WHEN it runs
     runner, skipped = run_sample(SAMPLE, tmp_path)
 
-    # THEN two programs and one console ran, a file was written, and one block was left out
-    assert runner.ran == 3
+    # THEN two programs and two consoles ran, a file was written, and one block was left out
+    assert runner.ran == 4
     assert (tmp_path / "sub" / "module.py").read_text() == 'raise RuntimeError("not run")\n'
-    assert skipped == ["sample.md:36: needs a network"]
+    assert skipped == ["sample.md:42: needs a network"]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +337,8 @@ def test_runner_runs_compares_writes_and_skips(tmp_path: Path) -> None:
         ("```console\n$ false\n```\n", "false"),
         ("```console\n$ echo no\nyes\n```\n", "expected"),
         ("```python\nprint(1)\n```\n<!-- run: output -->\n```\n2\n```\n", "expected"),
-        ("<!-- run: sometimes -->\n```python\n```\n", "unknown order"),
+        ("<!-- run: figures -->\n```console\n$ echo 5 MB\n5 ms\n```\n", "expected"),
+        ("<!-- run: sometimes -->\n```python\n```\n", "unknown directive"),
         ("<!-- run: skip -->\n```python\n```\n", "say why"),
         ("<!-- run: file ../out.py -->\n```python\n```\n", "elsewhere"),
     ],

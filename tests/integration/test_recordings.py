@@ -1,4 +1,4 @@
-"""Recordings of real processes that live, end, are killed, hang, or find no room for a file."""
+"""Recordings of processes that live, end, are killed or hang, or have no space for a file."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from stagespan import recording
 from stagespan.errors import StagespanError
 from stagespan.recording import dump
 
-SEQUENCE = (1 << 40) - 1  # of an id: the rest tells threads apart
+SEQUENCE = (1 << 40) - 1  # of an id: the rest distinguishes threads
 
 
 def extents(handle: int) -> list[tuple[int, int]]:
-    """The parts of a file that are not holes: offset and length."""
+    """Return the parts of a file that are not holes, as offset and length."""
     found = []
     end = os.fstat(handle).st_size
     at = 0
     while at < end:
         try:
             begin = os.lseek(handle, at, os.SEEK_DATA)
-        except OSError:  # only a hole is left
+        except OSError:  # the rest is a hole
             break
         at = os.lseek(handle, begin, os.SEEK_HOLE)
         found.append((begin, at - begin))
@@ -94,7 +94,7 @@ WRITERS = """
 def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path: Path) -> None:
     chosen = random.Random(7)
     for _ in range(6):
-        # GIVEN threads that write spans, and note by themselves which have ended
+        # GIVEN threads that write spans, and record separately which ones have ended
         path = tmp_path / "log"
         path.write_bytes(bytes(24 * 8))
         victim = start(WRITERS, str(path))
@@ -102,7 +102,7 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
         # WHEN the process is killed at some moment
         time.sleep(chosen.random() * 0.2)
         end(victim)
-        # THEN the recording says so, and is whole
+        # THEN the recording says so, and is complete
         found = recording.open(victim.pid)
         assert found.state == "died"
         assert found.warnings() == []
@@ -117,9 +117,9 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
                 if thread == 0:
                     continue
                 name = f"writer {i}"
-                # THEN statistics have every span that had ended, and none that had not begun
+                # THEN the statistics have every span that had ended, and none that had not begun
                 assert ended <= (counts[name].count if name in counts else 0) <= begun
-                # THEN so has the ring, of the newest ones
+                # THEN so does the ring, for the newest ones
                 mine = spans[spans["thread"] == thread]
                 assert len(mine) >= min(ended, RING) - 1
                 if len(mine) == 0:  # killed before its first spans were recorded
@@ -144,7 +144,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("way", list(ENDS))
-def test_however_it_dies_its_stages_are_named(way: str, folder: Path) -> None:
+def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
     # GIVEN a process in the middle of a stage
     program = f"""
         import os, signal, time
@@ -160,7 +160,7 @@ def test_however_it_dies_its_stages_are_named(way: str, folder: Path) -> None:
     process = start(program)
     process.communicate(timeout=60)
     assert process.returncode != 0
-    # THEN its recording says in what it was
+    # THEN its recording shows the stage
     found = recording.open(process.pid)
     assert found.state == "died"
     assert [span["stage"] for span in found.open_spans()] == ["outer", "inner"]
@@ -211,7 +211,7 @@ EATER = """
 
 
 def check_eater(process: subprocess.Popen[str]) -> None:
-    """Compare what the recording says with what the program did."""
+    """Compare the recording with what the program did."""
     found = recording.open(process.pid)
     assert found.state == "died"
     assert found.warnings() == []
@@ -235,7 +235,7 @@ def test_a_program_that_finds_no_memory_leaves_its_spans(limit: str, folder: Pat
 
 
 def memory_group(limit_bytes: int) -> Path | None:
-    """Make a control group with this limit of memory; None if that is not possible."""
+    """Create a control group with this memory limit; None if that is not possible."""
     for root, limit in (
         ("/sys/fs/cgroup", "memory.max"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
@@ -304,7 +304,7 @@ def test_after_a_clean_exit_the_file_is_there_if_it_was_asked_for(
 def test_workers_of_multiprocessing_leave_no_file(
     method: str, folder: Path, tmp_path: Path
 ) -> None:
-    # GIVEN workers, which leave without the interpreter's own exit
+    # GIVEN workers that end without the interpreter's own exit
     script = tmp_path / "main.py"
     script.write_text(
         textwrap.dedent(
@@ -353,7 +353,7 @@ def test_a_process_that_opens_no_span_makes_no_file(folder: Path) -> None:
 
 
 def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> None:
-    # GIVEN a process that waits forever, and holds Python's lock
+    # GIVEN a process that waits forever with Python's lock
     process = start("""
         import ctypes, time
         import stagespan
@@ -365,7 +365,7 @@ def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> Non
     try:
         ready(process)
         time.sleep(0.6)
-        # WHEN it is asked from outside
+        # WHEN it is read from outside
         shown = command("ps", "--stalled", "0.5")
         # THEN it is found, with its stage
         assert shown.returncode == 1
@@ -410,7 +410,7 @@ def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
         shown = command("recover", str(process.pid)).stdout
     finally:
         end(process)
-    # THEN the recording has these names, the longest cut between two characters
+    # THEN the recording has these names, and the longest is cut between two characters
     names = [thread["name"] for thread in found.threads()]
     assert names == ["loader of the first shard", "\u00e9" * 31, "MainThread"]
     by_stage = {span["stage"]: span["thread_name"] for span in found.open_spans()}
@@ -419,7 +419,7 @@ def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
 
 
 def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
-    # GIVEN a process with a request of a trace, and one of none
+    # GIVEN a process with a request that belongs to a trace, and one that does not
     process = start("""
         import time
         import stagespan
@@ -477,17 +477,18 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
         for process in processes:
             ready(process)
         processes[3].send_signal(signal.SIGSTOP)
-        # WHEN they are put side by side
+        # WHEN they are compared
         shown = command("recover", "--job", "job-1")
         page = json.loads(command("ps", "--job", "job-1", "--json").stdout)
     finally:
         for process in processes:
             end(process)
-    # THEN it says which of them is behind, and where it is
+    # THEN the output says which of them is behind, and where it is
     assert shown.returncode == 0, shown.stderr
     first = shown.stdout.splitlines()[0]
-    assert first.startswith("rank 3 has been in `load` for ")
-    assert "it finished `forward` 16 times, the others 17." in first
+    assert first.startswith("rank 3 ")
+    assert "`load`" in first
+    assert page["counts"]["forward"] == {f"rank {i}": 17 if i < 3 else 16 for i in range(4)}
     assert page["counts"]["step"] == {f"rank {i}": 17 if i < 3 else 16 for i in range(4)}
     assert [rank["stage"] for rank in page["ranks"]] == ["all_reduce"] * 3 + ["load"]
     missing = command("recover", "--job", "job-2")
@@ -497,7 +498,7 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
 
 def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
     pytest.importorskip("torch")
-    # GIVEN a process whose rank no variable tells
+    # GIVEN a process whose rank is not in any variable
     process = start("""
         import time
         import torch.distributed as dist
@@ -516,7 +517,7 @@ def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
         until = time.monotonic() + 20
         while recording.open(process.pid).rank is None and time.monotonic() < until:
             time.sleep(0.05)
-        # THEN the recording has it
+        # THEN the recording has the rank
         found = recording.open(process.pid)
         assert (found.rank, found.world_size) == (0, 1)
     finally:
@@ -524,7 +525,7 @@ def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
 
 
 def test_the_list_of_processes(folder: Path) -> None:
-    # GIVEN one process that lives, and one that was killed
+    # GIVEN one process that is alive, and one that was killed
     program = """
         import time
         import stagespan
@@ -539,7 +540,7 @@ def test_the_list_of_processes(folder: Path) -> None:
     try:
         ready(alive), ready(killed)
         end(killed)
-        # Those of the machine's other processes are left out.
+        # Other processes of this machine are left out.
         shown, everything = (
             [
                 row
@@ -549,7 +550,7 @@ def test_the_list_of_processes(folder: Path) -> None:
             for options in ((), ("--all",))
         )
         page = command("ps", "--all").stdout
-        # THEN the one is shown with its rate, the other only if it was asked for
+        # THEN the first is shown with its rate, the second only on request
         assert [(row["pid"], row["state"]) for row in shown] == [(alive.pid, "alive")]
         assert shown[0]["rank"] == 2
         assert shown[0]["pipeline"] == "wan"
@@ -560,7 +561,7 @@ def test_the_list_of_processes(folder: Path) -> None:
             killed.pid: "died",
         }
         assert str(killed.pid) in page
-        # THEN a loop that goes on is not stalled, although its outer span is long
+        # THEN a running loop is not stalled, although its outer span is long
         assert f"process {alive.pid}" not in command("ps", "--stalled", "5").stdout
     finally:
         end(alive)
@@ -582,7 +583,7 @@ BUSY = """
 
 
 def test_the_live_page_in_a_terminal(folder: Path) -> None:
-    # GIVEN a process that works, and a terminal of 80 columns and 24 rows
+    # GIVEN a running process, and a terminal of 80 columns and 24 rows
     busy = start(BUSY)
     terminal, other_end = pty.openpty()
     fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -597,7 +598,7 @@ def test_the_live_page_in_a_terminal(folder: Path) -> None:
             stderr=subprocess.PIPE,
             env=environment,
         )
-        # WHEN it is looked at, and keys are pressed
+        # WHEN the page is shown, and keys are pressed
         seen = shown_by(terminal, "decode", "main", "runs/s")
         assert "Traceback" not in seen
         os.write(terminal, b"f")
@@ -605,7 +606,7 @@ def test_the_live_page_in_a_terminal(folder: Path) -> None:
         os.write(terminal, b"f/dec")
         shown_by(terminal, "/dec_")
         os.write(terminal, b"\rsq")
-        # THEN it leaves at once
+        # THEN it ends at once
         assert top.wait(timeout=20) == 0
     finally:
         end(busy)
@@ -628,7 +629,7 @@ def shown_by(terminal: int, *words: str) -> str:
     pytest.fail(f"not all of {words} were shown: {seen[-2000:]}")
 
 
-def test_the_live_page_once(folder: Path) -> None:
+def test_the_live_page_is_printed_once(folder: Path) -> None:
     busy = start(BUSY)
     try:
         ready(busy)
@@ -647,7 +648,7 @@ def test_the_live_page_once(folder: Path) -> None:
 
 
 def test_long_names_do_not_hide_figures(folder: Path) -> None:
-    # GIVEN stages and a thread with names that are longer than a terminal is wide
+    # GIVEN stages and a thread whose names are longer than a terminal is wide
     process = start(
         """
         import threading, time
@@ -684,7 +685,7 @@ def test_long_names_do_not_hide_figures(folder: Path) -> None:
         ]
     finally:
         end(process)
-    # THEN no line is longer than the terminal, and what is cut are the names
+    # THEN no line is longer than the terminal, and only names are cut
     top, processes, of_job = pages
     assert max(len(line) for page in (top, of_job) for line in page.splitlines()) <= 80
     (row,) = (line for line in top.splitlines() if line.lstrip().startswith("inner"))
@@ -693,7 +694,7 @@ def test_long_names_do_not_hide_figures(folder: Path) -> None:
     assert len(row) <= 80
     assert re.match(rf" {process.pid} +alive ", row)
     assert re.search(rf"^ 0 +{process.pid} +alive ", of_job, re.MULTILINE)
-    # THEN of the open stages the innermost is shown
+    # THEN the innermost of the open stages is shown
     assert "… > second" in top
 
 
@@ -737,12 +738,13 @@ def test_forks_while_threads_write(folder: Path) -> None:
         if found.pid != process.pid
     )
     assert all(names in ((), (("child", dict(names).get("child")),)) for names in counts)
-    assert len(counts) == 17  # the 16 that were left over when the last child began, and its own
+    assert len(counts) == 17  # the 16 leftovers from when the last child began, and its own
     parent = {name: stage.count for name, stage in recording.open(process.pid).stats().items()}
     assert parent == {"parent": own}
 
 
-def test_no_more_leftovers_than_a_few_are_kept(folder: Path) -> None:
+@pytest.mark.parametrize("knows_its_start", [True, False])
+def test_no_more_leftovers_than_a_few_are_kept(folder: Path, knows_its_start: bool) -> None:
     # GIVEN a live process, and many files of dead ones
     alive = start("""
         import stagespan, time
@@ -753,12 +755,14 @@ def test_no_more_leftovers_than_a_few_are_kept(folder: Path) -> None:
     try:
         ready(alive)
         for pid in range(1, 60):
-            (folder / f"{2**22 + pid}-{pid}.stagespan").write_bytes(b"\0" * 4096)
+            start_ticks = pid if knows_its_start else 0  # 0 from a process without /proc
+            name = f"{2**22 + pid}-{start_ticks}.stagespan"
+            (folder / name).write_bytes(b"\0" * 4096)
         (folder / "something else").write_text("stays")
         # WHEN another process begins to record
         other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
         other.communicate(timeout=60)
-        # THEN the newest are left, and what is not a leftover
+        # THEN the newest are left, and so are files that are not leftovers
         names = {path.name for path in folder.iterdir()}
         assert len([name for name in names if name.endswith(".stagespan")]) == 16 + 2
         assert any(name.startswith(f"{alive.pid}-") for name in names)
@@ -767,8 +771,8 @@ def test_no_more_leftovers_than_a_few_are_kept(folder: Path) -> None:
         end(alive)
 
 
-def test_processes_of_another_container_are_told_by_their_lock(folder: Path) -> None:
-    # GIVEN a process in a namespace of its own, whose process id here is another process's
+def test_processes_of_another_container_are_recognised_by_their_lock(folder: Path) -> None:
+    # GIVEN a process in its own pid namespace, where its pid is that of another process here
     program = """
         import os, sys, time
         import stagespan
@@ -794,7 +798,7 @@ def test_processes_of_another_container_are_told_by_their_lock(folder: Path) -> 
     try:
         assert line == "1"
         (found,) = recordings_in(folder)
-        # THEN it counts as alive while it lives, whatever process has that id here
+        # THEN it counts as alive while it lives, whichever process has that pid here
         assert (found.pid, found.state) == (1, "alive")
         other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
         other.communicate(timeout=60)
@@ -809,7 +813,7 @@ def test_processes_of_another_container_are_told_by_their_lock(folder: Path) -> 
 
 
 def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
-    # GIVEN a program that records, and becomes another one with the same process id
+    # GIVEN a program that records, and then executes another one with the same pid
     process = start(
         """
         import os, sys
@@ -822,7 +826,7 @@ def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
     )
     try:
         ready(process)
-        # THEN what it recorded before is that of a dead program
+        # THEN its earlier recording is that of a dead program
         assert [(one.pid, one.state) for one in recordings_in(folder)] == [(process.pid, "died")]
     finally:
         end(process)
@@ -879,7 +883,7 @@ def test_a_folder_on_a_disk_is_refused_and_the_memory_is_read_instead(tmp_path: 
         place = json.loads(ready(process))
         if "is not on a tmpfs" not in place["why"]:
             pytest.skip(f"the temporary folder is on a tmpfs: {place['why']}")
-        # THEN it records in memory that can be read while it lives
+        # THEN it records in memory that can be read while it is alive
         assert place["kind"] == "memfd"
         assert place["count"] == 50
         assert list(tmp_path.iterdir()) == []
@@ -894,7 +898,7 @@ def test_a_folder_on_a_disk_is_refused_and_the_memory_is_read_instead(tmp_path: 
         recording.open(process.pid)
 
 
-def test_an_unusable_folder_is_warned_of(folder: Path, tmp_path: Path) -> None:
+def test_an_unusable_folder_gives_a_warning(folder: Path, tmp_path: Path) -> None:
     (folder / "link").symlink_to(folder)
     (folder / "file").write_text("")
     for name, words in (
@@ -943,7 +947,7 @@ def test_a_full_tmpfs_loses_no_statistics_in_the_process(tmp_path: Path) -> None
     if mounted.returncode != 0:
         pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
     try:
-        # WHEN more threads record in it than it has room for
+        # WHEN more threads record in it than it has space for
         process = start(
             """
             import json, os, threading
@@ -971,7 +975,7 @@ def test_a_full_tmpfs_loses_no_statistics_in_the_process(tmp_path: Path) -> None
         place = json.loads(ready(process))
         process.communicate(timeout=60)
         assert process.returncode == 0
-        # THEN the process has all, and the file says that it has not
+        # THEN the process has all figures, and the file says that it does not
         assert place["kind"] == "file"
         assert place["count"] == 60 * 500
         assert place["refused_bytes"] > 0
@@ -1049,7 +1053,7 @@ def test_a_damaged_file_is_read_or_refused_in_a_sentence(
         with path.open("r+b") as open_file:
             parts = extents(open_file.fileno())
             for offset, value in changes:
-                # Of what is not a hole.
+                # Only parts that are not holes.
                 at = offset % sum(length for _, length in parts)
                 for begin, length in parts:
                     if at < length:
@@ -1103,7 +1107,7 @@ def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     trace = json.loads((tmp_path / "trace.json").read_text())
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    # THEN there is a slice for each span, and nothing that is not a number where one has to be
+    # THEN there is a slice for each span, and every required number is a number
     assert len(slices) == total == 22
     assert {event["name"] for event in slices} == {"stage", "open", "token"}
     for event in slices:
@@ -1122,7 +1126,7 @@ def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
     assert len(page["spans"]) == total
     assert page["stages"]["stage"]["count"] == 20
     assert page["stages"]["stage"]["work"] == {"tokens": 60}
-    # THEN traces are read by this package too
+    # THEN traces can be read by this package too
     from stagespan.trace import read_trace
 
     assert len(read_trace(tmp_path / "trace.json").events.begin_ns) == total
@@ -1133,13 +1137,13 @@ def test_parquet_has_every_span_with_its_types(real_file: Path, tmp_path: Path) 
     # WHEN one copy of a recording is written as Parquet and as CSV
     copy = recording.open(real_file)
     table = parquet.read_table(io.BytesIO(dump.as_parquet(copy)))
-    # THEN both have the same rows and columns, and null is what is not known
+    # THEN both have the same rows and columns, and unknown values are null
     found = table.to_pylist()
     as_text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in found]
     assert as_text == list(csv.DictReader(io.StringIO(dump.as_csv(copy))))
     assert sum(row["end_ns"] is None for row in found) == 2
     assert all(isinstance(row["begin_ns"], int) for row in found)
-    # THEN it says whose spans they are
+    # THEN it says which process the spans are from
     assert json.loads(table.schema.metadata[b"stagespan"])["state"] == "died"
     # THEN the command writes such a file
     file = tmp_path / "spans.parquet"
@@ -1162,7 +1166,7 @@ def test_parquet_without_pyarrow_says_what_to_install(real_file: Path, tmp_path:
 
 
 class _Parsed(html.parser.HTMLParser):
-    """The elements of a page that are still open, and all attributes that name something else."""
+    """The open elements of a page, and all attributes that refer to other resources."""
 
     VOID = frozenset(("meta", "br", "link", "img"))
 
@@ -1187,7 +1191,7 @@ def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = command("report", str(real_file), "--html", str(page))
     assert done.returncode == 0, done.stderr
-    # THEN the page is whole, needs nothing else, and has a bar for each span
+    # THEN the page is complete and self-contained, and has a bar for each span
     parsed = _Parsed()
     parsed.feed(page.read_text())
     assert parsed.open == []

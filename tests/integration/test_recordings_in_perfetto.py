@@ -46,18 +46,18 @@ def check(trace: dict[str, Any]) -> list[dict[str, Any]]:
             flows[event["cat"], event["name"], event["id"]].append((event["ts"], event["ph"]))
             if event["ph"] == "f":
                 assert event["bp"] == "e", event
-            # Each end of an arrow is bound to a slice that is open at that time.
+            # Each end of a flow is bound to a slice that is open at that time.
             assert any(begin <= event["ts"] <= end for begin, end in slices[track]), event
     # Each track and process has one name.
     assert set(names.values()) <= {1}
     assert {("thread_name", *track) for track in slices} <= set(names)
     assert {("process_name", pid, 0) for pid, _ in slices} <= set(names)
-    # Slices of a track are in order, and no two of them overlap in part.
+    # Slices of a track are in order, and no two of them overlap partially.
     for of_track in slices.values():
         assert of_track == sorted(of_track, key=lambda one: one[0])
         open_ends: list[float] = []
         for begin, stop in of_track:
-            # In us, of which a thousandth is the smallest step.
+            # In us, with a resolution of a thousandth.
             while open_ends and open_ends[-1] <= begin + 0.0005:
                 open_ends.pop()
             assert not open_ends or stop <= open_ends[-1] + 0.0005
@@ -111,14 +111,14 @@ PROGRAM = """
 
 
 def test_a_trace_for_perfetto_is_strictly_valid(folder: Path, tmp_path: Path) -> None:
-    # GIVEN a process with threads, tasks, requests, tokens, and spans that are open
+    # GIVEN a process with threads, tasks, requests, tokens, and open spans
     process = start(PROGRAM)
     try:
         ready(process)
         alive = json.loads(command("dump", str(process.pid)).stdout)
     finally:
         end(process)
-    # WHEN it is dumped alive, and after it was killed
+    # WHEN it is dumped while alive, and after it was killed
     found = recording.open(process.pid)
     path = tmp_path / "trace.json"
     path.write_text(dump.as_perfetto(found))
@@ -139,7 +139,7 @@ def test_a_trace_for_perfetto_is_strictly_valid(folder: Path, tmp_path: Path) ->
     base = trace["baseTimeNanoseconds"]
     for number, begin in zip(spans["id"].tolist(), spans["begin_ns"].tolist(), strict=True):
         assert base + round(begins[number] * 1000) == begin
-    # THEN readers that know the base of the times get the same spans
+    # THEN readers that use the base of the times get the same spans
     read = read_trace(path).events
     assert len(read.begin_ns) == sum(expected.values())
     assert set(spans["begin_ns"].tolist()) <= set(read.begin_ns.tolist())

@@ -1,4 +1,4 @@
-"""Recordings while readers die, folders vanish, clocks jump, and thousands of files are left."""
+"""Recordings while readers die, folders disappear, clocks jump, and with thousands of leftovers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stagespan import recording
 
 
 def test_thousands_of_leftovers_are_read_in_part_and_removed(folder: Path) -> None:
-    # GIVEN a process that lives, one that died, and 10,000 sparse files like the latter's
+    # GIVEN a live process, one that died, and 10,000 sparse copies of its file
     alive = start("""
         import time
         import stagespan
@@ -41,17 +41,17 @@ def test_thousands_of_leftovers_are_read_in_part_and_removed(folder: Path) -> No
         for i, name in enumerate(names):
             copy = folder / name
             with copy.open("wb") as file:
-                if i >= 9_000:  # the others are holes, since a tmpfs may be small
+                if i >= 9_000:  # the rest are holes, because a tmpfs may be small
                     file.write(head)
                 file.truncate(size)
             os.utime(copy, (i, i))
         # WHEN all recordings are listed
         found = recordings_in(folder)
-        # THEN a bounded number of the newest is read, and every process that lives
+        # THEN a bounded number of the newest is read, and every live process
         assert [one.pid for one in found if one.state == "alive"] == [alive.pid]
         ended = {Path(one.path).name for one in found if one.state == "died"}
         assert ended == {path.name, *names[-255:]}
-        # THEN so it is for the command, which deletes nothing
+        # THEN the same is true for the command, which deletes nothing
         shown = json.loads(command("ps", "--json").stdout)["processes"]
         assert alive.pid in {row["pid"] for row in shown}
         assert command("recover", str(alive.pid)).returncode == 0
@@ -117,7 +117,7 @@ def test_a_reader_that_is_killed_leaves_nothing(folder: Path) -> None:
             assert reader.poll() is None
             end(reader)
             counts.append(recording.open(writer.pid).stats()["outer"].count)
-        # THEN the process goes on, and the folder is as it was
+        # THEN the process continues, and the folder is unchanged
         until = time.monotonic() + 60
         while recording.open(writer.pid).stats()["outer"].count <= counts[-1]:
             assert time.monotonic() < until
@@ -131,13 +131,13 @@ def test_a_reader_that_is_killed_leaves_nothing(folder: Path) -> None:
         writer.stdin.flush()
         written, *own = map(int, ready(writer).split())
         assert own == [written, written]
-        while True:  # until the threads that have ended have left
+        while True:  # until the ended threads have left
             figures = recording.open(writer.pid).stats()
             if [figures[name].count for name in ("outer", "inner")] == own:
                 break
             assert time.monotonic() < until
             time.sleep(0.05)
-        # THEN its own exit is as clean as without readers
+        # THEN it exits as cleanly as without readers
         writer.communicate("\n", timeout=60)
         assert writer.returncode == 0
         assert list(folder.iterdir()) == []
@@ -173,7 +173,7 @@ STEPS = """
 
 @pytest.fixture
 def moved(folder: Path) -> Iterator[Path]:
-    """Give a place to which the folder can be moved."""
+    """Return a path to which the folder can be moved."""
     place = folder.with_name(folder.name + "-moved")
     yield place
     if folder.is_symlink():
@@ -199,7 +199,7 @@ def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, move
         assert Path(path).parent == folder
         alive = [one for one in recording.recordings() if one.state == "alive"]
         assert [one.path for one in alive if one.pid == process.pid] == [path]
-        # WHEN its file is taken away, and it goes on
+        # WHEN its file is removed, and it continues
         if way == "the file vanishes":
             os.unlink(path)
         elif way == "the folder vanishes":
@@ -209,7 +209,7 @@ def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, move
             folder.symlink_to(moved)
         assert step(process) == 1000
         assert step(process) == 1500
-        # THEN it is still read by its id, with figures as exact as its own
+        # THEN it can still be read by its pid, with figures as exact as its own
         found = recording.open(process.pid)
         assert (found.pid, found.state) == (process.pid, "alive")
         assert found.stats()["step"].count == 1500
@@ -228,7 +228,7 @@ def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, move
             (row,) = rows
             assert row["warnings"] == found.warnings()
             assert f"{process.pid}: The file has been deleted" in shown.stdout
-        # THEN the process ends as others do, and leaves nothing behind
+        # THEN the process ends normally, and leaves no files
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
@@ -241,7 +241,7 @@ def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, move
 # --- clocks that jump -----------------------------------------------------------------------------
 
 CLOCKED = """
-    import os, sys, time
+    import ctypes, os, sys, time
     import stagespan
 
     def spend(seconds):
@@ -254,7 +254,9 @@ CLOCKED = """
             spend(0.05)
         token = stagespan.begin("token")
         with stagespan.span("across"):
-            spend(0.6)  # the clock jumps meanwhile
+            spend(0.1)
+            ctypes.CDLL(None).set_clock_back()
+            spend(0.1)
         with stagespan.span("after"):
             spend(0.01)
         with stagespan.span("inner"):
@@ -265,7 +267,7 @@ CLOCKED = """
 
 
 def check_durations(found: recording.Recording) -> None:
-    """Compare all that a recording tells with what the program did."""
+    """Compare the whole recording with what the program did."""
     counts = {name: stage.count for name, stage in found.stats().items()}
     assert counts == {"before": 1, "across": 1, "after": 1}
     spans = found.spans()
@@ -285,13 +287,13 @@ def check_durations(found: recording.Recording) -> None:
 def test_a_process_whose_clock_jumps_is_read(
     source: str, stands_still: bool, clock: Path, folder: Path
 ) -> None:
-    # GIVEN a process whose clock has been set back by an hour, or stands still
+    # GIVEN a process whose clock has been set back by an hour, or has stopped
     variables = {"CLOCK_STANDS_STILL": "1"} if stands_still else {}
     process = start(CLOCKED, LD_PRELOAD=str(clock), STAGESPAN_CLOCK=source, **variables)
     pages: list[subprocess.CompletedProcess[str]] = []
     try:
         ready(process)
-        # WHEN it is read alive, and after it died
+        # WHEN it is read while alive, and after it died
         alive = recording.open(process.pid)
         name = str(process.pid)
         for again in (False, True):
@@ -307,7 +309,7 @@ def test_a_process_whose_clock_jumps_is_read(
         dead = recording.open(process.pid)
     finally:
         end(process)
-    # THEN no time is less than nothing
+    # THEN no duration is negative
     assert (alive.state, dead.state) == ("alive", "died")
     check_durations(alive)
     check_durations(dead)
@@ -315,7 +317,7 @@ def test_a_process_whose_clock_jumps_is_read(
         assert page.returncode in (0, 1), page.stderr
         assert "Traceback" not in page.stderr
         if page.args[3] != "dump":
-            # Not the rows of other processes.
+            # Without the rows of other processes.
             shown = [
                 line for line in page.stdout.splitlines() if "ps" not in page.args or name in line
             ]
@@ -328,7 +330,7 @@ def test_a_process_whose_clock_jumps_is_read(
 # --- readers without privileges -------------------------------------------------------------------
 
 NOBODY = 65534
-# The program may lie in a folder that only root can read, so it is loaded before.
+# The program may be in a folder that only root can read, so it is loaded before.
 DROP = """
 import os
 
@@ -372,7 +374,7 @@ main()
 
 
 def test_a_stalled_rank_is_named_without_privileges(folder: Path) -> None:
-    # GIVEN a rank that stands still, of a user who is not root and may not trace it
+    # GIVEN a stalled rank of a user who is not root and may not trace it
     done = subprocess.run(
         [sys.executable, "-c", DROP + "drop_privileges()"],
         capture_output=True,
@@ -389,7 +391,7 @@ def test_a_stalled_rank_is_named_without_privileges(folder: Path) -> None:
         found: list[dict[str, object]] = []
         until = time.monotonic() + 60
         while not found and time.monotonic() < until:
-            # WHEN the same user asks which processes stand still
+            # WHEN the same user lists stalled processes
             asking = start(ASKING)
             shown, errors = asking.communicate(timeout=60)
             _, mark, page = shown.partition("without privileges\n")

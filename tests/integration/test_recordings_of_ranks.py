@@ -1,4 +1,4 @@
-"""Eight ranks of torch.distributed, one of which does not go on: it is named from outside."""
+"""Eight ranks of torch.distributed, one of which is stalled: it is identified from outside."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PROGRAM = """
 
 @pytest.mark.parametrize("way", ["stopped", "holds Python's lock"])
 def test_the_rank_that_the_others_wait_for_is_named(way: str, folder: Path, tmp_path: Path) -> None:
-    # GIVEN eight ranks, one of which stands still in a stage, so that the others wait for it
+    # GIVEN eight ranks, one of which is stalled in a stage, so that the others wait for it
     job = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), way],
         cwd=tmp_path,
@@ -70,7 +70,7 @@ def test_the_rank_that_the_others_wait_for_is_named(way: str, folder: Path, tmp_
         start_new_session=True,
     )
     try:
-        # WHEN all of them have stood still for some time
+        # WHEN all of them have been stalled for some time
         expected = {rank: "load" if rank == 3 else "all_reduce" for rank in range(RANKS)}
         stalled: dict[int, str] = {}
         until = time.monotonic() + 120
@@ -89,7 +89,7 @@ def test_the_rank_that_the_others_wait_for_is_named(way: str, folder: Path, tmp_
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
         job.wait(timeout=30)
-    # THEN the probe names each rank and the stage that it is in
+    # THEN the probe lists each rank and its stage
     assert shown.returncode == 1
     for rank, stage in expected.items():
         (line,) = (line for line in shown.stdout.splitlines() if f", rank {rank}:" in line)

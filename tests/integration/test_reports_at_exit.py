@@ -1,4 +1,4 @@
-"""The files that debug mode writes at exit: which, where, and that no process takes another's."""
+"""The files that debug mode writes at exit: which and where; processes do not overwrite others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def python(
 
 
 def written(folder: Path) -> dict[str, Any]:
-    """Every file below a folder, read, by its name."""
+    """Read every file below a folder, by name."""
     return {p.name: json.loads(p.read_text()) for p in folder.rglob("*") if p.is_file()}
 
 
@@ -60,7 +60,7 @@ def test_debug_mode_writes_the_report_and_the_signatures(tmp_path: Path) -> None
     assert signature["count"] == 1
     inputs = files["timing_io_signature.json"]["stages"]["encode"]["input_signatures"]
     assert inputs["scale"] == 3
-    # and named as the user knows them
+    # and with the names that the user knows
     place = folder.relative_to(tmp_path)
     assert done.stderr.splitlines()[-2:] == [
         f"[Profiler] Timing report saved to: {place}/timing.json",
@@ -141,14 +141,14 @@ WORKERS = """
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_write_files_of_their_own(method: str, tmp_path: Path) -> None:
+def test_workers_write_separate_files(method: str, tmp_path: Path) -> None:
     python(
         WORKERS.replace("METHOD", method),
         tmp_path,
         STAGESPAN_DEBUG="1",
         STAGESPAN_PIPELINE_NAME="p",
     )
-    # THEN all are in one folder, and each process's stages are in its own file
+    # THEN all are in one folder, and each process has its own file
     (folder,) = (tmp_path / "work_dirs" / "profiler_output" / "p").iterdir()
     files = {n: f for n, f in written(folder).items() if "signature" not in n}
     assert list(files["timing.json"]["stages"]) == ["parent"]
@@ -178,7 +178,7 @@ def test_a_pool_that_is_closed_writes_too(tmp_path: Path) -> None:
 
 
 def test_ranks_have_their_number_in_their_names(tmp_path: Path) -> None:
-    # GIVEN two ranks of one launcher, side by side
+    # GIVEN two ranks of one launcher at the same time
     (tmp_path / "script.py").write_text(textwrap.dedent(ONE_STAGE))
     common = {**os.environ, "STAGESPAN_DEBUG": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     ranks = [
@@ -218,8 +218,8 @@ def test_torchrun_itself(tmp_path: Path) -> None:
     ]
 
 
-def test_a_program_does_not_overwrite_what_another_wrote_meanwhile(tmp_path: Path) -> None:
-    # GIVEN a program that starts another one, with the same folder
+def test_a_program_does_not_overwrite_files_of_another(tmp_path: Path) -> None:
+    # GIVEN a program that starts another one with the same folder
     code = """
         import subprocess, sys, stagespan
         if len(sys.argv) < 2:
@@ -232,7 +232,8 @@ def test_a_program_does_not_overwrite_what_another_wrote_meanwhile(tmp_path: Pat
     # THEN both reports are there
     files = written(tmp_path / "out")
     assert sorted(next(iter(f["stages"])) for f in files.values()) == ["inner", "outer"]
-    # WHEN it is run again, later: THEN its own name is free, whatever an earlier run left there
+    # WHEN it is run again later
+    # THEN its own name is free, whatever an earlier run left there
     (tmp_path / "out" / "timing.json").write_text("{}")
     os.utime(tmp_path / "out" / "timing.json", (0, 0))
     python(
@@ -245,7 +246,7 @@ def test_a_program_does_not_overwrite_what_another_wrote_meanwhile(tmp_path: Pat
 
 
 def test_the_report_at_exit_takes_the_place_of_the_programs_own_dump(tmp_path: Path) -> None:
-    # GIVEN a program that dumps into the folder of its run by hand
+    # GIVEN a program that dumps into its run's folder itself
     code = """
         import stagespan
         with stagespan.ProfilingContext4Debug("first"):
@@ -258,14 +259,14 @@ def test_the_report_at_exit_takes_the_place_of_the_programs_own_dump(tmp_path: P
     """
 
     python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
-    # THEN there is one report, the last
+    # THEN there is one report, the last one
     files = written(tmp_path / "out")
     assert sorted(files) == ["timing.json", "timing_io_signature.json"]
     assert sorted(files["timing.json"]["stages"]) == ["first", "second"]
 
 
 def test_the_report_at_exit_leaves_a_dump_of_an_earlier_report(tmp_path: Path) -> None:
-    # GIVEN a program that dumps its report and begins another one
+    # GIVEN a program that dumps its report and starts another one
     code = """
         import stagespan
         with stagespan.span("first"):
@@ -277,7 +278,7 @@ def test_the_report_at_exit_leaves_a_dump_of_an_earlier_report(tmp_path: Path) -
     """
 
     python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
-    # THEN both are there
+    # THEN both exist
     reports = written(tmp_path / "out")
     assert list(reports.pop("timing.json")["stages"]) == ["first"]
     assert [list(report["stages"]) for report in reports.values()] == [["second"]]
@@ -304,12 +305,12 @@ def test_a_dump_that_another_process_replaced_is_not_overwritten(tmp_path: Path)
 # --- what cannot be written -----------------------------------------------------------------------
 
 
-def test_a_folder_that_cannot_be_made_costs_a_warning_each(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_gives_a_warning_per_file(tmp_path: Path) -> None:
     # GIVEN a file where the folder should be
     (tmp_path / "taken").write_text("mine")
 
     done = python(ONE_STAGE, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="taken")
-    # THEN the program ended well, one sentence a file tells why, and nothing was touched
+    # THEN the program ended normally, one sentence per file says why, and nothing was changed
     told = [line for line in done.stderr.splitlines() if "not saved" in line]
     assert len(told) == 2
     assert "taken" in told[0]

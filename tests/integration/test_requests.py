@@ -1,4 +1,4 @@
-"""Requests: which spans belong to one, across tasks and threads, and what is told of it."""
+"""Requests: the spans that belong to one, across tasks and threads, and its figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def in_thread(call: Callable[[], object]) -> None:
 
 
 def requests_of(stage: str) -> list[int]:
-    """The requests of a stage's spans, by begin."""
+    """Return the requests of a stage's spans, ordered by begin."""
     return [span.request for span in recorded(stage)]
 
 
@@ -70,8 +70,8 @@ def test_nested_requests() -> None:
     ]
 
 
-def test_a_span_that_was_open_before_keeps_to_what_it_was() -> None:
-    # WHEN a request begins and ends inside of a span, and a span outlasts its request
+def test_a_span_that_was_open_before_keeps_its_request() -> None:
+    # WHEN a request begins and ends inside a span, and a span outlasts its request
     outer, inner = span("outer"), span("outlasts")
     with outer, request("r") as current:
         inner.__enter__()
@@ -82,7 +82,7 @@ def test_a_span_that_was_open_before_keeps_to_what_it_was() -> None:
 
 
 def test_tasks_belong_to_the_request_that_they_were_created_in() -> None:
-    # GIVEN many requests at once, each with tasks of its own
+    # GIVEN many requests at once, each with its own tasks
     numbers: dict[str, int] = {}
 
     async def part(name: str) -> None:
@@ -136,7 +136,7 @@ def test_a_task_that_outlives_its_request_still_belongs_to_it() -> None:
     assert requests_of("late") == [number]
 
 
-def test_threads_take_it_along_with_the_context_only() -> None:
+def test_threads_inherit_it_only_with_the_context() -> None:
     with ThreadPoolExecutor(1) as pool, span("caller"), request("r") as current:
         pool.submit(contextvars.copy_context().run, work, "with context").result()
         pool.submit(work, "without").result()
@@ -148,7 +148,7 @@ def test_threads_take_it_along_with_the_context_only() -> None:
 
 
 def test_nothing_is_left_of_a_request_in_the_context() -> None:
-    # GIVEN a span and a request in it, both over
+    # GIVEN a span and a request inside it, both finished
     with span("over"), request("r"):
         pass
     # WHEN another thread, and a loop in it, run in a copy of this context
@@ -186,7 +186,7 @@ def test_a_request_around_the_loop() -> None:
 
 
 def test_entered_in_one_task_and_left_in_another() -> None:
-    # GIVEN a request in an async context manager whose two halves run in tasks of their own
+    # GIVEN a request in an async context manager whose two halves run in different tasks
     @contextlib.asynccontextmanager
     async def serving() -> AsyncIterator[None]:
         async with request("r"):
@@ -212,14 +212,14 @@ def test_entered_in_one_task_and_left_in_another() -> None:
     numbers: list[int] = []
 
     asyncio.run(main())
-    # THEN the other task's own request is what it was
+    # THEN the other task's own request is unchanged
     assert requests_of("in the other") == numbers
     assert requests_of("afterwards") == [0]
     assert lost() == {}
     assert [finished["id"] for finished in list(finished_requests)[-2:]] == ["r", "other"]
 
 
-# --- what is told at its end ----------------------------------------------------------------------
+# --- the figures at its end ----------------------------------------------------------------------
 
 
 def test_figures_of_a_request() -> None:
@@ -244,7 +244,7 @@ def test_figures_of_a_request() -> None:
     assert_closed()
 
 
-def test_figures_say_when_they_are_not_all() -> None:
+def test_figures_say_if_they_are_incomplete() -> None:
     # GIVEN a request with more spans than a ring holds
     ring = _core.arena_info()["ring_spans"]
     with request("long"):
@@ -257,7 +257,7 @@ def test_figures_say_when_they_are_not_all() -> None:
 
 
 def test_only_what_happened_inside_is_counted() -> None:
-    # GIVEN a full ring of spans from before
+    # GIVEN a ring that is full of earlier spans
     for _ in range(_core.arena_info()["ring_spans"] + 10):
         work("before")
 
@@ -274,7 +274,7 @@ def test_a_request_that_is_open_cannot_be_entered_again() -> None:
         with pytest.raises(RuntimeError, match="'r' is already open"), current:
             pass
         work("inside")
-    # THEN it is open until its own end; and later it may be used again
+    # THEN it is open until its own end, and may be used again later
     assert requests_of("inside") == [current.number]
     with current:
         work("again")
@@ -299,7 +299,7 @@ def test_while_the_recorder_is_off() -> None:
         work("off")
     stagespan.enable()
     work("on")
-    # THEN nothing is told of it, and nothing is left of it
+    # THEN it has no figures, and leaves nothing behind
     assert len(finished_requests) == kept
     assert requests_of("on") == [0]
 
@@ -335,7 +335,7 @@ def test_each_call_of_a_decorated_function_is_a_request() -> None:
 
     results = [job(1), job(2), *asyncio.run(both())]
 
-    # THEN each call has a number of its own, and what the decorator says
+    # THEN each call has its own number, and the decorator's id and metadata
     assert results == [1, 2, 3, 4]
     assert current_request() is None
     assert len(set(requests_of("step"))) == 4
@@ -408,7 +408,7 @@ def test_the_trace_of_a_header(header: str | None, trace_id: str | None) -> None
 def test_the_trace_of_opentelemetry_s_current_span() -> None:
     trace = pytest.importorskip("opentelemetry.trace")
     context = trace.SpanContext(int(TRACE, 16), int(PARENT, 16), is_remote=True)
-    # GIVEN a span of OpenTelemetry that is current when requests begin
+    # GIVEN an OpenTelemetry span that is current when requests begin
     with trace.use_span(trace.NonRecordingSpan(context)):
         with request() as inside:
             pass

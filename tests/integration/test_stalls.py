@@ -38,7 +38,7 @@ def stderr_of(code: str, folder: Path, **variables: str) -> list[str]:
     return (folder / "stderr.txt").read_text().splitlines()
 
 
-def test_the_line_says_which_span_stands_where(tmp_path: Path) -> None:
+def test_the_line_shows_the_span_and_its_code(tmp_path: Path) -> None:
     # GIVEN a request whose innermost stage does not return
     code = """
     def waits_for_another_rank():
@@ -47,7 +47,7 @@ def test_the_line_says_which_span_stands_where(tmp_path: Path) -> None:
     with stagespan.request("r-7"), stagespan.span("denoise"), stagespan.span("all_reduce"):
         waits_for_another_rank()
     """
-    # THEN one line says how long, in which stages, for which request, and in which code
+    # THEN one line shows the duration, the stages, the request, and the code
     (line,) = stderr_of(code, tmp_path)
     assert line.startswith("[Profiler] 'all_reduce' in 'denoise' has been open for ")
     assert " for request r-7 in thread MainThread: " in line
@@ -69,8 +69,8 @@ def test_spans_that_end_in_time_are_not_logged(tmp_path: Path) -> None:
     assert stderr_of(code, tmp_path) == []
 
 
-def test_many_threads_that_stand_get_one_line_a_minute(tmp_path: Path) -> None:
-    # GIVEN eight threads that stand for longer than several checks
+def test_many_stalled_threads_get_one_line_a_minute(tmp_path: Path) -> None:
+    # GIVEN eight threads that are stalled for longer than several checks
     code = """
     def stands():
         with stagespan.span("stands"):

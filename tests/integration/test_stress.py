@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("stress_program.py")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_all_calls_at_once(tmp_path: Path) -> None:
     # WHEN all public calls are made from several threads, with signals, collections with
-    # finalizers, forks, switches and interpreters that shut down
+    # finalizers, forks, switches and shutdowns of interpreters
     program = subprocess.Popen(
         [sys.executable, "-W", "ignore::DeprecationWarning", str(PROGRAM), "20"],
         cwd=tmp_path,
@@ -32,8 +32,8 @@ def test_all_calls_at_once(tmp_path: Path) -> None:
         time.sleep(2)
         program.kill()
         _, stderr = program.communicate()
-    # THEN no operation takes longer than it should (the program prints all stacks then), and none
-    # raises
+    # THEN no operation takes longer than it should (otherwise the program prints all stacks), and
+    # none raises
     assert program.returncode == 0, stderr
     assert "Exception ignored" not in stderr, stderr
     assert "Logging error" not in stderr, stderr

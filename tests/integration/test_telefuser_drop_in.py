@@ -1,4 +1,4 @@
-"""`stagespan.compat.telefuser` answers TeleFuser's calls with TeleFuser's results."""
+"""`stagespan.compat.telefuser` returns for TeleFuser's calls what TeleFuser returns."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ EXPECTED: dict[str, Any] = {
 def run(
     code: str | Path, folder: Path, *arguments: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """A program of its own: the drop-in changes how the stages of a process behave."""
+    """Run a separate program, because the drop-in changes how the stages of a process behave."""
     script = code if isinstance(code, Path) else folder / "script.py"
     if isinstance(code, str):
         script.write_text(textwrap.dedent(code))
@@ -167,7 +167,7 @@ def test_the_report_goes_where_the_variable_says(tmp_path: Path) -> None:
     # WHEN debug mode is off, as in TeleFuser's example
     run(ONE_STAGE, tmp_path, TELEFUSER_TIMING_REPORT="reports/mine.json")
 
-    # THEN both files are there
+    # THEN both files exist
     assert sorted(path.name for path in (tmp_path / "reports").iterdir()) == [
         "mine.json",
         "mine_io_signature.json",
@@ -279,7 +279,6 @@ WORKERS = """
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_timings_of_workers_are_in_the_report_of_their_parent(tmp_path: Path, method: str) -> None:
-    # WHEN
     done = run(
         WORKERS, tmp_path, method, TELEFUSER_PROFILE_DEBUG="true", TMPDIR=str(tmp_path / "tmp")
     )
@@ -292,7 +291,7 @@ def test_timings_of_workers_are_in_the_report_of_their_parent(tmp_path: Path, me
     assert slow["duration_ms"] >= 80 > 40 <= fast["duration_ms"]
     assert stages["dit"]["duration_ms"] == pytest.approx(slow["duration_ms"], rel=0.2)
     assert stages["pipeline"]["parallel_info"] is None
-    # and only the parent has written files; none are left elsewhere
+    # and only the parent has written files
     (folder,) = (tmp_path / "work_dirs" / "profiler_output" / "default").iterdir()
     assert sorted(path.name for path in folder.iterdir()) == [
         "timing.json",

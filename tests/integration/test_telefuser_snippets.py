@@ -1,4 +1,4 @@
-"""Code that stands in TeleFuser's documentation runs as printed, with only its imports mapped."""
+"""Code from TeleFuser's documentation runs as printed, with only its imports replaced."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SIGNATURES = {
 
 
 class Snippet(NamedTuple):
-    """A part of the page, and what stands before and after it in a program."""
+    """A part of the page, and the code before and after it in a program."""
 
     first: str
     last: str
@@ -234,7 +234,7 @@ SNIPPETS = {
 
 
 def printed(page: str, snippet: Snippet) -> str:
-    """The lines of the page from `first` to the next `last`, whole or as they begin."""
+    """Return the lines of the page from `first` to the next `last`, by whole lines or prefixes."""
     lines = page.splitlines()
     begin = lines.index(snippet.first) if snippet.first in lines else -1
     if begin < 0:
@@ -254,7 +254,7 @@ def page() -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_snippets_run_as_printed(name: str, page: str, tmp_path: Path) -> None:
-    # GIVEN what the page takes to be there
+    # GIVEN the names that the page assumes
     snippet, expected = SNIPPETS[name]
     (tmp_path / "base_stage.py").write_text(BASE_STAGE)
     (tmp_path / "my_pipeline.py").write_text(MY_PIPELINE)

@@ -1,4 +1,4 @@
-"""SIGTERM: what is due is written, then the process ends as SIGTERM would have ended it."""
+"""SIGTERM: reports are written, then the process ends as SIGTERM would have ended it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WAIT = """
 
 
 class Program:
-    """A program that is signalled once it has said that it is ready."""
+    """A program that is signalled after it has printed that it is ready."""
 
     def __init__(self, code: str, cwd: Path, *command: str, **variables: str) -> None:
         script = cwd / "script.py"
@@ -58,14 +58,14 @@ class Program:
         self.process.send_signal(number)
 
     def ended(self, status: int = -signal.SIGTERM) -> tuple[str, str]:
-        """What the program wrote after it was ready; ``status`` is how it has to end."""
+        """Return what the program wrote after it was ready. ``status`` is the expected one."""
         try:
-            said, told = self.process.communicate(timeout=60)
+            output, errors = self.process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError(self.process.communicate()) from None
-        assert self.process.returncode == status, (said, told)
-        return said, told
+        assert self.process.returncode == status, (output, errors)
+        return output, errors
 
     def files(self) -> dict[str, Any]:
         if not self.out.exists():
@@ -78,15 +78,15 @@ class Program:
 
 
 def test_debug_mode_writes_its_files_before_sigterm_ends_the_process(tmp_path: Path) -> None:
-    # GIVEN a program that does nothing about SIGTERM
+    # GIVEN a program that does not handle SIGTERM
     program = Program(STAGE + WAIT, tmp_path)
 
     program.send()
-    # THEN it ends by the signal, and its files are there
-    _, told = program.ended()
+    # THEN the signal ends it, and its files are there
+    _, errors = program.ended()
     assert sorted(program.files()) == ["timing.json", "timing_io_signature.json"]
     assert program.counts() == {"encode": 1}
-    assert told.splitlines()[-2:] == [
+    assert errors.splitlines()[-2:] == [
         f"[Profiler] Timing report saved to: {tmp_path}/out/timing.json",
         f"[Profiler] I/O signature saved to: {tmp_path}/out/timing_io_signature.json",
     ]
@@ -114,7 +114,7 @@ def test_without_debug_mode_nothing_changes(tmp_path: Path) -> None:
     assert program.files() == {}
 
 
-def test_the_program_finds_the_default_action_as_it_would_without_stagespan(tmp_path: Path) -> None:
+def test_the_program_finds_the_default_action_as_without_stagespan(tmp_path: Path) -> None:
     # GIVEN a program that looks for a handler, and restores what it found
     code = """
     assert stagespan.is_debug()
@@ -189,7 +189,7 @@ def test_the_programs_own_handler_is_called_and_the_files_are_written(
     assert program.counts() == {"encode": 1}
 
 
-def test_a_handler_that_survives_is_left_alone(tmp_path: Path) -> None:
+def test_a_handler_that_does_not_end_the_program_is_kept(tmp_path: Path) -> None:
     # GIVEN a program that counts its signals
     code = """
     seen = []
@@ -205,9 +205,9 @@ def test_a_handler_that_survives_is_left_alone(tmp_path: Path) -> None:
     program.send()
     time.sleep(0.3)
     program.send()
-    # THEN it goes on until it ends by itself, and writes then
-    said, _ = program.ended(0)
-    assert said == "False\n"
+    # THEN it continues until it ends by itself, and writes then
+    output, _ = program.ended(0)
+    assert output == "False\n"
     assert program.counts() == {"encode": 1}
 
 
@@ -225,7 +225,7 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
 
 
 def test_a_main_thread_that_never_runs_python_again(tmp_path: Path) -> None:
-    # GIVEN a program whose main thread waits in C, as for a device, and that took its lock along
+    # GIVEN a program whose main thread waits in C, as for a device, with the interpreter's lock
     code = """
     import ctypes
     encode("ab")
@@ -239,12 +239,12 @@ def test_a_main_thread_that_never_runs_python_again(tmp_path: Path) -> None:
     program = Program(STAGE + code, tmp_path)
 
     program.send()
-    # THEN it still ends, and with its files
+    # THEN it ends nevertheless, and its files are there
     program.ended()
     assert program.counts() == {"encode": 1}
 
 
-def test_an_interpreter_whose_lock_is_never_given_back(tmp_path: Path) -> None:
+def test_an_interpreter_whose_lock_is_never_released(tmp_path: Path) -> None:
     # GIVEN a main thread that holds the interpreter's lock forever: nothing can be written
     code = """
     import ctypes
@@ -270,8 +270,8 @@ def test_two_signals_at_once_count_as_one(tmp_path: Path) -> None:
     assert program.counts() == {"encode": 1}
 
 
-def test_a_second_signal_ends_a_process_that_takes_long(tmp_path: Path) -> None:
-    # GIVEN a log handler that blocks, so that writing takes its time
+def test_a_second_signal_ends_a_process_that_takes_too_long(tmp_path: Path) -> None:
+    # GIVEN a log handler that blocks, so that writing takes a long time
     code = """
     import logging
 
@@ -293,13 +293,13 @@ def test_a_second_signal_ends_a_process_that_takes_long(tmp_path: Path) -> None:
     while program.process.poll() is None and time.monotonic() - began < 60:
         time.sleep(0.3)
         program.send()
-    # THEN both files were written before the handler was asked
+    # THEN both files were written before the handler was called
     program.ended()
     assert sorted(program.files()) == ["timing.json", "timing_io_signature.json"]
 
 
 def test_a_signal_while_the_main_thread_holds_a_log_handlers_lock(tmp_path: Path) -> None:
-    # GIVEN a program that is signalled inside of a log handler, and signalled by itself
+    # GIVEN a program that is signalled while inside a log handler, and signals itself
     code = """
     import logging
 
@@ -342,8 +342,8 @@ def test_a_signal_while_the_reports_are_written_at_exit(tmp_path: Path) -> None:
     assert program.counts() == {"encode": 1}
 
 
-def test_forked_children_write_files_of_their_own(tmp_path: Path) -> None:
-    # GIVEN a pool, whose workers are ended by SIGTERM
+def test_forked_children_write_separate_files(tmp_path: Path) -> None:
+    # GIVEN a pool whose workers are ended by SIGTERM
     code = """
     import multiprocessing
 
@@ -409,15 +409,15 @@ PLAIN = """
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_stagespan_run_tells_what_it_has(debug: bool, tmp_path: Path) -> None:
+def test_stagespan_run_prints_its_results(debug: bool, tmp_path: Path) -> None:
     command = ["-m", "stagespan", "run", "--stage", "__main__:encode", "--output", "out"]
     command += ["--debug"] if debug else []
     program = Program(PLAIN, tmp_path, *command, "script.py", STAGESPAN_DEBUG="")
 
     program.send()
     # THEN the table and the files are there
-    _, told = program.ended()
-    assert "Timing report, 1 stage" in told
+    _, errors = program.ended()
+    assert "Timing report, 1 stage" in errors
     assert program.counts() == {"encode": 1}
     assert ("timing_io_signature.json" in program.files()) is debug
 
@@ -451,6 +451,6 @@ def test_uvicorn_which_raises_the_signal_again(when: str, tmp_path: Path) -> Non
     time.sleep(0.5)
 
     program.send()
-    # THEN it shuts down as it does, and the files are there
+    # THEN it shuts down as usual, and the files are there
     program.ended()
     assert program.counts() == {"encode": 1}

@@ -1,4 +1,4 @@
-"""Threads: exact statistics, losses that are counted, whole records, memory that does not grow."""
+"""Threads: exact statistics, counted losses, complete records, memory that does not grow."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def rss_bytes() -> int:
-    """Memory of this process that is resident."""
-    # From the page tables: the kernel's counters in statm may be off by megabytes on many cores.
+    """Return the resident memory of this process."""
+    # From the page tables: the kernel's counters in statm may be wrong by megabytes on many cores.
     with open("/proc/self/smaps_rollup") as rollup:
         (line,) = (line for line in rollup if line.startswith("Rss:"))
     return int(line.split()[1]) * 1024
 
 
 def run_all(works: list[Callable[[], object]]) -> None:
-    """Run each in a thread of its own, all at once; raise what one of them raised."""
+    """Run each in its own thread, all at once; raise what one of them raised."""
     errors: list[BaseException] = []
 
     def guarded(work: Callable[[], object]) -> None:
@@ -49,7 +49,7 @@ THREADS, BLOCKS = 8, 100_000
 
 
 def blocks(name: str) -> None:
-    """Time 10 x BLOCKS spans, some of them in others, some of them failing."""
+    """Time 10 x BLOCKS spans, some of them nested, some of them failing."""
     shared = span("shared")
     for _ in range(BLOCKS):
         with span(name):
@@ -70,7 +70,7 @@ def blocks(name: str) -> None:
 
 
 class Reader:
-    """Reads everything again and again, and checks what it reads."""
+    """Reads everything repeatedly, and checks it."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -80,7 +80,7 @@ class Reader:
 
     def check_spans(self) -> None:
         rows, names = _core.spans(), _core.stage_names()
-        # A torn record would have a stage, a time or an id that none has.
+        # A torn record would have an impossible stage, time or id.
         assert {names[i] for i in np.unique(rows["stage"])} <= self.known
         assert (rows["end_ns"] >= rows["begin_ns"]).all()
         assert (rows["end_ns"] - rows["begin_ns"] < 10**11).all()
@@ -109,7 +109,7 @@ class Reader:
             self.rounds += 1
 
 
-def test_a_million_spans_each_while_somebody_reads() -> None:
+def test_a_million_spans_each_while_a_reader_runs() -> None:
     # GIVEN eight threads that time a million spans each, and a reader that never pauses
     blocks("own 0")
     _core.reset()
@@ -123,7 +123,7 @@ def test_a_million_spans_each_while_somebody_reads() -> None:
             reader.stop.set()
 
     run_all([reader, work])
-    # THEN the reader has read, and found nothing torn
+    # THEN the reader has read, and found no torn record
     assert reader.rounds > 0
     # AND statistics are exact
     stages = _core.snapshot().stages()
@@ -135,11 +135,11 @@ def test_a_million_spans_each_while_somebody_reads() -> None:
     named = {f"own {i}" for i in range(THREADS)} | {"shared", "fresh"}
     assert stages["shared"].parents.keys() - {"(several)"} <= named
     assert_closed()
-    # AND what the rings no longer hold is counted, one by one
+    # AND the spans that the rings no longer contain are all counted
     held = len(_core.spans())
     assert lost() == {"overwritten": 10 * BLOCKS * THREADS - held}
     assert held == THREADS * _core.arena_info()["ring_spans"]
-    # AND nothing has grown with the spans
+    # AND memory has not grown with the spans
     assert rss_bytes() - before < 30 * 2**20
 
 
@@ -147,7 +147,7 @@ def test_a_million_spans_each_while_somebody_reads() -> None:
 
 
 def test_more_threads_at_once_than_there_are_slots() -> None:
-    # GIVEN more live threads than have room of their own
+    # GIVEN more live threads than slots
     threads, spans = 300, 20
     alive = threading.Barrier(threads)
 
@@ -160,19 +160,19 @@ def test_more_threads_at_once_than_there_are_slots() -> None:
         alive.wait()
 
     run_all([work] * threads)
-    # THEN the statistics have every span, and records without room are counted
+    # THEN the statistics have every span, and records without a slot are counted
     assert count("crowded") == threads * spans
     records = len(recorded("crowded"))
     assert records + lost().get("threads", 0) + lost().get("overwritten", 0) == threads * spans
     assert lost()["threads"] >= (threads - 256) * spans
     assert_closed()
-    # AND whoever comes later has room again
+    # AND later threads get slots again
     _core.reset()
     assert eventually(has_room)
 
 
 def has_room() -> bool:
-    """Whether a new thread's span finds a ring. Threads that ended give theirs back a bit later."""
+    """Return whether a new thread gets a ring. Threads that ended return theirs a little later."""
     _core.reset()
     run_all([lambda: span("later").__enter__().__exit__(None, None, None)])
     return len(recorded("later")) == 1
@@ -196,7 +196,7 @@ def test_threads_that_come_and_go() -> None:
 
 
 def test_many_stages_in_many_threads() -> None:
-    # GIVEN more pairs of thread and stage than there is room for
+    # GIVEN more pairs of thread and stage than there are blocks
     stages, threads = 400, 32
 
     def work() -> None:
@@ -205,7 +205,7 @@ def test_many_stages_in_many_threads() -> None:
                 pass
 
     run_all([work] * threads)
-    # THEN what shares its room is exact as well
+    # THEN figures in shared blocks are exact too
     found = _core.snapshot().stages()
     assert all(found[f"many {i}"].count == threads for i in range(stages))
     assert_closed()
@@ -238,7 +238,7 @@ def test_threads_have_no_parents_in_each_other() -> None:
 
 
 def test_open_spans_of_all_threads() -> None:
-    # GIVEN threads inside of spans
+    # GIVEN threads inside spans
     ready, done = threading.Barrier(4), threading.Event()
 
     def work(name: str) -> None:
@@ -255,7 +255,8 @@ def test_open_spans_of_all_threads() -> None:
     done.set()
     for thread in threads:
         thread.join()
-    # THEN each thread has its two, outermost first, and the inner one names its parent
+    # THEN each thread has its two, outermost first, and the parent of the inner one is the outer
+    # one
     by_thread = {
         key: list(rows) for key, rows in itertools.groupby(found, lambda row: row["thread"])
     }
@@ -288,7 +289,7 @@ def test_switching_while_threads_time() -> None:
             stop.set()
 
     run_all([work, work, work, switch])
-    # THEN begins and ends stayed in pairs
+    # THEN begins and ends stayed paired
     assert lost().keys() <= {"overwritten"}
     assert _core.open_spans() == []
     assert_closed()

@@ -1,4 +1,4 @@
-"""`begin`, `end` and `record`: spans across scopes and threads, and what was timed elsewhere."""
+"""`begin`, `end` and `record`: spans across scopes and threads, and spans timed by other code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_begin_and_end() -> None:
         with span("meanwhile"):
             still_open = {one["stage"]: one["detached"] for one in _core.open_spans()}
         end(token)
-    # THEN it is a child of what was open where it began, and nobody's parent
+    # THEN it is a child of the span that was open where it began, and not a parent
     assert still_open == {"outer": False, "meanwhile": False, "token": True}
     assert parents() == {"outer": {None}, "token": {"outer"}, "meanwhile": {"outer"}}
     assert (token.name, token.id) == ("token", only("token").id)
@@ -87,7 +87,7 @@ def test_ended_twice_is_counted_and_ignored() -> None:
     assert lost() == {"unmatched": 2}
 
 
-def test_never_ended_is_counted_when_the_token_goes() -> None:
+def test_a_token_that_is_never_ended_is_counted_when_it_is_freed() -> None:
     begin("given up")
     gc.collect()
 
@@ -96,7 +96,7 @@ def test_never_ended_is_counted_when_the_token_goes() -> None:
     assert _core.open_spans() == []
 
 
-def test_begun_while_the_recorder_was_off() -> None:
+def test_a_token_from_when_the_recorder_was_off() -> None:
     stagespan.disable()
     off = begin("off")
     stagespan.enable()
@@ -152,13 +152,13 @@ def test_wrong_arguments() -> None:
 
 
 def test_record() -> None:
-    # GIVEN times of this process's past
+    # GIVEN times in this process's past
     now = _core.now_ns()
 
     with span("outer"):
         record("recorded", now - 3_000_000, now - 1_000_000)
         record("recorded", now - 500_000, now, error=True)
-    # THEN they are there to within the clocks' agreement, as children of what was open
+    # THEN they are recorded within the clocks' error, as children of the open span
     first, second = recorded("recorded")
     assert first.duration_ns == pytest.approx(2_000_000, abs=50_000)
     assert second.duration_ns == pytest.approx(500_000, abs=50_000)
@@ -168,7 +168,7 @@ def test_record() -> None:
     assert_closed()
 
 
-def test_record_of_no_length() -> None:
+def test_record_of_zero_length() -> None:
     now = time.time_ns()
     record("no length", now, now)
 
@@ -184,7 +184,7 @@ def test_record_that_ends_before_it_begins() -> None:
 
 
 @pytest.mark.parametrize("times", [(2**63, 2**63), (1.5, 2.5), ("1", "2"), (None, None)])
-def test_record_of_what_is_no_time(times: tuple[int, int]) -> None:
+def test_record_of_values_that_are_not_times(times: tuple[int, int]) -> None:
     with pytest.raises((TypeError, OverflowError)):
         record("no time", *times)
 

@@ -1,4 +1,4 @@
-"""The benchmark of reading traces runs; what it measures is not looked at."""
+"""The benchmark of reading traces runs; its figures are not checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def small_trace(folder: Path) -> Path:
     return path
 
 
-def test_an_enlarged_trace_is_longer_and_its_ids_are_apart(
+def test_an_enlarged_trace_is_longer_and_its_ids_are_distinct(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a trace
@@ -43,7 +43,7 @@ def test_an_enlarged_trace_is_longer_and_its_ids_are_apart(
     source, target = small_trace(tmp_path), tmp_path / "large.json"
     # WHEN it is made larger
     copies = enlarge(source, target, 100_000)
-    # THEN it is a whole trace of that size, in which each copy has times and ids of its own
+    # THEN it is a complete trace of that size, in which each copy has its own times and ids
     assert target.stat().st_size >= 100_000
     trace, small = read_trace(target), read_trace(source)
     assert (trace.incomplete, trace.left_out, trace.adjusted) == (None, {}, {})
@@ -60,7 +60,7 @@ def test_the_quick_benchmark_of_traces_prints_a_row_for_each(tmp_path: Path) -> 
     # GIVEN a folder with a small trace
     small_trace(tmp_path)
     target = tmp_path / "figures.json"
-    # WHEN the benchmark runs on it for a few seconds, its figures left aside
+    # WHEN the benchmark runs on it for a few seconds (its figures are not checked)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.traces", "--quick", "--json", target],
         cwd=ROOT,
@@ -69,7 +69,7 @@ def test_the_quick_benchmark_of_traces_prints_a_row_for_each(tmp_path: Path) -> 
         text=True,
         timeout=280,
     )
-    # THEN it has printed the trace, the large one, and what the whole analysis takes
+    # THEN it has printed the trace, the large one, and the cost of the whole analysis
     assert done.returncode == 0, done.stderr
     assert "small" in done.stdout
     assert " x small" in done.stdout

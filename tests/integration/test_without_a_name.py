@@ -1,4 +1,4 @@
-"""Contexts without a name, calls that make no sense, and `__enter__` by itself."""
+"""Contexts without a name, calls that are not valid, and `__enter__` by itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ make_each = pytest.mark.parametrize("make", ALL, ids=lambda make: str(make.__nam
 
 
 def stages() -> dict[str, int]:
-    """How often each stage has run, by the last part of its name."""
+    """Return how often each stage has run, by the last part of its name."""
     found = _core.snapshot().stages()
     return {name.rpartition(">.")[2]: stage.count for name, stage in found.items()}
 
@@ -93,7 +93,7 @@ def test_functions_and_methods(make: Any, parentheses: bool) -> None:
         model.size,
     )
 
-    # THEN they do what they did, and each is a stage of its own name
+    # THEN they behave as before, and each is a stage with its own name
     assert results == (
         2,
         "method",
@@ -113,7 +113,7 @@ def test_functions_and_methods(make: Any, parentheses: bool) -> None:
 
 @make_each
 def test_other_callables(make: Any) -> None:
-    # GIVEN callables that have no qualified name themselves
+    # GIVEN callables that do not have a qualified name
     class Adder:
         def __call__(self, value: int) -> int:
             return value + 1
@@ -130,7 +130,7 @@ def test_other_callables(make: Any) -> None:
 
 
 def test_options_without_a_name() -> None:
-    # WHEN options are given and a name is not
+    # WHEN options are given, but no name
     @ProfilingContext(reset_peak_memory=False, capture_memory=True)
     def first() -> int:
         return 1
@@ -163,7 +163,6 @@ def test_classes_and_properties_are_refused(make: Any) -> None:
 @make_each
 def test_a_block_needs_a_name(make: Any) -> None:
     needs = rf"{make.__name__}\(\) needs a name to time a block: write `with {make.__name__}"
-    # WHEN / THEN
     with pytest.raises(TypeError, match=needs), make():
         pytest.fail("the block ran")
 
@@ -180,7 +179,7 @@ def test_a_block_needs_a_name(make: Any) -> None:
 def test_a_call_that_is_not_a_decoration(make: Any, arguments: tuple[int, ...]) -> None:
     stagespan.set_debug(True)
     context = make("called")
-    # WHEN / THEN it says how to use it, and nothing is open
+    # WHEN / THEN the error says how to use it, and nothing is open
     with pytest.raises(TypeError, match=r"write `with \w+\('called'\):` around a block, or `@"):
         context(*arguments)
     with pytest.raises(TypeError):
@@ -207,7 +206,7 @@ def test_enter_can_be_kept_and_called_again() -> None:
 
 
 def test_enter_keeps_its_span_alive() -> None:
-    # GIVEN nothing but `__enter__` of a span, twice
+    # GIVEN only `__enter__` of a span, twice
     enters = [span("alone").__enter__, span("alone").__enter__]
     again = enters[0]
     # WHEN they are called, and the spans outlive them
@@ -225,8 +224,8 @@ def test_enter_keeps_its_span_alive() -> None:
     assert count("alone") == 4
 
 
-def test_enter_that_is_thrown_away() -> None:
-    # WHEN many are bound and never called, of spans that are reused and of those that are not
+def test_enter_that_is_dropped() -> None:
+    # WHEN many are bound and never called, for spans that are reused and for others
     shared = span("shared")
     before = sys.getrefcount(shared)
     for _ in range(1000):
@@ -244,9 +243,9 @@ def test_a_span_that_only_its_enter_keeps_open() -> None:
     enter: Callable[[], object] = span("left").__enter__
     enter()
     assert [one["stage"] for one in stagespan.open_spans()] == ["left"]
-    # WHEN it goes
+    # WHEN it is freed
     del enter
-    # THEN the span is given up, as any that nobody can leave
+    # THEN the span is dropped, like any that nobody can leave
     assert stagespan.open_spans() == []
     assert lost()["abandoned"] == 1
 

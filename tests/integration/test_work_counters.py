@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def work(stage: str) -> dict[str, float]:
-    """The counters of a stage."""
+    """Return the counters of a stage."""
     found = _core.snapshot().stages().get(stage)
     return {} if found is None else dict(found.work)
 
@@ -45,7 +45,7 @@ def test_numbers_of_every_kind() -> None:
 
 
 def test_whole_numbers_stay_exact() -> None:
-    # GIVEN amounts whose sum has more digits than a float holds on the way
+    # GIVEN amounts whose sums have more digits than a float
     with span("exact") as context:
         for amount in (2**53, 1, 1, -(2**53)):
             context.add(n=amount)
@@ -57,13 +57,13 @@ def test_whole_numbers_stay_exact() -> None:
 
 
 def test_sums_beyond_64_bits_stay_above_zero() -> None:
-    # GIVEN ten seconds at 400 TFLOP/s a step
+    # GIVEN ten seconds at 400 TFLOP/s per step
     operations = 4_000_000_000_000_000
     # WHEN a stage counts for 6.7 hours
     for _ in range(2400):
         with span("train") as train:
             train.add(flops=operations, spare=-operations)
-    # THEN the sum, and every rate made of it, is right
+    # THEN the sum, and every rate computed from it, is right
     total = 2400 * operations
     assert work("train")["flops"] == pytest.approx(total)
     assert work("train")["spare"] == pytest.approx(-total)
@@ -75,11 +75,11 @@ def test_sums_beyond_64_bits_stay_above_zero() -> None:
 
 
 def test_sums_beyond_a_float_stay_numbers() -> None:
-    # WHEN amounts are added whose sum no float can hold
+    # WHEN amounts are added whose sum exceeds the largest float
     for _ in range(3):
         with span("huge") as context:
             context.add(n=1e308, down=-1e308)
-    # THEN the sums stay at the largest float, and what is printed and written has numbers
+    # THEN the sums stay at the largest float, and printed and written values are numbers
     assert work("huge") == {"n": sys.float_info.max, "down": -sys.float_info.max}
     report = stagespan.timing_report()["stages"]["huge"]
     json.dumps(report, allow_nan=False)
@@ -102,7 +102,7 @@ def test_threads_add_at_once() -> None:
 
 
 @pytest.mark.parametrize("value", ["230", None, [1], object(), 1j])
-def test_what_is_no_number_says_so(value: object) -> None:
+def test_values_that_are_not_numbers_are_refused(value: object) -> None:
     with (
         span("no number") as context,
         pytest.raises(TypeError, match="counter 'tokens' of stage 'no number' must be a number"),
@@ -140,8 +140,8 @@ def test_keys_of_every_kind() -> None:
     assert {"", "Wörter", "a b", "x" * 63, "y" * 63, "令牌" * 10 + "令"} == set(found)
 
 
-def test_more_keys_than_there_is_room_for(tmp_path: Path) -> None:
-    # WHEN a program of its own makes up keys
+def test_more_keys_than_fit(tmp_path: Path) -> None:
+    # WHEN a separate program creates keys
     done = python(
         """
         import stagespan
@@ -153,13 +153,13 @@ def test_more_keys_than_there_is_room_for(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN what found no room is counted
+    # THEN keys that did not fit are counted
     total, without_room = map(float, done.stdout.split())
     assert total == 1000
     assert without_room <= 800
 
 
-def test_what_is_no_finite_number_is_counted_and_spoils_nothing() -> None:
+def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
     with span("extreme") as context:
         context.add(loss=0.5, tiny=5e-324)
         context.add(loss=math.nan)

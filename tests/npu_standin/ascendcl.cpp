@@ -1,4 +1,4 @@
-// ascendcl.cpp: stands for Ascend's runtime, libascendcl.so, as far as events are read through it.
+// ascendcl.cpp: replaces Ascend's runtime, libascendcl.so, as far as events are read with it.
 #include <atomic>
 #include <cstdint>
 
@@ -6,7 +6,7 @@
 
 namespace {
 std::atomic<long> g_calls{0};
-constexpr int kNotReady = 107017;  // not 0 is all that counts
+constexpr int kNotReady = 107017;  // only 0 means success
 
 bool is_done(const void* event) {
   const auto& mine = *static_cast<const standin::Event*>(event);
@@ -23,7 +23,7 @@ int aclrtEventElapsedTime(float* ms, void* begin, void* end) {
   return 0;
 }
 
-/// Microseconds since the chip began, which is nothing that the host's clock knows.
+/// Microseconds since the start of the chip, unrelated to the host's clock.
 int aclrtEventGetTimestamp(void* event, std::uint64_t* us) {
   ++g_calls;
   if (!is_done(event)) return kNotReady;

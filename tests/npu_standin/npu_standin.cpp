@@ -1,7 +1,7 @@
-// npu_standin.cpp: an accelerator made of threads, for torch's PrivateUse1, so that the path of torch.Event runs.
+// npu_standin.cpp: an accelerator simulated by threads, for torch's PrivateUse1, to test the use of torch.Event.
 //
-// A stream is a thread that works a queue off. A kernel takes its time on the device's own clock, to the nanosecond,
-// and about as long in truth; an event notes that clock when its turn comes. So a test knows what must come out.
+// A stream is a thread that processes a queue. A kernel takes its exact time on the device's own clock, and about as
+// long in real time. An event reads that clock when it is processed. A test therefore knows the expected results.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -155,7 +155,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return event == nullptr || is_done(*static_cast<Event*>(event));
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
-    // Its memory stays: it may still be in a queue, and the runtime that it stands for would wait there.
+    // Its memory is not freed: it may still be in a queue, and the real runtime would wait there.
     if (event != nullptr) count(kDestroyed);
   }
   double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {
@@ -197,17 +197,17 @@ const bool g_registered = (at::RegisterPrivateUse1HooksInterface(new Hooks), tru
 
 }  // namespace standin
 
-// --- what tests ask for, through ctypes ---------------------------------------------------------------------------
+// --- functions for tests, through ctypes -------------------------------------------------------------------------
 extern "C" {
 void standin_set_up() { standin::g_set_up = true; }
-/// A kernel of this length on the calling thread's current stream.
+/// Queues a kernel of this length on the calling thread's current stream.
 void standin_kernel(double ms) {
   standin::current().add([ms](std::int64_t& clock_ns) {
     clock_ns += static_cast<std::int64_t>(ms * 1e6);
     std::this_thread::sleep_until(std::chrono::system_clock::time_point(std::chrono::nanoseconds(clock_ns)));
   });
 }
-/// Keeps the current stream from going on, or lets it.
+/// Blocks the current stream, or unblocks it.
 void standin_hold(int on) { standin::current().hold(on != 0); }
 void standin_capture(int on) { standin::g_capturing = on != 0; }
 void standin_fail_records(int times) { standin::g_failing_records = times; }

@@ -1,4 +1,4 @@
-// standin.h: what the stand-in's two libraries share, the device that torch sees and its vendor's runtime.
+// standin.h: common code of the stand-in's two libraries: the device for torch, and its vendor's runtime.
 #pragma once
 
 #include <atomic>
@@ -6,10 +6,10 @@
 
 namespace standin {
 
-/// An event as the device's runtime has it. Times are nanoseconds on the device's own clock.
+/// An event of the device's runtime. Times are nanoseconds on the device's own clock.
 struct Event {
-  std::atomic<std::uint64_t> recorded{0};  // how often its recording was asked for
-  std::atomic<std::uint64_t> reached{0};   // the latest of these that the stream has come to
+  std::atomic<std::uint64_t> recorded{0};  // how often its recording was requested
+  std::atomic<std::uint64_t> reached{0};   // the latest of these that the stream has reached
   std::atomic<std::int64_t> time_ns{0};
 };
 

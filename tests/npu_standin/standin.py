@@ -28,7 +28,7 @@ class Libraries(NamedTuple):
 
 
 def missing() -> str | None:
-    """Why the stand-in cannot be built here; None where it can."""
+    """Return the reason why the stand-in cannot be built here, or None."""
     if shutil.which("g++") is None:
         return "no C++ compiler (g++) on PATH"
     spec = importlib.util.find_spec("torch")
@@ -40,7 +40,7 @@ def missing() -> str | None:
 
 
 def build(folder: Path) -> Libraries:
-    """Build both libraries; RuntimeError with the compiler's words where that fails."""
+    """Build both libraries; raises RuntimeError with the compiler's output if that fails."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
@@ -60,7 +60,7 @@ def build(folder: Path) -> Libraries:
 
 
 def environment(made: Libraries, *, name: str = "npu", with_ascend: bool = True) -> dict[str, str]:
-    """What a process must find in its environment for `Standin.of_environment`."""
+    """Return the environment variables that `Standin.of_environment` needs."""
     return {
         **os.environ,
         LIBRARY: str(made.device),
@@ -71,7 +71,7 @@ def environment(made: Libraries, *, name: str = "npu", with_ascend: bool = True)
 
 
 class Standin:
-    """The device, as a test works it. Streams and events are torch's own."""
+    """The device, as tests control it. Streams and events are torch's own."""
 
     COUNTS = ("records", "queries", "waits", "blocking_reads", "created", "destroyed", "handles")
 
@@ -96,7 +96,7 @@ class Standin:
         return Standin(os.environ[LIBRARY], os.environ[ASCEND], os.environ[NAME])
 
     def _module(self, name: str) -> types.ModuleType:
-        """``torch.npu``, as far as it is used."""
+        """The part of ``torch.npu`` that is used."""
         module: Any = types.ModuleType(f"torch.{name}")
         module.device_count = lambda: 2
         module.is_available = lambda: True
@@ -112,7 +112,7 @@ class Standin:
             self.peak_bytes
         )
         module.reset_peak_memory_stats = lambda device=None: None
-        if name == "npu":  # others do not tell when they are set up
+        if name == "npu":  # others do not notify when they are initialised
             module._lazy_call = self._lazy_call
         return module
 
@@ -130,11 +130,11 @@ class Standin:
             self.is_initialized = True
 
     def kernel(self, ms: float) -> None:
-        """Queue a kernel of exactly this length on the current stream."""
+        """Queue a kernel that takes exactly this long on the current stream."""
         self._native.standin_kernel(ms)
 
     def hold(self, on: bool = True) -> None:
-        """Keep the current stream from going on, so that what is queued now follows without gap."""
+        """Block the current stream, so that what is queued now runs without gaps."""
         self._native.standin_hold(int(on))
 
     def capture(self, on: bool) -> None:
@@ -142,7 +142,7 @@ class Standin:
         self._native.standin_capture(int(on))
 
     def fail(self, *, records: int = 0, queries: int = 0) -> None:
-        """Have the next calls of a kind fail."""
+        """Make the next calls of a kind fail."""
         self._native.standin_fail_records(records)
         self._native.standin_fail_queries(queries)
 
@@ -150,12 +150,12 @@ class Standin:
         self._native.standin_synchronize()
 
     def counts(self) -> dict[str, int]:
-        """How often torch's device interface was called, by what for, since the process began."""
+        """Return how often torch's device interface was called since the start, by purpose."""
         return {what: int(self._native.standin_count(i)) for i, what in enumerate(self.COUNTS)}
 
     def ascend_calls(self) -> int:
         return 0 if self._ascend is None else int(self._ascend.standin_acl_calls())
 
 
-if __name__ == "__main__":  # by hand: python tests/npu_standin/standin.py FOLDER
+if __name__ == "__main__":  # to build it by hand: python tests/npu_standin/standin.py FOLDER
     print(missing() or build(Path(sys.argv[1])))

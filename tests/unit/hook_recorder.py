@@ -1,4 +1,4 @@
-"""Hooks that write down what they see."""
+"""Hooks that record their calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS = ("first", "second")
 
 
 class Recorder:
-    """A hook that writes down what happens, for stages whose name begins with "hooked"."""
+    """A hook that records its calls, for stages whose name begins with "hooked"."""
 
     def __init__(self, name: str, log: list[tuple[Any, ...]]) -> None:
         self.name = name
@@ -49,7 +49,8 @@ def hooks() -> Iterator[tuple[Recorder, Recorder]]:
     log: list[tuple[Any, ...]] = []
     first, second = Recorder(OURS[0], log), Recorder(OURS[1], log)
     stagespan.set_debug(True)
-    context.need("debug")  # registers the hooks of debug mode, which other tests need later
+    for event in ("debug", "profiled"):
+        context.need(event)  # registers hooks that other tests need later
     before = dict(context._hooks)
     _core.reset()
     register_hook(first)
@@ -61,5 +62,5 @@ def hooks() -> Iterator[tuple[Recorder, Recorder]]:
 
 
 def steps(hook: Recorder) -> list[tuple[str, str]]:
-    """Which step ran in which hook, in order."""
+    """Return which step ran in which hook, in order."""
     return [(entry[0], entry[1]) for entry in hook.log]

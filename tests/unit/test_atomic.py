@@ -1,4 +1,4 @@
-"""Numbers that several threads change at once, and that handlers change in between."""
+"""Numbers that several threads change at once, and that signal handlers change in between."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_no_call_is_lost_and_no_number_given_twice() -> None:
 
 
 @pytest.mark.usefixtures("many_switches")
-def test_the_highest_of_all_threads_stays() -> None:
+def test_the_highest_of_all_threads_is_kept() -> None:
     highest = Highest()
     threads = [
         threading.Thread(target=lambda n=n: [highest.raise_to(v) for v in range(n, 40_000, 4)])

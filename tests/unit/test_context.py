@@ -1,4 +1,4 @@
-"""Hooks around a stage, what they see, what happens when they fail; requests; switches."""
+"""Hooks around a stage: their arguments, and what happens if they fail; requests; switches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hook_recorder import Recorder, steps
 
 import stagespan
-from stagespan import ProfilingContext, ProfilingContext4Debug, _core, context, span
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span, switches
 from stagespan.context import MISSING, Call, register_hook
 
 ALL_STEPS = [
@@ -38,7 +38,7 @@ def test_a_block(hooks: tuple[Recorder, Recorder]) -> None:
     assert steps(hooks[0]) == ALL_STEPS
     assert hooks[0].log[0] == ("enter", "first", "hooked", (), {})
     assert hooks[0].log[-1] == ("exit", "first", "hooked", "result", None)
-    # AND with all that there is to know
+    # AND with all facts about the run
     assert (during.kind, during.function) == ("debug", None)
     assert (during.reset_peak_memory, during.capture_memory) == (False, True)
 
@@ -53,13 +53,13 @@ def test_times_and_id_are_those_of_the_span(hooks: tuple[Recorder, Recorder]) ->
     (row,) = _core.spans()
     ((span_id, begin_ns, end_ns),) = seen
     assert span_id == row["id"]
-    # The clock is fitted anew each time. The fits differ by less than a tenth of the span.
+    # The clock is fitted again each time. The fits differ by less than a tenth of the span.
     assert abs(begin_ns - int(row["begin_ns"])) <= 100_000
     assert abs(end_ns - int(row["end_ns"])) <= 100_000
 
 
 def test_hooks_are_not_part_of_the_time(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN hooks that take a while before the clock starts and after it has stopped
+    # GIVEN hooks that take some time before the clock starts and after it has stopped
     seen: list[int] = []
 
     def enter(call: Call) -> None:
@@ -74,7 +74,7 @@ def test_hooks_are_not_part_of_the_time(hooks: tuple[Recorder, Recorder]) -> Non
 
     with ProfilingContext4Debug("hooked"):
         pass
-    # THEN the span lies between them, to within the fits of the clock
+    # THEN the span is between them, within the error of the clock's fits
     (row,) = _core.spans()
     entered_ns, left_ns = seen
     assert entered_ns - 1_000_000 <= row["begin_ns"] <= row["end_ns"] <= left_ns + 1_000_000
@@ -106,7 +106,7 @@ def test_a_function(hooks: tuple[Recorder, Recorder]) -> None:
 
 
 def test_any_callable(hooks: tuple[Recorder, Recorder]) -> None:
-    # WHEN a callable that is no function is called
+    # WHEN a callable that is not a function is called
     assert ProfilingContext4Debug("hooked")(max)(1, 5, 3, key=lambda value: -value) == 1
 
     _, _, _, args, kwargs = hooks[0].log[0]
@@ -131,7 +131,7 @@ def test_an_exception(hooks: tuple[Recorder, Recorder]) -> None:
             fails()
         assert caught.value is error
         assert error.__context__ is None
-    # THEN the hooks see it; a result that was given before stays
+    # THEN the hooks get it; a result that was set before is kept
     exits = [entry for entry in hooks[0].log if entry[0] == "exit" and entry[1] == "first"]
     assert exits == [
         ("exit", "first", "hooked function", MISSING, error),
@@ -178,7 +178,7 @@ def test_coroutines_and_generators(hooks: tuple[Recorder, Recorder]) -> None:
     ]
 
 
-def test_what_a_stage_worked_on_is_let_go(hooks: tuple[Recorder, Recorder]) -> None:
+def test_arguments_and_results_are_released(hooks: tuple[Recorder, Recorder]) -> None:
     @ProfilingContext4Debug("hooked")
     def function(value: object) -> object:
         return value
@@ -201,14 +201,14 @@ def test_flags_of_hooks_are_in_the_record(hooks: tuple[Recorder, Recorder]) -> N
 
     with ProfilingContext4Debug("hooked"):
         pass
-    # THEN those that records have are there, others are not
+    # THEN the flags of records are there, others are not
     assert _core.spans()["flags"].tolist() == [_core.FLAG_DEBUG | _core.FLAG_FIRST_OF_SHAPE]
 
 
 # --- when hooks run at all ------------------------------------------------------------------------
 
 
-def test_only_those_who_want_take_part(hooks: tuple[Recorder, Recorder]) -> None:
+def test_only_hooks_that_want_a_run_are_called(hooks: tuple[Recorder, Recorder]) -> None:
     hooks[1].before["wants"] = lambda call: call.kind == "never"
 
     with ProfilingContext4Debug("hooked"), ProfilingContext4Debug("not asked for"):
@@ -240,7 +240,7 @@ def test_switched_off_in_the_middle(hooks: tuple[Recorder, Recorder]) -> None:
 
     with ProfilingContext4Debug("hooked"):
         pass
-    # THEN who was entered is left
+    # THEN hooks that were entered are left
     assert steps(hooks[0]) == ALL_STEPS
     assert len(_core.spans()) == 1
 
@@ -259,18 +259,17 @@ def test_profiled_stages_and_captured_memory_call_them(hooks: tuple[Recorder, Re
 
 
 def test_a_hook_of_the_same_name_replaces_the_earlier(hooks: tuple[Recorder, Recorder]) -> None:
-    other = Recorder("first", [])
+    other = Recorder("first", hooks[0].log)
     register_hook(other)
 
     with ProfilingContext4Debug("hooked"):
         pass
-    # THEN in its place
-    assert list(context._hooks)[-2:] == ["first", "second"]
-    assert len(other.calls) == 1
-    assert [name for _, name in steps(hooks[0])] == ["second"] * 3
+    # THEN it is called instead of it, before the second
+    assert (len(hooks[0].calls), len(other.calls)) == (0, 1)
+    assert steps(hooks[0]) == ALL_STEPS
 
 
-def test_nested_calls_each_have_their_own(hooks: tuple[Recorder, Recorder]) -> None:
+def test_nested_calls_have_separate_call_objects(hooks: tuple[Recorder, Recorder]) -> None:
     outer = ProfilingContext4Debug("hooked outer")
     with outer, ProfilingContext4Debug("hooked inner") as inner:
         inner.output(1)
@@ -288,7 +287,7 @@ def test_left_in_another_thread(hooks: tuple[Recorder, Recorder]) -> None:
     thread = threading.Thread(target=block.__exit__, args=(None, None, None))
     thread.start()
     thread.join()
-    # THEN the hooks are left as well
+    # THEN the hooks are left too
     assert steps(hooks[0]) == ALL_STEPS
     assert hooks[0].log[-1] == ("exit", "first", "hooked", "result", None)
 
@@ -298,7 +297,7 @@ def test_left_in_another_thread(hooks: tuple[Recorder, Recorder]) -> None:
 
 def test_switches() -> None:
     seen: list[tuple[bool, bool]] = []
-    context.on_switch(lambda: seen.append((stagespan.is_enabled(), stagespan.is_debug())))
+    switches.on_switch(lambda: seen.append((stagespan.is_enabled(), stagespan.is_debug())))
 
     for switch in (
         stagespan.disable,
@@ -307,17 +306,5 @@ def test_switches() -> None:
         lambda: stagespan.set_debug(False),
     ):
         switch()
-    context._switched.pop()
-    # THEN whoever asked is told after each, and once to begin with
+    # THEN each callback is called after each switch, and once at the start
     assert seen == [(True, False), (False, False), (False, True), (True, True), (True, False)]
-
-
-def test_debug_mode_tells_those_who_listen() -> None:
-    seen: list[bool] = []
-    context.debug_switched.append(seen.append)
-
-    stagespan.set_debug()
-    stagespan.set_debug(False)
-    context.debug_switched.remove(seen.append)
-
-    assert seen == [True, False]

@@ -1,4 +1,4 @@
-"""When device time begins, as far as a machine without a device can show it."""
+"""When device time starts, as far as a machine without a device can show it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_max_connections(monkeypatch: pytest.MonkeyPatch, text: str, number: int
     assert device.max_connections() == number
 
 
-def test_one_connection_is_warned_of(
+def test_one_connection_gives_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     with caplog.at_level(logging.WARNING, "stagespan"):
-        device._warn_of_connections("npu")  # it means nothing there
+        device._warn_of_connections("npu")  # it has no meaning there
         assert caplog.messages == []
         device._warn_of_connections("cuda")
     assert "STAGESPAN_DEVICE_EVERY" in caplog.messages[0]
@@ -37,7 +37,7 @@ def test_one_connection_is_warned_of(
 @pytest.mark.parametrize(
     ("every", "error"), [(-1, ValueError), (2**32, ValueError), ("3", TypeError)]
 )
-def test_a_sample_that_cannot_be_is_refused(every: Any, error: type[Exception]) -> None:
+def test_an_impossible_sample_is_refused(every: Any, error: type[Exception]) -> None:
     before = _core.device_every()
     with pytest.raises(error):
         stagespan.set_device_every(every)
@@ -55,15 +55,15 @@ def test_without_a_device_nothing_is_attached_or_waited_for() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "", "cuda", "rocm"])
-def test_what_is_not_there_cannot_be_attached(kind: str) -> None:
+def test_a_missing_device_cannot_be_attached(kind: str) -> None:
     assert _core.device_attach(kind) is False
     reason = _core.device_info()["reason"]
     assert reason
     assert "\n" not in reason
 
 
-def test_an_import_is_told_once_and_survives_what_goes_wrong(tmp_path: Path) -> None:
-    # GIVEN a module that is waited for by a callback that fails
+def test_an_import_is_reported_once_and_survives_a_failing_callback(tmp_path: Path) -> None:
+    # GIVEN a module that is awaited by a callback that fails
     (tmp_path / "waited_for.py").write_text("value = 42\n")
     told: list[Exception] = []
 
@@ -77,7 +77,7 @@ def test_an_import_is_told_once_and_survives_what_goes_wrong(tmp_path: Path) -> 
         # WHEN it is imported
         import waited_for  # type: ignore[import-not-found]
 
-        # THEN the import works, the failure was told, and nothing waits any more
+        # THEN the import works, the failure was logged, and nothing waits any more
         assert waited_for.value == 42
         assert [str(error) for error in told] == ["as planned"]
         assert finder not in sys.meta_path
@@ -86,7 +86,7 @@ def test_an_import_is_told_once_and_survives_what_goes_wrong(tmp_path: Path) -> 
         sys.modules.pop("waited_for", None)
 
 
-def test_importing_stagespan_asks_no_driver_and_starts_no_thread() -> None:
+def test_importing_stagespan_calls_no_driver_and_starts_no_thread() -> None:
     program = (
         "import sys, threading, stagespan\n"
         "print('torch' in sys.modules, threading.active_count())\n"

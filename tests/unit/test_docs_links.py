@@ -1,4 +1,4 @@
-"""Links between README.md and the pages in docs/ lead somewhere."""
+"""Links between README.md and the pages in docs/ have existing targets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PAGES = [path for path in FOUND if path.exists()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_links_lead_to_files_that_are_there(page: Path) -> None:
-    # GIVEN a page's links, those in code blocks left out
+def test_links_lead_to_existing_files(page: Path) -> None:
+    # GIVEN a page's links, except those in code blocks
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
 
-    # THEN each is a file of the project, or an address
+    # THEN each is a file of the project, or a URL
     missing = [
         target for target in targets if "://" not in target and not (page.parent / target).exists()
     ]

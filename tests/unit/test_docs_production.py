@@ -1,4 +1,4 @@
-"""docs/production.md tells of every cause for which something is not kept."""
+"""docs/production.md lists every cause of losses."""
 
 from __future__ import annotations
 

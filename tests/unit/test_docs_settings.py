@@ -1,4 +1,4 @@
-"""docs/settings.md lists every variable as the code has it."""
+"""docs/settings.md lists every variable as in the code."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PAGE = ROOT / "docs" / "settings.md"
 
 
 def row(variable: Variable) -> list[str]:
-    """What the table has to say of a variable."""
+    """Return the expected row of a variable in the table."""
     values = {
         "switch": "`true` or `false`",
         "text": "text",
-        "names": "names with commas",
+        "names": "names, separated by commas",
         "count": f"{variable.least:,} to {variable.most:,}",
         "choice": ", ".join(f"`{choice}`" for choice in variable.choices),
     }[variable.kind]
@@ -30,7 +30,7 @@ def row(variable: Variable) -> list[str]:
 
 
 def table() -> list[list[str]]:
-    """The rows of the page's first table."""
+    """Return the rows of the page's first table."""
     found = re.search(
         r"^\| variable \| also .*\n\|[-| ]+\|\n((?:\|.*\n)+)", PAGE.read_text(), re.MULTILINE
     )
@@ -46,8 +46,8 @@ def test_the_page_has_the_variables_of_the_code() -> None:
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the documents are not here")
-def test_no_variable_is_read_that_the_page_leaves_out() -> None:
-    # GIVEN every variable of ours that the sources name
+def test_every_variable_in_the_sources_is_on_the_page() -> None:
+    # GIVEN every stagespan variable in the sources
     sources = [
         path
         for folder, kinds in (("python", (".py",)), ("csrc", (".cpp", ".h")))
@@ -63,7 +63,7 @@ def test_no_variable_is_read_that_the_page_leaves_out() -> None:
     # WHEN the page is read
     text = PAGE.read_text()
 
-    # THEN it tells of all of them
+    # THEN it lists all of them
     assert sources
     assert {name for name in named if name not in text} == set()
     assert os.sep not in "".join(named)

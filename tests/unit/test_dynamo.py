@@ -1,4 +1,4 @@
-"""Waiting for torch._dynamo: never imported by stagespan, its loader left as it was."""
+"""Waiting for torch._dynamo: stagespan never imports it, and leaves its loader unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ needs_torch = pytest.mark.skipif(
 
 
 def run(program: str) -> str:
-    """Run a program in an interpreter of its own and return what it printed."""
+    """Run a program in a separate interpreter; return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
     )
@@ -25,7 +25,8 @@ def run(program: str) -> str:
 
 
 def test_installing_imports_nothing() -> None:
-    # GIVEN a fresh interpreter / WHEN stagespan waits for torch
+    # GIVEN a fresh interpreter
+    # WHEN stagespan waits for torch
     out = run("""
         import sys
         import stagespan
@@ -40,7 +41,8 @@ def test_installing_imports_nothing() -> None:
 
 @needs_torch
 def test_registered_when_dynamo_is_imported() -> None:
-    # GIVEN stagespan before torch / WHEN torch._dynamo is imported
+    # GIVEN stagespan before torch
+    # WHEN torch._dynamo is imported
     out = run("""
         import inspect, sys
         from importlib.machinery import SourceFileLoader
@@ -63,13 +65,15 @@ def test_registered_when_dynamo_is_imported() -> None:
         print(torch.compile(traced, backend="eager", fullgraph=True)(torch.ones(1)).item())
     """)
 
-    # THEN contexts work in a graph, the loader is the real one as it was, and nobody waits any more
+    # THEN contexts work in a graph, the loader is the unchanged real one, and nothing waits any
+    # more
     assert out.splitlines() == ["False", "True True", "True", "True", "True", "False", "2.0"]
 
 
 @needs_torch
 def test_registered_when_dynamo_came_first() -> None:
-    # GIVEN torch._dynamo before stagespan / WHEN stagespan is told to
+    # GIVEN torch._dynamo before stagespan
+    # WHEN stagespan is imported and registers
     out = run("""
         import sys
         import torch._dynamo
@@ -88,7 +92,7 @@ def test_registered_when_dynamo_came_first() -> None:
 
 
 def fake_torch(folder: Path, text: str) -> str:
-    """Write a package torch whose _dynamo has this text; returns the line that makes it found."""
+    """Write a package torch with this text as _dynamo; return the line that makes it importable."""
     package = folder / "torch" / "_dynamo"
     package.mkdir(parents=True)
     (folder / "torch" / "__init__.py").touch()
@@ -97,7 +101,7 @@ def fake_torch(folder: Path, text: str) -> str:
 
 
 def test_a_failing_registration_is_one_warning(tmp_path: Path) -> None:
-    # GIVEN a torch whose hook does not work as it did
+    # GIVEN a torch whose hook does not work as expected
     path = fake_torch(
         tmp_path,
         """
@@ -117,7 +121,7 @@ def test_a_failing_registration_is_one_warning(tmp_path: Path) -> None:
         stagespan.dynamo.register()
     """)
 
-    # THEN the import works, and one sentence says what follows from it
+    # THEN the import works, and one sentence states the consequence
     first, second = out.splitlines()
     assert first == "torch._dynamo"
     assert second.startswith("WARNING stagespan could not register its contexts")
@@ -125,8 +129,9 @@ def test_a_failing_registration_is_one_warning(tmp_path: Path) -> None:
     assert "breaks its graph there" in second
 
 
-def test_an_old_torch_is_no_reason_to_warn(tmp_path: Path) -> None:
-    # GIVEN a torch that has no such hook yet / WHEN it is imported
+def test_an_old_torch_gives_no_warning(tmp_path: Path) -> None:
+    # GIVEN a torch that does not have such a hook
+    # WHEN it is imported
     out = run(f"""
         {fake_torch(tmp_path, "")}
         import stagespan
@@ -134,12 +139,12 @@ def test_an_old_torch_is_no_reason_to_warn(tmp_path: Path) -> None:
         print(torch._dynamo.__name__)
     """)
 
-    # THEN nothing is said
+    # THEN there is no message
     assert out.splitlines() == ["torch._dynamo"]
 
 
 def test_a_package_that_fails_to_import_keeps_failing(tmp_path: Path) -> None:
-    # GIVEN a torch that fails while its _dynamo is imported, once
+    # GIVEN a torch whose _dynamo fails to import once
     mended = tmp_path / "mended"
     path = fake_torch(
         tmp_path,
@@ -154,7 +159,7 @@ def test_a_package_that_fails_to_import_keeps_failing(tmp_path: Path) -> None:
     """,
     )
 
-    # WHEN it is tried twice
+    # WHEN it is imported twice
     out = run(f"""
         {path}
         import stagespan

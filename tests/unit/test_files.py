@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all; what is no file is written to, never replaced."""
+"""Files that are written completely or not at all; devices and pipes are never replaced."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import pytest
 from stagespan.files import whole_file, write_whole
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    # GIVEN a file, in a folder that is there, and one that is not
+def test_a_file_is_replaced_completely(tmp_path: Path) -> None:
+    # GIVEN a file in a folder that exists, and in one that does not
     old = tmp_path / "old"
     old.write_text("before")
     with old.open() as reader:
         # WHEN they are written
         assert write_whole(old, "after") == old
         write_whole(tmp_path / "a" / "b" / "new", b"\xff")
-        # THEN who reads the old one has all of it
+        # THEN a reader of the old one has all of it
         assert reader.read() == "before"
     assert old.read_text() == "after"
     assert (tmp_path / "a" / "b" / "new").read_bytes() == b"\xff"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "old"]
 
 
-def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_files(tmp_path: Path) -> None:
     # GIVEN a file
     path = tmp_path / "file"
     path.write_text("before")
@@ -43,7 +43,7 @@ def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     # WHEN writing it fails in the middle
     with pytest.raises(KeyError):
         fails()
-    # THEN it is as before, and alone; a folder is never replaced
+    # THEN it is unchanged, and there are no other files; a folder is never replaced
     assert path.read_text() == "before"
     with pytest.raises(IsADirectoryError):
         write_whole(tmp_path, "x")
@@ -61,8 +61,8 @@ def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
-def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
-    # GIVEN a pipe with a name, and somebody who reads it
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    # GIVEN a named pipe, and a process that reads it
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[str] = []
@@ -76,7 +76,7 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_a_device_stays_a_device() -> None:
+def test_a_device_is_not_replaced() -> None:
     write_whole("/dev/null", "x")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
@@ -89,19 +89,19 @@ def test_standard_output_that_is_a_file_is_written_to(tmp_path: Path) -> None:
         # WHEN it writes to its standard output by name
         program = "from stagespan.files import write_whole; write_whole('/dev/stdout', 'told')"
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
-    # THEN that very file has it
+    # THEN the same file has been written
     assert path.read_text() == "told"
     assert path.stat().st_ino == opened
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm here")
-def test_a_file_in_shared_memory_is_replaced_whole() -> None:
-    # GIVEN a file in a folder below /dev, and somebody who reads it
+def test_a_file_in_shared_memory_is_replaced_completely() -> None:
+    # GIVEN a file in a folder below /dev, and a process that reads it
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = Path(folder) / "file"
         write_whole(path, "before")
         with path.open() as reader:
-            # WHEN it is written anew
+            # WHEN it is written again
             write_whole(path, "after")
             # THEN the reader has all of the old one
             assert reader.read() == "before"
@@ -115,7 +115,7 @@ def test_a_long_name_of_many_bytes(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
-    # GIVEN a file that its owner has closed to others, and one that is open to all
+    # GIVEN a file that only its owner can read, and one that everybody can read
     for mode in (0o600, 0o666):
         path = tmp_path / f"{mode:o}"
         path.write_text("before")
@@ -124,7 +124,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
         write_whole(path, "after")
 
         assert stat.S_IMODE(path.stat().st_mode) == mode
-        # and a private one is closed, whatever was there
+        # and a private file is readable only by its owner, whatever was there
         write_whole(path, "secret", private=True)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -133,7 +133,7 @@ def test_a_private_file_can_be_read_by_its_owner_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with whole_file(tmp_path / "file", private=True) as file:
-            # Also while it is written.
+            # Also while it is being written.
             (temporary,) = tmp_path.iterdir()
             assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
             file.write(b"secret")

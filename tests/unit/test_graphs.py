@@ -10,7 +10,7 @@ import stagespan
 
 
 class Graph:
-    """Has what torch.cuda.CUDAGraph has for those who use a captured graph."""
+    """Has the attributes of torch.cuda.CUDAGraph that users of a captured graph need."""
 
     def __init__(self) -> None:
         self.replays = 0
@@ -43,7 +43,7 @@ def test_each_batch_size_is_a_stage() -> None:
     assert [graph.replays for graph in graphs.values()] == [2, 1]
 
 
-def test_a_graph_alone_has_the_name_and_the_rest_of_a_graph() -> None:
+def test_a_single_graph_has_the_name_and_the_attributes_of_a_graph() -> None:
     graph: Any = stagespan.graph_stages(Graph(), "graphs.alone")
 
     graph.replay()

@@ -1,4 +1,4 @@
-"""What is kept of the past: enough for every window that people ask for, and no more."""
+"""Snapshots of the past: enough for the usual windows, and no more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def after_running(
 
 
 @pytest.mark.parametrize(("window_s", "off_s"), [(10, 2.5), (60, 10), (300, 60), (900, 180)])
-def test_the_windows_that_people_ask_for_are_at_hand(window_s: float, off_s: float) -> None:
+def test_the_usual_windows_are_available(window_s: float, off_s: float) -> None:
     # GIVEN an hour of snapshots
     history, now = after_running(3600)
 
@@ -40,10 +40,48 @@ def test_the_windows_that_people_ask_for_are_at_hand(window_s: float, off_s: flo
     assert (now - found.time_ns) / SECOND == pytest.approx(window_s, abs=off_s)
 
 
+AGES = [
+    *(0.0, 2.5, 5.0, 7.5, 10.0, 12.5, 15.0),
+    *(20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0),
+    *(120.0, 180.0, 240.0, 300.0, 360.0),
+    *(540.0, 720.0, 900.0, 1080.0),
+]
+
+
+def test_the_ages_of_the_snapshots_after_an_hour() -> None:
+    # GIVEN an hour of snapshots that ends at a full multiple of all distances
+    history, now = after_running(3600, start_s=1_800_000_000)
+
+    ages = [now / SECOND - SPACING_S * number for number in range(600)]
+    found = {history.nearest(int(age * SECOND)) for age in ages}
+
+    assert sorted((now - each.time_ns) / SECOND for each in found if each is not None) == AGES
+    assert len(history) == len(AGES)
+
+
+@pytest.mark.parametrize(
+    ("up_to_s", "distance_s"), [(15.0, 2.5), (80.0, 10.0), (400.0, 60.0), (1100.0, 180.0)]
+)
+@pytest.mark.parametrize("is_older", [False, True])
+def test_up_to_which_age_a_distance_applies(
+    up_to_s: float, distance_s: float, is_older: bool
+) -> None:
+    # GIVEN two snapshots at a distance, and a new one when the second has this age, or is older
+    history: History[Snapshot] = History()
+    times_s = (0.0, distance_s, distance_s + up_to_s + 0.5 * is_older)
+    for time_s in times_s:
+        history.add(Snapshot(int(time_s * SECOND)))
+
+    second = history.nearest(int(distance_s * SECOND))
+
+    # THEN the second is only kept up to this age
+    assert (second == Snapshot(int(distance_s * SECOND))) is not is_older
+
+
 @pytest.mark.slow
 @settings(max_examples=40)
 @given(st.floats(0, 20_000), st.floats(0, 2e9))
-def test_it_stays_small_however_long_it_runs(seconds: float, start_s: float) -> None:
+def test_its_size_is_bounded(seconds: float, start_s: float) -> None:
     history, _ = after_running(seconds, start_s)
     assert len(history) <= 26
 
@@ -52,7 +90,7 @@ def test_it_stays_small_however_long_it_runs(seconds: float, start_s: float) -> 
 def test_the_newest_is_always_there_and_times_stay_in_order(
     steps: list[int], data: st.DataObject
 ) -> None:
-    # GIVEN snapshots at any distances
+    # GIVEN snapshots at any distance
     history: History[Snapshot] = History()
     now = 0
     for step in steps:
@@ -83,7 +121,7 @@ def test_snapshots_from_before_a_clock_was_set_back_are_dropped() -> None:
     back = now - 30 * SECOND
     for seconds in (0, 3, 6):
         history.add(Snapshot(back + seconds * SECOND))
-    # THEN the newest is the one that was taken last, and none lies in the future
+    # THEN the newest is the one that was taken last, and none is in the future
     found = history.nearest(now + 3600 * SECOND)
     assert found is not None
     assert found.time_ns == back + 6 * SECOND

@@ -21,7 +21,7 @@ from stagespan.context import Call
 
 
 @pytest.mark.parametrize("step", ["wants", "enter", "leave", "exit"])
-def test_an_exception_in_a_hook_is_counted_and_told_once(
+def test_an_exception_in_a_hook_is_counted_and_reported_once(
     hooks: tuple[Recorder, Recorder],
     step: str,
     caplog: pytest.LogCaptureFixture,
@@ -39,7 +39,7 @@ def test_an_exception_in_a_hook_is_counted_and_told_once(
 
     with caplog.at_level(logging.WARNING, "stagespan"), ProfilingContext4Debug("hooked"):
         assert function() == 7
-    # THEN the other hook and the code are as they were
+    # THEN the other hook and the code are not affected
     assert [name for _, name in steps(hooks[1])].count("second") == 6
     assert _core.lost()["hook_errors"] == 2
     (warning,) = caplog.records
@@ -85,19 +85,19 @@ def test_an_interrupt_in_a_hook_reaches_the_program(
 
     with pytest.raises(kind) as caught:
         program()
-    # THEN it is the same, the other hook had its turns, and nothing is open
+    # THEN it is the same object, the other hook was called, and no span is open
     assert caught.value is interrupt
     assert [name for _, name in steps(hooks[1]) if name == "second"] == ["second"] * 3
     assert _core.open_spans() == []
     assert _core.lost()["hook_errors"] == 0
 
 
-def test_of_two_interrupts_in_hooks_the_second_goes_with_the_first(
+def test_of_two_interrupts_in_hooks_the_first_is_raised(
     hooks: tuple[Recorder, Recorder],
 ) -> None:
-    # GIVEN two that arrive before the first of them can be raised
+    # GIVEN two interrupts that arrive before the first of them can be raised
     class Interrupt(KeyboardInterrupt):
-        """One that can be watched as it goes."""
+        """An interrupt that can be referenced weakly."""
 
     made: list[weakref.ref[Interrupt]] = []
 
@@ -121,14 +121,14 @@ def test_of_two_interrupts_in_hooks_the_second_goes_with_the_first(
         program()
     except Interrupt as error:
         caught = error.args
-    # THEN the first is raised, and nothing keeps either of them
+    # THEN the first is raised, and nothing references either of them
     gc.collect()
     assert caught == (0,)
     assert [reference() for reference in made] == [None, None]
 
 
 def test_a_signal_handler_that_raises_in_a_hook(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN a handler as services have it
+    # GIVEN a handler like those of services
     def handler(number: int, frame: object) -> None:
         sys.exit(4)
 
@@ -199,7 +199,7 @@ def test_a_lazy_module_is_imported_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_lazy_class_becomes_one_hook_for_all_events(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    # GIVEN a class of hooks that two events name
+    # GIVEN a class of hooks for two events
     (tmp_path / "lazy_class_of_a_test.py").write_text("class Lazy:\n    name = 'lazy'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(context, "_lazily_made", {})
@@ -221,7 +221,7 @@ def test_a_lazy_class_becomes_one_hook_for_all_events(
 def test_threads_wait_for_a_module_that_another_imports(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    # GIVEN a module that takes its time
+    # GIVEN a module that takes some time
     (tmp_path / "slow_module_of_a_test.py").write_text(
         "import time\ntime.sleep(0.1)\nready = True\n"
     )

@@ -14,8 +14,8 @@ PACKAGE = ROOT / "python" / "stagespan"
 
 # From low to high: a part of the package may import from its own line and the lines before it.
 PARTS = (
-    "errors atomic forks imports files distribution device_table _core",
-    "settings run dynamo history platforms termination console",
+    "errors atomic forks imports files distribution device_table switches _core",
+    "settings run dynamo history platforms termination console environment",
     "context requests live threads decorators trampoline graphs lines memory device synchronize",
     "service statistics stalls",
     "trace signature profiling",
@@ -27,21 +27,18 @@ LEVEL = {part: level for level, parts in enumerate(PARTS) for part in parts.spli
 # The same for the folders and modules of `trace`, from low to high.
 TRACE = (
     "read kernel_names figures",
-    "view",
     "result",
-    "derived",
-    "breakdown",
+    "derived ncu",
     "analyses ascend",
-    "analysis",
-    "ranks compare",
-    "render",
-    "ncu paths",
+    "analysis ranks compare",
+    "render paths",
 )
 TRACE_LEVEL = {part: level for level, parts in enumerate(TRACE) for part in parts.split()}
 # Modules that need torch; all others import it inside functions.
 NEED_TORCH = {
     *("compat/telefuser/platforms/__init__.py", "compat/telefuser/profiler.py"),
     *("harness/replay.py", "harness/denoise.py", "harness/own_loop.py", "harness/program.py"),
+    "harness/loop_state.py",
     *("signature/contents.py", "signature/values.py"),
 }
 # The same for C++: the folders whose headers each folder may include.
@@ -58,7 +55,7 @@ def part_of(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """The modules that code names, wherever in it; those of ``from x import y`` as ``x.y``."""
+    """Return the modules that code imports anywhere; ``from x import y`` gives ``x.y``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -74,11 +71,11 @@ def modules() -> list[Path]:
 
 @pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
 def test_no_part_imports_from_a_higher_one() -> None:
-    # GIVEN all modules but the one that names what is public
+    # GIVEN all modules except the one with the public names
     wrong = []
     for path in modules():
         part = part_of(path)
-        # WHEN each import of the package is looked at, also those inside functions
+        # WHEN each import of the package is checked, including those inside functions
         for name in imported(ast.parse(path.read_text())):
             if not name.startswith("stagespan."):
                 continue
@@ -89,7 +86,7 @@ def test_no_part_imports_from_a_higher_one() -> None:
 
 
 def module_of(path: Path) -> str:
-    """The module's name within the package: "trace.read.model"."""
+    """Return the module's name within the package: "trace.read.model"."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 
@@ -102,11 +99,11 @@ def test_folders_of_trace_import_only_from_lower_ones() -> None:
         module = module_of(path)
         if module == "trace":
             continue
-        # WHEN their imports from trace are looked at, also those inside functions
+        # WHEN their imports from trace are checked, including those inside functions
         own = module.split(".")[1]
         for name in imported(ast.parse(path.read_text())):
             part = name.removeprefix("stagespan.trace.").split(".")[0]
-            # THEN each leads to the own folder, or to a lower one
+            # THEN each leads to the same folder, or to a lower one
             if (
                 name.startswith("stagespan.trace.")
                 and part != own
@@ -118,28 +115,26 @@ def test_folders_of_trace_import_only_from_lower_ones() -> None:
 
 @pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
 def test_no_modules_import_each_other_in_a_cycle() -> None:
-    # GIVEN which module imports which; in trace also inside functions
+    # GIVEN which module imports which, also inside functions and for types
     paths = {module_of(path): path for path in PACKAGE.rglob("*.py")}
     imports: dict[str, set[str]] = {}
     for module, path in paths.items():
-        tree: ast.AST = ast.parse(path.read_text())
-        if not module.startswith("trace") and isinstance(tree, ast.Module):
-            tree = ast.Module([node for node in tree.body if not hasattr(node, "body")], [])
+        tree = ast.parse(path.read_text())
         found = {name.removeprefix("stagespan.") for name in imported(tree)}
         # `from x import y`: the module x.y, or else the name y of the module x
         named = {name if name in paths else name.rpartition(".")[0] for name in found}
         imports[module] = (named & paths.keys()) - {module, ""}
-    # WHEN modules that import nothing that is left are taken away, again and again
+    # WHEN modules without imports of remaining modules are removed repeatedly
     while free := [module for module, others in imports.items() if not others]:
         for module in free:
             del imports[module]
         imports = {module: others - set(free) for module, others in imports.items()}
-    # THEN none is left
+    # THEN no module remains
     assert imports == {}
 
 
 @pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
-def test_torch_is_imported_where_it_is_needed() -> None:
+def test_torch_is_imported_only_in_modules_that_need_it() -> None:
     found = set()
     for path in modules():
         name = path.relative_to(PACKAGE).as_posix()
@@ -159,14 +154,14 @@ def test_no_folder_includes_from_a_higher_one(folder: str) -> None:
     files = [path for path in (ROOT / "csrc" / folder).rglob("*") if path.suffix in (".h", ".cpp")]
     assert files
 
-    # WHEN their includes are looked at
+    # WHEN their includes are checked
     wrong = []
     for path in files:
         for target in re.findall(r'#include\s+[<"]([^">]+)[">]', path.read_text()):
             first = target.split("/")[0] if "/" in target else folder
             is_python = target == "Python.h" or first == "pybind11"
-            # THEN they lead to lower folders; only the bindings, and the header for other
-            # extensions, know Python
+            # THEN they lead to lower folders; only the bindings and the header for extensions
+            # include Python
             if (first in FOLDERS and first not in FOLDERS[folder]) or (
                 is_python and folder != "bindings" and path.name != "python.h"
             ):

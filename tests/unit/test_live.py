@@ -1,4 +1,4 @@
-"""``open_spans()``: whose names it tells."""
+"""``open_spans()``: the names of threads."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def test_open_spans_carry_the_names_of_pythons_threads() -> None:
     leave.set()
     thread.join()
 
-    # THEN they come outermost first, under that name
+    # THEN they are listed outermost first, with that name
     assert [span["stage"] for span in mine] == ["outer", "inner"]
     assert {span["thread_name"] for span in mine} == {"uploader of large files"}
     assert all(span["thread"] != thread.native_id for span in stagespan.open_spans())
 
 
 def test_detached_spans_have_no_thread() -> None:
-    # GIVEN a token that no thread's stack holds
+    # GIVEN a token that is in no thread's stack
     token = stagespan.begin("upload")
 
     # WHEN the open spans are read
     found = [span for span in stagespan.open_spans() if span["id"] == token.id]
     stagespan.end(token)
 
-    # THEN it is told apart
+    # THEN it is marked as detached
     assert [(span["detached"], span["thread_name"]) for span in found] == [(True, None)]

@@ -29,7 +29,7 @@ FOLDER = str(Path(__file__).parent)
 
 
 class Allocator(Platform):
-    """A device whose memory is two numbers, with the one peak counter that allocators have."""
+    """A device whose memory is two numbers, with a single peak counter like real allocators."""
 
     name = device_type = "cuda"
 
@@ -86,19 +86,19 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 
 
 def test_an_inner_reset_does_not_take_the_outer_peak() -> None:
-    # GIVEN an outer context that has seen 10
+    # GIVEN an outer context that has reached 10
     device, watch = Allocator(), PeakWatch()
     outer = watch.enter(device, reset=True)
     device.allocate(10)
     device.allocate(-8)
-    # WHEN an inner one resets the counter and sees 5
+    # WHEN an inner one resets the counter and reaches 5
     inner = watch.enter(device, reset=True)
     device.allocate(3)
     assert outer is not None
     assert inner is not None
     seen_inside = watch.exit(inner)
     seen_outside = watch.exit(outer)
-    # THEN each has its own
+    # THEN each has its own peak
     assert seen_inside == DeviceMemory(5, 10, 5, 10)
     assert seen_outside == DeviceMemory(5, 10, 10, 20)
 
@@ -111,7 +111,7 @@ def test_without_reset_the_peak_is_the_process_s() -> None:
     first = watch.enter(device, reset=True)
     assert first is not None
     watch.exit(first)
-    # WHEN a context without reset sees only 1
+    # WHEN a context without reset reaches only 1
     resets = device.resets
     second = watch.enter(device, reset=False)
     device.allocate(1)
@@ -138,7 +138,7 @@ STEPS = st.lists(
 def test_every_context_reports_its_true_peak_however_they_overlap(
     steps: list[tuple[str, Any]],
 ) -> None:
-    # GIVEN the same steps on the shared counter and on a list of all sizes that ever were
+    # GIVEN the same steps on the shared counter and on a list of all sizes
     device, watch = Allocator(), PeakWatch()
     history = [0]
     entered: list[tuple[Any, int]] = []
@@ -159,7 +159,7 @@ def test_every_context_reports_its_true_peak_however_they_overlap(
 
 
 def test_devices_do_not_mix() -> None:
-    # GIVEN two devices with counters of their own
+    # GIVEN two devices with their own counters
     class Two(Allocator):
         def __init__(self) -> None:
             super().__init__()
@@ -189,7 +189,7 @@ def test_devices_do_not_mix() -> None:
     assert [m.peak_allocated for m in seen if m is not None] == [10, 3]
 
 
-def test_a_device_that_nobody_uses_is_not_watched() -> None:
+def test_an_unused_device_is_not_watched() -> None:
     assert PeakWatch().enter(Platform(), reset=True) is None
 
 
@@ -197,7 +197,7 @@ def test_a_device_that_nobody_uses_is_not_watched() -> None:
 
 
 def test_the_hook_reports_the_highest_peak_of_all_runs(device: Allocator) -> None:
-    # GIVEN two runs, the first of them the higher
+    # GIVEN two runs, of which the first has the higher peak
     hook = MemoryHook()
     for size in (3 * GB, GB):
         call = a_call()
@@ -206,7 +206,7 @@ def test_the_hook_reports_the_highest_peak_of_all_runs(device: Allocator) -> Non
         device.allocate(size)
         hook.leave(call)
         hook.exit(call)
-        # THEN each run's own peak is there for its line
+        # THEN each run's own peak is available for its log line
         assert call.peak_bytes == size
         device.allocate(-size)
     assert stage_memory("stage") == {
@@ -243,7 +243,7 @@ def test_on_a_cpu_only_capture_memory_needs_the_hook(monkeypatch: pytest.MonkeyP
 
     hook.enter(call)
     hook.exit(call)
-    # THEN what a CPU cannot tell is null, what it can tell is there
+    # THEN figures that a CPU does not have are null, the others are there
     found = stage_memory("stage")
     assert found is not None
     assert found["peak_allocated_mb"] is None
@@ -253,7 +253,7 @@ def test_on_a_cpu_only_capture_memory_needs_the_hook(monkeypatch: pytest.MonkeyP
 
 
 def test_runs_and_stages_are_bounded(device: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN room for two stages
+    # GIVEN a limit of two stages
     monkeypatch.setattr(memory, "_MOST_STAGES", 2)
     hook = MemoryHook()
 
@@ -287,11 +287,10 @@ def test_named_snapshots_are_kept_in_order() -> None:
     assert memory.snapshots() == []
 
 
-def test_rss_of_a_stage_is_the_process_s_and_starts_anew_with_a_report() -> None:
-    # GIVEN a run whose log line nobody has written yet
+def test_rss_of_a_stage_is_that_of_the_process_and_is_reset_with_a_report() -> None:
+    # GIVEN a run whose log line is not yet written
     with ProfilingContext("stage"):
         pass
-    # WHEN / THEN
     found = stage_memory("stage")
     assert found is not None
     assert found["peak_rss_mb"] == pytest.approx(platforms.peak_resident_bytes() / 2**20, rel=0.02)
@@ -306,7 +305,7 @@ def test_a_stage_without_measurement_has_no_memory() -> None:
     assert stage_memory("never") is None
 
 
-def test_threads_may_note_at_once(device: Allocator) -> None:
+def test_threads_may_take_snapshots_at_once(device: Allocator) -> None:
     hook = MemoryHook()
     failures: list[BaseException] = []
 
@@ -334,7 +333,7 @@ def test_threads_may_note_at_once(device: Allocator) -> None:
 
 @pytest.fixture
 def hooked(device: Allocator) -> Iterator[Allocator]:
-    """An accelerator in use that every context reads, as after torch has set one up."""
+    """An accelerator in use that every context reads, as after torch has initialised one."""
     _core.set_memory_hook(True)
     yield device
     _core.set_memory_hook(False)
@@ -343,7 +342,7 @@ def hooked(device: Allocator) -> Iterator[Allocator]:
 def test_the_line_and_the_report_of_an_accelerator(
     hooked: Allocator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN an outer context whose peak comes before its inner one's
+    # GIVEN an outer context whose peak is before its inner one's
     stagespan.flush()
     _core.reset()
     caplog.set_level("INFO", logger="stagespan")
@@ -373,7 +372,7 @@ def test_a_context_that_raises_still_ends_its_watch(hooked: Allocator) -> None:
 
 
 def test_contexts_read_memory_from_an_accelerator_s_first_use_on() -> None:
-    # GIVEN a torch whose device nobody has used, and contexts that run before and after
+    # GIVEN a torch whose device is not yet used, and contexts that run before and after
     code = """
         import sys, types, logging
         sys.path.insert(0, FOLDER)

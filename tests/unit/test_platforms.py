@@ -1,7 +1,7 @@
-"""Platforms: what is found, what is asked of it, and that no device context is ever created.
+"""Platforms: which one is found, its queries, and that no device context is ever created.
 
-The machine that runs these tests need not have an accelerator: torch's modules for cuda, rocm, xpu
-and npu are stood in for by small objects that count what is called, the CPU is the real one.
+The machine that runs these tests needs no accelerator: small objects that count their calls replace
+torch's modules for cuda, rocm, xpu and npu. The CPU is the real one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stagespan.platforms import Accelerator, Platform
 
 
 class Device:
-    """What ``torch.cuda`` and its siblings offer; it must never be set up by a question."""
+    """What ``torch.cuda`` and similar modules offer; a query must never initialise it."""
 
     def __init__(self, devices: int = 1, *, initialized: bool = True) -> None:
         self.devices = devices
@@ -71,7 +71,7 @@ class Device:
 
 
 class NestedDevice(Device):
-    """A torch whose module also hands out the allocator's own nested dictionary."""
+    """A torch whose module also returns the allocator's own nested dictionary."""
 
     def memory_stats_as_nested_dict(self, device: int | None = None) -> dict[str, Any]:
         self._needs_context("memory_stats_as_nested_dict")
@@ -82,7 +82,7 @@ class NestedDevice(Device):
 
 
 def torch_with(**modules: Any) -> Any:
-    """A torch that was built for ``cuda`` and has the given device modules."""
+    """Return a torch that was built for ``cuda`` and has the given device modules."""
     hip = modules.pop("hip", None)
     return SimpleNamespace(
         backends=SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: "cuda" in modules)),
@@ -111,7 +111,7 @@ def use(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     ],
     ids=["cuda", "rocm", "xpu", "npu", "no device", "a torch that offers nothing"],
 )
-def test_the_platform_is_what_torch_can_work_on(
+def test_the_platform_is_the_device_that_torch_can_use(
     torch: Any,
     name: str,
     device_type: str,
@@ -138,16 +138,16 @@ def test_another_accelerator_is_named_as_torch_names_it(monkeypatch: pytest.Monk
     assert platforms.current_platform.profiler_activities() == ("CPU", "HPU")
 
 
-def test_a_driver_that_raises_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_raises_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Device()
     broken.device_count = lambda: 1 // 0  # type: ignore[method-assign]
     use(monkeypatch, torch_with(cuda=broken, npu=Device()))
-    # THEN the next one is looked at
+    # THEN the next one is tried
     assert platforms.current_platform.name == "npu"
 
 
 def test_an_accelerator_that_is_loaded_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a torch that has been asked before its NPU module was there
+    # GIVEN a torch that was used before its NPU module existed
     torch = torch_with()
     use(monkeypatch, torch)
     assert platforms.loaded_platform().name == "cpu"
@@ -185,13 +185,13 @@ def test_a_device_in_use_is_synchronised(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_no_question_creates_a_device_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a device that nobody has used: any call that would set it up fails the test
+    # GIVEN an unused device: any call that would initialise it fails the test
     use(monkeypatch, torch_with(cuda=NestedDevice(initialized=False)))
     platform = platforms.current_platform
 
     platform.synchronize()
     platform.empty_cache()
-    # THEN what is not known is None
+    # THEN unknown values are None
     assert platform.device_type == "cuda"
     assert not platform.is_capturing()
     assert platform.device_memory() is None
@@ -201,8 +201,8 @@ def test_no_question_creates_a_device_context(monkeypatch: pytest.MonkeyPatch) -
     assert platforms.accelerator_in_use() is None
 
 
-def test_first_use_is_told_once_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a device that nobody has used
+def test_first_use_calls_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN an unused device
     device = Device(initialized=False)
     use(monkeypatch, torch_with(cuda=device))
     told: list[str] = []
@@ -213,7 +213,7 @@ def test_first_use_is_told_once_it_happens(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert platforms.on_first_use(tell)
     assert told == []
-    # THEN torch's own set-up calls it, and its exception goes nowhere
+    # THEN torch's own initialisation calls it, and its exception is ignored
     for callback in device.queued:
         callback()
     assert told == ["used"]
@@ -228,25 +228,25 @@ def test_first_use_has_happened_or_cannot_happen(monkeypatch: pytest.MonkeyPatch
     assert told == ["now"]
 
 
-def test_the_cpu_tells_its_resident_memory() -> None:
+def test_the_resident_memory_of_the_cpu() -> None:
     cpu = Platform()
     now, peak = cpu.memory_bytes(), cpu.peak_memory_bytes()
     assert now is not None
     assert peak is not None
-    assert 1 << 20 < now < 2 * peak  # the kernel raises the peak a little late
+    assert 1 << 20 < now < 2 * peak  # the kernel updates the peak with a delay
     assert peak == resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert cpu.device_memory() is None
     assert not cpu.reset_peak_memory()
     assert not cpu.in_use()
 
 
-def test_the_peak_follows_what_the_process_takes() -> None:
+def test_the_peak_follows_the_memory_of_the_process() -> None:
     before = platforms.peak_resident_bytes()
     # WHEN more memory is touched than was ever resident
     block = bytearray(before)
     for i in range(0, len(block), 4096):
         block[i] = 1
-    # THEN the peak has risen: by less than the block where earlier peaks left memory free
+    # THEN the peak has risen, by less than the block if earlier peaks left memory free
     assert platforms.peak_resident_bytes() > before
 
 
@@ -262,7 +262,7 @@ def test_questions_of_the_service_never_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_real_torch_is_asked_when_a_user_asks() -> None:
+def test_the_real_torch_is_used_for_queries_of_a_user() -> None:
     pytest.importorskip("torch", reason="asks the torch that is installed")
     code = (
         "import sys; from stagespan.platforms import current_platform\n"

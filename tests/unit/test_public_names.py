@@ -1,4 +1,4 @@
-"""What `dir`, `help` and `repr` show of the package."""
+"""The results of `dir`, `help` and `repr` for the package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import stagespan
 from stagespan import _core
 
-# Of the names in `_core`, those that users call themselves.
+# The names in `_core` that users call themselves.
 DOCUMENTED = [
     "ProfilingContext",
     "ProfilingContext4Debug",
@@ -34,7 +34,7 @@ DOCUMENTED = [
 
 
 def stub_docstrings() -> dict[str, str]:
-    """The first docstring of each name in the stub; those of overloads stand at the first one."""
+    """Return the first docstring of each name in the stub; overloads are documented once."""
     found: dict[str, str] = {}
     stub = Path(_core.__file__).parent / "_core.pyi"
     if not stub.exists():  # an editable installation

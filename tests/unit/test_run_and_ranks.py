@@ -35,7 +35,7 @@ def test_rank_under_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (run.rank(), run.world_size(), run.rank_in_names()) == (9, 16, 9)
 
 
-def test_a_rank_that_is_no_number_is_warned_about_once(
+def test_a_rank_that_is_not_a_number_gives_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RANK", "first")
@@ -45,7 +45,7 @@ def test_a_rank_that_is_no_number_is_warned_about_once(
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
 
 
-def test_rank_of_torch_distributed_when_no_launcher_tells(tmp_path: Path) -> None:
+def test_rank_of_torch_distributed_without_a_launcher(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="asks a real torch.distributed")
     answer = python(
         """
@@ -84,23 +84,23 @@ def test_a_run_survives_the_environment(begun: Run) -> None:
     "text",
     ["", "x", "../../etc 1 2 - /", "20260101_0000 a 2 - /", "20260101_0000 1 2 r /", "a/b 1 2 3 /"],
 )
-def test_a_foreign_value_is_no_run(text: str) -> None:
+def test_a_foreign_value_is_ignored(text: str) -> None:
     assert Run.decode(text) is None
 
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # GIVEN a pipeline's name that would lead out of the folder
+    # GIVEN a pipeline whose name would lead outside the folder
     monkeypatch.setenv("TELEFUSER_PIPELINE_NAME", "../../wan 2.1")
 
     folder = run.output_dir()
-    # THEN it is one safe part below the fixed parents, and stays the same
+    # THEN it is one safe part below the fixed parents, and does not change
     assert folder.parts[-4:-2] == ("work_dirs", "profiler_output")
     assert ".." not in folder.parts
     assert folder.name == run.current().stamp
     assert run.output_dir() == folder
 
 
-def test_a_name_that_is_safe_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_safe_name_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAGESPAN_PIPELINE_NAME", "wan21_t2v")
     assert run.output_dir().parts[-2] == "wan21_t2v"
 
@@ -108,13 +108,13 @@ def test_a_name_that_is_safe_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_relative_folder_does_not_move_with_the_working_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # GIVEN a relative folder, read where the run began
+    # GIVEN a relative folder, read in the initial working directory
     monkeypatch.chdir(run.current().root)
     before = run.output_dir()
     assert not before.is_absolute()
     # WHEN the process changes its working folder
     monkeypatch.chdir(tmp_path)
-    # THEN the folder is still the same one
+    # THEN the folder is unchanged
     assert run.output_dir() == Path(run.current().root) / before
 
 
@@ -159,7 +159,7 @@ SHOW = """
 def test_workers_share_the_folder_of_the_process_that_started_them(
     method: str, tmp_path: Path
 ) -> None:
-    # GIVEN a worker that is started before the parent first asks for its folder, elsewhere
+    # GIVEN a worker that starts in another directory before the parent first uses its folder
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "worker.py").write_text(textwrap.dedent(SHOW))
     answer = python(
@@ -192,7 +192,7 @@ def test_workers_share_the_folder_of_the_process_that_started_them(
     assert (parent[2], child[2]) == (False, True)
 
 
-def test_a_program_that_a_program_starts_begins_a_run_of_its_own(tmp_path: Path) -> None:
+def test_a_program_that_a_program_starts_has_its_own_run(tmp_path: Path) -> None:
     # GIVEN a process of an earlier run that starts another program
     answer = python(
         """
@@ -213,8 +213,8 @@ def test_a_program_that_a_program_starts_begins_a_run_of_its_own(tmp_path: Path)
     assert child[1] != answer["parent"]
 
 
-def test_ranks_of_one_launcher_agree_although_they_start_apart(tmp_path: Path) -> None:
-    # GIVEN two ranks whose own clocks say different hours, and the process that starts both
+def test_ranks_of_one_launcher_agree_although_they_start_at_different_times(tmp_path: Path) -> None:
+    # GIVEN two ranks whose own clocks show different hours, and the process that starts both
     code = """
         import json
         from unittest import mock
@@ -228,6 +228,6 @@ def test_ranks_of_one_launcher_agree_although_they_start_apart(tmp_path: Path) -
         for rank, now in enumerate((7200.0, 72000.0))
     ]
     alone = python(code.format(now=7200.0), cwd=tmp_path)
-    # THEN the launcher's own start names the run
+    # THEN the launcher's start time names the run
     assert answers[0]["stamp"] == answers[1]["stamp"] != alone["stamp"]
     assert [a["rank"] for a in answers] == [0, 1]

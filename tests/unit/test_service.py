@@ -1,4 +1,4 @@
-"""The service thread: its lines, their time and thread, and that none is lost at the end."""
+"""The service thread: its lines, their times and threads, and that none is lost at the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nothing_pending(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def python(code: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` as a script of its own, so that workers can import it."""
+    """Run ``code`` as a separate script, so that workers can import it."""
     script = cwd / "script.py"
     script.write_text(textwrap.dedent(code))
     done = subprocess.run(
@@ -84,7 +84,7 @@ def test_the_rank_is_in_the_line(
 def test_records_carry_the_time_and_the_thread_of_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # GIVEN a run on a thread with a name, which ends long before its line is written
+    # GIVEN a run in a named thread, which ends long before its line is written
     assert service._service.pause(10)
     done, goes_on = threading.Event(), threading.Event()
     around_s: list[float] = []
@@ -232,7 +232,7 @@ def _is_draining() -> bool:
     return not free
 
 
-def test_a_handler_that_raises_is_counted_and_hurts_nobody(awkward: Awkward) -> None:
+def test_a_handler_that_raises_is_counted(awkward: Awkward) -> None:
     before = _core.lost()["hook_errors"]
     awkward.raises = True
     with ProfilingContext("first"):
@@ -290,7 +290,7 @@ def test_the_library_adds_no_handler_and_sets_no_level() -> None:
 
 
 def test_everything_is_written_when_the_process_ends(tmp_path: Path) -> None:
-    # GIVEN a process that ends in the middle of a thousand lines, with a handler of its own
+    # GIVEN a process that ends in the middle of a thousand lines, with its own handler
     done = python(
         """
         import logging
@@ -336,7 +336,7 @@ WORKERS = """
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_write_their_own_lines_before_they_end(method: str, tmp_path: Path) -> None:
     done = python(WORKERS.replace("METHOD", method), tmp_path)
-    # THEN each line is there once, from the process that it is of
+    # THEN each line is there once, from the right process
     lines = [line for line in done.stdout.splitlines() if "[Profile]" in line]
     pids = {line.split()[2]: line.split()[0] for line in lines}
     assert sorted(pids) == ["after", "before", "work0", "work1", "work2"]
@@ -373,7 +373,7 @@ def test_a_forked_child_has_no_thread_until_it_needs_one(tmp_path: Path) -> None
     assert [name for name, _ in COST.findall(done.stdout)] == ["parent", "child"]
 
 
-def test_a_fork_while_the_thread_is_busy_hangs_nobody(tmp_path: Path) -> None:
+def test_a_fork_while_the_thread_is_busy_does_not_hang(tmp_path: Path) -> None:
     done = python(
         """
         import logging, os, sys
@@ -412,7 +412,7 @@ def test_snapshots_are_kept_while_spans_happen() -> None:
     assert found.time_ns <= _core.now_ns()
 
 
-def test_callbacks_of_the_exit_run_once_after_the_last_line(tmp_path: Path) -> None:
+def test_exit_callbacks_run_once_after_the_last_line(tmp_path: Path) -> None:
     done = python(
         """
         import logging, sys

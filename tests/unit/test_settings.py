@@ -43,7 +43,7 @@ def test_switches(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("name", "alias"), PAIRS)
-def test_own_spelling_wins_over_the_alias(
+def test_own_spelling_has_priority_over_the_alias(
     name: str, alias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN both spellings with different values
@@ -51,9 +51,9 @@ def test_own_spelling_wins_over_the_alias(
     first, second = ("true", "false") if is_switch else ("a", "b")
     monkeypatch.setenv(alias, second)
     from_alias = settings.get(name)
-    # WHEN the own spelling is set as well
+    # WHEN the own spelling is set too
     monkeypatch.setenv(name, first)
-    # THEN it is the one that holds
+    # THEN it has priority
     assert settings.get(name) != from_alias
     assert settings.get(name) in (True, "a", ("a",))
 
@@ -78,7 +78,7 @@ def test_names_are_split_stripped_and_kept_in_order(monkeypatch: pytest.MonkeyPa
         ("STAGESPAN_DEVICE_EVERY", "-3"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_warned_about_once(
+def test_an_invalid_value_gives_one_warning(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(name, text)
@@ -94,8 +94,8 @@ def test_a_value_that_cannot_be_used_is_warned_about_once(
     assert text in record.getMessage()
 
 
-def test_a_program_with_spans_alone_is_told_of_every_wrong_value(tmp_path: Path) -> None:
-    # GIVEN a program that never asks for what a variable says, and a wrong value in each
+def test_a_program_with_only_spans_gets_a_warning_for_every_invalid_value(tmp_path: Path) -> None:
+    # GIVEN a program that never reads a variable, and an invalid value in each
     wrong = {v.name: "-oops-" for v in settings.VARIABLES if v.kind not in ("text", "names")}
     code = "import stagespan\nwith stagespan.span('a'): pass\nprint(len(stagespan.spans()))"
     environment = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
@@ -109,7 +109,7 @@ def test_a_program_with_spans_alone_is_told_of_every_wrong_value(tmp_path: Path)
         timeout=60,
     )
 
-    # THEN it runs, and has one sentence for each
+    # THEN it runs, and prints one sentence for each
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert len(wrong) > 5
     told = sorted(line.split()[1].partition("=")[0] for line in done.stderr.splitlines())
@@ -180,7 +180,7 @@ def test_the_extension_reads_the_clock_by_the_same_rules() -> None:
 
 
 def warnings_with(**variables: str) -> list[str]:
-    """What a process that imports stagespan says about its variables."""
+    """Return the warnings of a process that imports stagespan about its variables."""
     kept = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
     code = "import stagespan\nfrom stagespan import run\nrun.check_settings()"
     done = subprocess.run(
@@ -194,7 +194,7 @@ def warnings_with(**variables: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_a_variable_that_is_not_known_is_warned_about_once() -> None:
+def test_an_unknown_variable_gives_one_warning() -> None:
     (line,) = warnings_with(STAGESPAN_DEBG="true")
     assert "STAGESPAN_DEBG is ignored" in line
     assert "did you mean STAGESPAN_DEBUG?" in line
@@ -203,12 +203,12 @@ def test_a_variable_that_is_not_known_is_warned_about_once() -> None:
     assert "did you mean" not in line
 
 
-def test_variables_that_are_known_or_not_ours_are_not_warned_about() -> None:
+def test_known_and_foreign_variables_give_no_warning() -> None:
     assert warnings_with(STAGESPAN_DEBUG="0", TELEFUSER_X="1", STAGESPAN_TEST_X="1") == []
-    # Ranks and workers would repeat what the first process has said.
+    # Ranks and workers would repeat the warning of the first process.
     assert warnings_with(STAGESPAN_DEBG="1", RANK="1", WORLD_SIZE="2") == []
 
 
-def test_an_unknown_name_is_an_error_of_the_caller() -> None:
+def test_an_unknown_name_raises_an_error() -> None:
     with pytest.raises(KeyError):
         settings.get("STAGESPAN_NO_SUCH")

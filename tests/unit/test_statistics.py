@@ -1,13 +1,16 @@
-"""``stats()``: the lifetime, windows from snapshots and from rings, and what it says of them."""
+"""``stats()``: the lifetime, and windows from snapshots and from rings, with their lengths."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from stagespan import _core, service, statistics
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    """A recorder that has seen nothing, and no snapshots of the past."""
+    """Start with an empty recorder, and without earlier snapshots."""
     service.flush()
     _core.reset()
     service._service.history._kept.clear()
@@ -97,19 +100,19 @@ def test_a_window_must_be_above_zero(window_s: float) -> None:
 
 
 def test_a_window_from_the_rings(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN no snapshot of the past, and spans before and within the window
+    # GIVEN no earlier snapshot, and spans before and within the window
     no_snapshots(monkeypatch)
     spans("early", 5)
     spans("both", 3)
     time.sleep(0.4)
-    began_ns = _core.now_ns() - 200_000_000  # in the midst of the pause
+    began_ns = _core.now_ns() - 200_000_000  # in the middle of the pause
     spans("both", 2, seconds=0.005)
     with pytest.raises(KeyError), stagespan.span("both"):
         raise KeyError
 
     window_s = (_core.now_ns() - began_ns) / 1e9
     found = stagespan.stats(window_s)
-    # THEN exactly what ended in the window is counted
+    # THEN exactly the spans that ended in the window are counted
     assert list(found) == ["both"]
     both = found["both"]
     assert (both.count, both.errors) == (3, 1)
@@ -121,6 +124,43 @@ def test_a_window_from_the_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.is_lifetime
 
 
+def test_a_window_of_stages_with_known_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN no earlier snapshot, and spans with given times, which end after the window begins
+    no_snapshots(monkeypatch)
+    now_ns = _core.now_ns()
+    for name, seconds in (("short", 2), ("long", 5), ("long", 6)):
+        _core.record(name, now_ns, now_ns + seconds * 10**9)
+
+    found = stagespan.stats(0.1)
+
+    # THEN the longest stage comes first, with exact figures
+    assert list(found) == ["long", "short"]
+    stage = found["long"]
+    assert (stage.count, stage.total_ns, stage.min_ns, stage.max_ns) == (
+        2,
+        11 * 10**9,
+        5 * 10**9,
+        6 * 10**9,
+    )
+    assert (stage.mean_ns, stage.p50_ns, stage.quantile_ns(0.25)) == (5.5e9, 5.5e9, 5.25e9)
+
+
+def test_a_snapshot_far_from_the_window_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a snapshot between two groups of spans
+    no_snapshots(monkeypatch)
+    spans("s", 3)
+    earlier = _core.snapshot()
+    service.history().add(earlier)
+    time.sleep(0.2)
+    spans("s", 7)
+
+    # WHEN a window is requested that is four times as long as the snapshot is old
+    found = stagespan.stats(4 * (_core.now_ns() - earlier.time_ns) / 1e9)
+
+    # THEN the spans before the snapshot count too
+    assert found["s"].count == 10
+
+
 def test_a_window_from_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a snapshot between two groups of spans
     no_snapshots(monkeypatch)
@@ -129,7 +169,7 @@ def test_a_window_from_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     service.history().add(earlier)
     time.sleep(0.2)
     spans("s", 7)
-    # WHEN a window is asked for that begins near it
+    # WHEN a window is requested that begins near it
     before_s = (_core.now_ns() - earlier.time_ns) / 1e9
     found = stagespan.stats(1.1 * before_s)
     after_s = (_core.now_ns() - earlier.time_ns) / 1e9
@@ -140,6 +180,19 @@ def test_a_window_from_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.is_lifetime
 
 
+@pytest.mark.parametrize(
+    ("age_ns", "window_s"), [(3 * 10**9, 3.0), (0, None), (-1, None), (None, None)]
+)
+def test_the_length_of_a_recording(age_ns: int | None, window_s: float | None) -> None:
+    # GIVEN the figures of a recording, and when it began, or 0 if that is unknown
+    snapshot = _core.snapshot()
+    begin_ns = 0 if age_ns is None else snapshot.time_ns - age_ns
+
+    # WHEN / THEN its length is known if it began before its end
+    found = statistics.of_recording(snapshot, {"threads": 2}, begin_ns)
+    assert (found.window_s, found.is_lifetime, found.lost) == (window_s, True, {"threads": 2})
+
+
 def test_a_window_longer_than_the_life_is_the_life() -> None:
     spans("s", 3)
     found = stagespan.stats(1e9)
@@ -147,7 +200,20 @@ def test_a_window_longer_than_the_life_is_the_life() -> None:
     assert found["s"].count == 3
 
 
-def test_when_the_rings_have_wrapped_the_nearest_truth_is_told() -> None:
+def printed_with_small_rings(code: str) -> list[Any]:
+    """Run a program whose rings hold 128 spans; return what its lines contain as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "STAGESPAN_RING_SPANS": "128"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_when_the_rings_have_wrapped_a_longer_window_is_used() -> None:
     # GIVEN a process whose rings hold a hundred spans and lost the window's beginning
     code = """
         import json, stagespan, time
@@ -164,33 +230,50 @@ def test_when_the_rings_have_wrapped_the_nearest_truth_is_told() -> None:
         stats = stagespan.stats(0.9)
         print(json.dumps([stats["s"].count, stats.window_s, stats.is_lifetime, stats.lost]))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**__import__("os").environ, "STAGESPAN_RING_SPANS": "128"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    count, window_s, is_lifetime, lost = json.loads(done.stdout)
-    # THEN the figures are whole, for a longer time than asked, and they say so
+    ((count, window_s, is_lifetime, lost),) = printed_with_small_rings(code)
+    # THEN the figures are complete, for a longer time than requested, and say so
     assert (count, is_lifetime) == (2000, True)
     assert window_s > 0.9
     assert lost["overwritten"] > 0
 
 
-def test_spans_recorded_late_do_not_pass_for_old_ones() -> None:
-    # GIVEN what the rings hold, the last of it recorded late
+def test_when_the_rings_have_wrapped_the_nearer_beginning_is_taken() -> None:
+    # GIVEN a process with 1,000 spans before a snapshot and 1,000 after, which the rings lost
+    code = """
+        import json, stagespan, time
+        from stagespan import _core, run, service
+        service._service._snapshot_if_due = lambda: None
+        stagespan.stats()
+        def spans(n):
+            for _ in range(n):
+                with stagespan.span("s"):
+                    pass
+        spans(1000)
+        service.history().add(_core.snapshot())
+        spans(1000)
+        for life_s in (10_000, 1_000_000):
+            run.process_start_s = lambda pid: time.time() - life_s
+            stats = stagespan.stats(9_000)
+            print(json.dumps([stats["s"].count, stats.is_lifetime]))
+    """
+    # WHEN a window is requested that is nearly as long as the process's life, or much shorter
+    printed = printed_with_small_rings(code)
+    # THEN it begins with the process, or at the snapshot
+    assert printed == [[2000, True], [1000, False]]
+
+
+def test_spans_recorded_late_are_not_taken_for_old_ones() -> None:
+    # GIVEN the content of a ring, of which the last span was recorded late
     now = _core.now_ns()
     spans("s", 2)
     _core.record("late", now - 10**10, now - 9 * 10**9)
     held: Any = _core.spans()
-    # THEN it is no proof that the ring reaches back
+    # THEN this does not prove that the ring reaches that far back
     assert held["end_ns"].min() < now - 5 * 10**9
     assert not statistics._reach_back(held, now - 5 * 10**9)
 
 
-def test_a_question_for_a_window_starts_the_snapshots() -> None:
+def test_the_first_request_for_a_window_starts_the_snapshots() -> None:
     code = """
         import stagespan, threading
         with stagespan.span("s"):
@@ -202,7 +285,7 @@ def test_a_question_for_a_window_starts_the_snapshots() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
 
 
-def test_the_table_shows_work_and_waiting_where_there_is_any() -> None:
+def test_the_table_shows_work_and_waiting_if_there_is_any() -> None:
     # GIVEN a stage that counted work, and one that waited
     @stagespan.span("generate")
     def generate() -> Iterator[int]:
@@ -219,9 +302,44 @@ def test_the_table_shows_work_and_waiting_where_there_is_any() -> None:
     # WHEN the table is printed
     head, *rows = str(stagespan.stats()).splitlines()
 
-    # THEN two more columns stand in it, filled for the stages that have something to say
+    # THEN two more columns are in it, filled for the stages that have values
     assert head.split()[-3:] == ["suspended", "ms", "work"]
     decode = next(row for row in rows if row.startswith("decode"))
     assert "tokens 230 (" in decode
     assert decode.endswith("/s)")
     assert float(next(row for row in rows if row.startswith("generate")).split()[-1]) >= 10.0
+
+
+def test_a_table_of_known_figures() -> None:
+    # GIVEN a stage with device times and work, and one without, and two kinds of losses
+    times: dict[str, Any] = {
+        "mean_ns": 4e6,
+        "min_ns": 1,
+        "max_ns": 9_000_000,
+        "p50_ns": 3e6,
+        "p95_ns": 8e6,
+    }
+    device: Any = SimpleNamespace(mean_ns=1_500_000.0)
+    shared: dict[str, Any] = {"p99_ns": 8.5e6, "lost": {}, "_quantile": float}
+    first = statistics.StageStats(
+        name="a", count=2_500, total_ns=10_000_000_000, errors=1_000, suspended_ns=2_500_000_000,
+        work={"rows": 4_600.0}, device_elapsed_ns=device, device_queue_ns=None,
+        device_tail_ns=None, **times, **shared,
+    )  # fmt: skip
+    second = replace(
+        first, count=1, total_ns=0, errors=0, suspended_ns=0, work={}, device_elapsed_ns=None
+    )
+    lost = {"threads": 0, "overwritten": 1_234}
+    found = statistics.Stats({"a": first, "bb": second}, lost, 60.0, is_lifetime=False)
+
+    # WHEN it is printed
+    # THEN columns without figures are left out
+    head = "stage count total ms mean ms p50 ms p95 ms p99 ms max ms errors suspended ms"
+    assert [" ".join(line.split()) for line in str(found).splitlines()] == [
+        f"{head} device mean ms work",
+        "a 2,500 10,000.000 4.000 3.000 8.000 8.500 9.000 1,000 2,500.000 1.500 rows 4,600 (460/s)",
+        "bb 1 0.000 4.000 3.000 8.000 8.500 9.000 0",
+        "lost: overwritten 1,234",
+    ]
+    assert len({len(line) for line in str(found).splitlines()[:2]}) == 1
+    assert repr(found).startswith("<Stats of 2 stages, last 60.0 s>")

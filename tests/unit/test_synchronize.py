@@ -81,13 +81,13 @@ def test_nothing_waits_without_debug_mode(device: Device) -> None:
     assert device.events == []
 
 
-def test_a_capture_is_not_disturbed_but_told(device: Device) -> None:
+def test_a_capture_is_not_disturbed_but_flagged(device: Device) -> None:
     # GIVEN a device graph that is being captured
     device.capturing = True
 
     with stagespan.ProfilingContext4Debug("captured"):
         pass
-    # THEN nobody waited, and the span says why its time is no device's
+    # THEN nothing waited, and the span says why its time does not include the device
     assert device.events == []
     assert flags_of_the_last_span() & _core.FLAG_CAPTURED
 

@@ -1,4 +1,4 @@
-"""The scripts behind the Makefile: what is repaired, and what is hashed."""
+"""The scripts behind the Makefile: what they repair, and what they hash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def fake_venv(folder: Path, answer: str, status: int = 0) -> Path:
-    """A folder whose interpreter answers every question with the same words."""
+    """Create a folder whose interpreter gives the same answer to every question."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\necho '{answer}'\nexit {status}\n")
@@ -41,23 +41,23 @@ def fake_venv(folder: Path, answer: str, status: int = 0) -> Path:
 def test_venv_problems_are_named(
     answer: str, status: int, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a .venv whose interpreter answers so
+    # GIVEN a .venv whose interpreter gives this answer
     bootstrap = load("bootstrap", monkeypatch)
     venv = tmp_path / "venv"
     said = answer.format(own=platform.python_version(), venv=venv)
     monkeypatch.setattr(bootstrap, "VENV", venv)
     monkeypatch.setattr(bootstrap, "VENV_PYTHON", fake_venv(venv, said, status))
 
-    # WHEN it is looked at
+    # WHEN it is checked
     found = bootstrap.venv_problem()
 
-    # THEN what is wrong with it is said, and nothing of a good one
+    # THEN its problem is reported, and none for a good one
     assert (found is None) if problem is None else (problem in found)
 
 
 @pytest.mark.slow
-def test_half_made_venv_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a .venv that was left when only its folder stood
+def test_incomplete_venv_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a .venv of which only the folder was created
     bootstrap = load("bootstrap", monkeypatch)
     venv = tmp_path / "venv"
     (venv / "lib").mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_half_made_venv_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(bootstrap, "VENV_PYTHON", venv / "bin" / "python")
     monkeypatch.setattr("common.LOGS", tmp_path / "logs")
 
-    # WHEN it is made
+    # WHEN it is set up
     bootstrap.make_venv()
 
     # THEN it works, and nothing of the old one is left
@@ -86,11 +86,11 @@ def test_stamp_of_another_venv_does_not_count(
     bootstrap.write_stamp({"requirements": "abc"})
     assert bootstrap.read_stamp()["requirements"] == "abc"
 
-    # WHEN another stands in its place
+    # WHEN another one is in its place
     (tmp_path / "other.cfg").write_text("two")
     os.replace(tmp_path / "other.cfg", tmp_path / "pyvenv.cfg")
 
-    # THEN nothing is known of it
+    # THEN the stamp does not count
     assert bootstrap.read_stamp() == {}
 
 
@@ -102,7 +102,7 @@ def test_fingerprint_follows_content(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "src" / "a.cpp").write_text("1")
     first = common.fingerprint(["src", "missing.md"])
 
-    # WHEN a compiled file comes, a source changes, a source is renamed
+    # WHEN a compiled file is added, a source changes, and a source is renamed
     (tmp_path / "src" / "a.so").write_text("built")
     with_compiled = common.fingerprint(["src", "missing.md"])
     (tmp_path / "src" / "a.cpp").write_text("2")
@@ -116,37 +116,37 @@ def test_fingerprint_follows_content(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_find_python_says_what_is_wrong_with_a_choice() -> None:
-    # GIVEN a PYTHON that is none
+    # GIVEN an invalid PYTHON
     environment = {**os.environ, "PYTHON": "/no/such/python"}
 
-    # WHEN the interpreter is looked for
+    # WHEN the interpreter is searched
     done = subprocess.run(
         [str(TOOLS / "find_python.sh")], env=environment, capture_output=True, text=True
     )
 
-    # THEN it is named, and nothing is chosen in its place
+    # THEN it is named in the error, and no other one is chosen
     assert done.returncode != 0
     assert done.stdout == ""
     assert "/no/such/python" in done.stderr
 
 
-def test_find_python_takes_the_one_that_is_named() -> None:
+def test_find_python_returns_the_given_one() -> None:
     # GIVEN this interpreter as PYTHON
     environment = {**os.environ, "PYTHON": sys.executable}
 
-    # WHEN the interpreter is looked for
+    # WHEN the interpreter is searched
     done = subprocess.run(
         [str(TOOLS / "find_python.sh")], env=environment, capture_output=True, text=True
     )
 
-    # THEN it is the one
+    # THEN it is chosen
     assert done.stdout.strip() == sys.executable
 
 
-def test_everything_but_torch_is_installed_where_torch_cannot_be(
+def test_everything_but_torch_is_installed_without_a_version_of_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a machine for which there is no torch: pip fails on every file that names it
+    # GIVEN a machine without a version of torch: pip fails on every file that contains it
     bootstrap = load("bootstrap", monkeypatch)
     installed: list[str] = []
 
@@ -166,7 +166,7 @@ def test_everything_but_torch_is_installed_where_torch_cannot_be(
     # WHEN the development packages are installed
     bootstrap.install_requirements(stamp)
 
-    # THEN the rest is, and what is missing is remembered with pip's own words
+    # THEN all others are installed, and pip's own message about the missing one is kept
     assert "ruff==" in installed[-1]
     assert not any(name in installed[-1] for name in ("torch==", "diffusers==", "transformers=="))
     assert stamp["without_torch"].startswith("torch==")

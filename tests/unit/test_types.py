@@ -1,4 +1,4 @@
-"""What type checkers make of the package; with mypy, where it is installed."""
+"""The types of the package as type checkers see them; with mypy, if it is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed"),
 ]
 
-# Checked, never run. An ignore that is not needed is an error, so these say what must be refused.
+# Checked, never run. An unneeded ignore is an error, so these lines show what must be refused.
 DECORATED = """
 from collections.abc import AsyncIterator, Iterator
 
@@ -133,7 +133,7 @@ assert_type(report["requests"][0]["stages"]["x"]["count"], int)
 
 
 def first_example(document: Path) -> str:
-    """The text of the first block of Python."""
+    """Return the text of the first Python block."""
     found = re.search(
         r"^```python\n(.*?)^```", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
@@ -143,7 +143,7 @@ def first_example(document: Path) -> str:
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What mypy says of all programs; one run, because it reads the package each time."""
+    """Return mypy's output for all programs; one run, because it reads the package each time."""
     folder = tmp_path_factory.mktemp("programs")
     programs = {
         "decorated.py": DECORATED,
@@ -167,6 +167,6 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("program", ["decorated.py", "read.py", "readme.py"])
-def test_mypy_has_nothing_to_say(checked: str, program: str) -> None:
+def test_mypy_reports_no_errors(checked: str, program: str) -> None:
     assert [line for line in checked.splitlines() if f"{program}:" in line] == []
     assert re.search(r"^(Success|Found)", checked, re.MULTILINE)

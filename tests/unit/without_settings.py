@@ -1,4 +1,4 @@
-"""Programs of their own, and a process without any setting, for the tests of settings and runs."""
+"""Separate programs, and a process without settings, for the tests of settings and runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stagespan import run, settings
 
 @pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable is set, nothing has been set by a call, and nothing has been warned about."""
+    """Remove all variables, everything set by calls, and the record of warnings."""
     for variable in settings.VARIABLES:
         for spelling in (variable.name, *variable.aliases):
             monkeypatch.delenv(spelling, raising=False)

@@ -29,7 +29,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> standin.Libraries:
 def run(libraries: standin.Libraries) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a program in a process in which `Standin.of_environment` works.
 
-    With ``first``, nothing has been imported before the program: torch takes seconds.
+    With ``first``, nothing has been imported before the program, because torch takes seconds.
     """
 
     def run(

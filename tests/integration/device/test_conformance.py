@@ -1,4 +1,4 @@
-"""The device tests on the stand-in: as an Ascend NPU, and as an accelerator known to nobody."""
+"""The device tests on the stand-in: as an Ascend NPU, and as an unknown accelerator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 def test_all_cases(
     libraries: standin.Libraries, tmp_path: Path, name: str, with_ascend: bool
 ) -> None:
-    # GIVEN a process of its own, for torch cannot forget a device / WHEN the cases run there
+    # GIVEN a separate process, because torch cannot unregister a device
+    # WHEN the cases run there
     command = [*preloaded.python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header"]
     done = subprocess.run(
         [*command, "--basetemp", str(tmp_path / "cases"), str(standin.HERE / "cases")],
@@ -34,7 +35,7 @@ def test_all_cases(
         cwd=ROOT,
         env=standin.environment(libraries, name=name, with_ascend=with_ascend),
     )
-    # THEN all pass, and all ran
+    # THEN all cases ran and passed
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout
     assert " passed" in done.stdout

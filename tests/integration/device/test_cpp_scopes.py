@@ -50,13 +50,13 @@ def test_scopes_of_cpp(
         times = {{n: s.device_elapsed_ns and s.device_elapsed_ns.mean_ns for n, s in stats.items()}}
         print(json.dumps([times, stats["cpp handed"].count, stagespan.lost()]))
     """)
-    # THEN they read what the device ran; without the lock torch cannot be asked: host time only
+    # THEN they have the device's time; without the lock torch cannot be called, so only host time
     assert done.returncode == 0, done.stderr
     times, handed, lost = json.loads(done.stdout)
     assert times["cpp outer"] == pytest.approx(9e6, rel=0.001)
     assert times["cpp inner"] == pytest.approx(6e6, rel=0.001)
     assert times["cpp unlocked"] is None
-    # AND what ends without the lock is counted, and does not count as a device that fails
+    # AND what ends without the lock is counted, but not as a failure of the device
     assert (handed, times["cpp handed"]) == (100, None)
     assert (lost["device_elsewhere"], lost["device_failed"]) == (100, 0)
     assert times["after"] == pytest.approx(1e6, rel=0.001)

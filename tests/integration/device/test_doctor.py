@@ -1,4 +1,4 @@
-"""`stagespan doctor` where there is a device: it is tried out, and what fails is said."""
+"""`stagespan doctor` with a device: it is tested, and failures are reported."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_page(run: Run) -> None:
 def test_a_device_that_cannot_be_timed_is_a_failure(run: Run) -> None:
     # GIVEN an accelerator, and a torch without events / WHEN the doctor looks
     done = run(DOCTOR.format(before="import torch; del torch.Event", arguments=["--json"]))
-    # THEN a script sees it, and a reader why
+    # THEN a script can detect it, and the output says why
     found = findings(done)
     assert done.returncode == 1
     assert found["timing"]["state"] == "fails"
@@ -67,14 +67,14 @@ def test_a_device_that_fails_in_use(run: Run) -> None:
 def test_a_device_while_recording_is_off(run: Run) -> None:
     # GIVEN a recorder that was turned off / WHEN the doctor looks
     done = run(DOCTOR.format(before="", arguments=["--json"]), STAGESPAN_ENABLED="0")
-    # THEN nothing could be timed, and that is no failure
+    # THEN nothing could be timed, which is not a failure
     assert done.returncode == 0
     timing = findings(done)["timing"]
     assert timing["state"] == "note"
     assert "STAGESPAN_ENABLED" in timing["text"]
 
 
-def test_a_device_left_alone(run: Run) -> None:
+def test_a_device_that_is_not_tested(run: Run) -> None:
     done = run(DOCTOR.format(before="", arguments=["--json", "--no-device"]))
     assert done.returncode == 0
     timing = findings(done)["timing"]

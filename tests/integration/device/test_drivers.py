@@ -1,4 +1,4 @@
-"""CUDA and ROCm from Python, on drivers that are faked: from torch's first use to the log line."""
+"""CUDA and ROCm from Python on fake drivers: from torch's first use of a device to the log line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logging.basicConfig(level=logging.INFO, format="%(message)s")
 import stagespan, fakes
 from stagespan import _core, device as wiring
 """
-# What torch calls once it has set its device up.
+# torch calls this after it has initialised its device.
 SET_UP = """
 fake = fakes.Fake({kind!r})
 wiring._guarded_attach({kind!r})
@@ -59,15 +59,15 @@ def run(folder: Path) -> Run:
     return run
 
 
-def told(done: subprocess.CompletedProcess[str]) -> list[object]:
-    """What the program printed as JSON, line by line."""
+def printed(done: subprocess.CompletedProcess[str]) -> list[object]:
+    """Return what the program printed as JSON, one object per line."""
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("kind", ["cuda", "rocm"])
 def test_spans_have_what_their_queue_ran(run: Run, kind: str) -> None:
-    # GIVEN a context and a function with kernels of 20 ms and 5 ms, on a stream that is ahead
+    # GIVEN a context and a function with kernels of 20 ms and 5 ms, on a stream with queued work
     done = run(
         SET_UP.format(kind=kind),
         """
@@ -87,8 +87,8 @@ def test_spans_have_what_their_queue_ran(run: Run, kind: str) -> None:
                           sum(stagespan.lost().values()), _core.device_info()["backend"]]))
         """,
     )
-    # THEN statistics, spans and the log line tell so, and the device was never waited for
-    (context_ns, function_ns), (host_ns, call_ns, tail_ns), rest = told(done)  # type: ignore[misc]
+    # THEN statistics, spans and the log line show this, and the device was never waited for
+    (context_ns, function_ns), (host_ns, call_ns, tail_ns), rest = printed(done)  # type: ignore[misc]
     assert 20e6 <= context_ns < 20.2e6 + host_ns
     assert 5e6 <= function_ns < 5.2e6 + call_ns
     assert rest == [0, 0, 0, "driver"]
@@ -96,8 +96,8 @@ def test_spans_have_what_their_queue_ran(run: Run, kind: str) -> None:
     assert float(line.split()[3]) == pytest.approx((host_ns + tail_ns) / 1e9, abs=2e-6)
 
 
-def test_lines_come_although_a_hook_took_longer_than_the_device(run: Run) -> None:
-    # GIVEN a hook that still runs when the device has long been done
+def test_lines_are_written_if_a_hook_takes_longer_than_the_device(run: Run) -> None:
+    # GIVEN a hook that is still running when the device has long finished
     done = run(
         SET_UP.format(kind="cuda"),
         """
@@ -133,11 +133,11 @@ def test_lines_come_although_a_hook_took_longer_than_the_device(run: Run) -> Non
         print(json.dumps([name in took and took[name] < 1 for name in ("timed", "host")]))
         """,
     )
-    assert told(done) == [[True, True]]
+    assert printed(done) == [[True, True]]
 
 
 def test_threads_streams_and_devices(run: Run) -> None:
-    # GIVEN threads on streams of two devices, and one that never touches any
+    # GIVEN threads on streams of two devices, and one that does not use a device
     done = run(
         SET_UP.format(kind="cuda"),
         """
@@ -162,10 +162,10 @@ def test_threads_streams_and_devices(run: Run) -> None:
                           fake.counts()["other_context"]]))
         """,
     )
-    assert told(done) == [*[[50, True]] * 4, [None, 0, 0]]
+    assert printed(done) == [*[[50, True]] * 4, [None, 0, 0]]
 
 
-def test_a_capture_stays_valid_while_the_service_thread_looks(run: Run) -> None:
+def test_a_capture_stays_valid_while_the_service_thread_polls(run: Run) -> None:
     done = run(
         SET_UP.format(kind="cuda"),
         """
@@ -182,11 +182,12 @@ def test_a_capture_stays_valid_while_the_service_thread_looks(run: Run) -> None:
                           stagespan.lost()["device_captured"]]))
         """,
     )
-    assert told(done) == [[True, 0, 1, None, 1]]
+    assert printed(done) == [[True, 0, 1, None, 1]]
 
 
-def test_a_driver_that_goes_in_mid_run(run: Run) -> None:
-    # GIVEN a context whose kernel runs / WHEN the driver says from then on that it is gone
+def test_a_driver_that_shuts_down_during_a_run(run: Run) -> None:
+    # GIVEN a context whose kernel is running
+    # WHEN the driver reports that it has shut down
     done = run(
         SET_UP.format(kind="cuda"),
         """
@@ -205,8 +206,8 @@ def test_a_driver_that_goes_in_mid_run(run: Run) -> None:
         print(int(caught["end_ns"] - caught["begin_ns"]))
         """,
     )
-    # THEN nothing waits, the line tells the host's time, and there is one warning
-    *rest, host_ns = told(done)
+    # THEN nothing waits, the line contains the host's time, and there is one warning
+    *rest, host_ns = printed(done)
     assert rest == [[True, 100, None, True], [False, 0]]
     (line,) = [x for x in done.stderr.splitlines() if x.startswith("[Profile] caught cost")]
     assert float(line.split()[3]) == pytest.approx(host_ns / 1e9, abs=2e-6)  # type: ignore[operator]
@@ -224,7 +225,7 @@ def test_a_driver_that_goes_in_mid_run(run: Run) -> None:
     ],
     ids=["no driver", "a driver without a symbol", "torch without the device"],
 )
-def test_what_is_missing_is_told_once(run: Run, fake: str, reason: str) -> None:
+def test_missing_parts_are_reported_once(run: Run, fake: str, reason: str) -> None:
     done = run(
         f"""
         {fake}
@@ -237,22 +238,22 @@ def test_what_is_missing_is_told_once(run: Run, fake: str, reason: str) -> None:
                           wiring.is_attached()]))
         """
     )
-    assert told(done) == [[True, 3, False]]
+    assert printed(done) == [[True, 3, False]]
     assert done.stderr.count(reason) == 1
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_one_connection_is_warned_of_and_told_as_a_number(run: Run) -> None:
+def test_one_connection_gives_a_warning_and_is_reported_as_a_number(run: Run) -> None:
     done = run(
         SET_UP.format(kind="cuda"),
         "print(json.dumps(_core.device_info()['max_connections']))",
         CUDA_DEVICE_MAX_CONNECTIONS="1",
     )
-    assert told(done) == [1]
+    assert printed(done) == [1]
     assert done.stderr.count("CUDA_DEVICE_MAX_CONNECTIONS=1") == 1
 
 
-def test_a_process_ends_while_its_driver_goes(run: Run) -> None:
+def test_a_process_ends_while_its_driver_shuts_down(run: Run) -> None:
     done = run(
         SET_UP.format(kind="cuda"),
         """

@@ -1,4 +1,4 @@
-"""When device time begins, and what becomes of it in a fork and at the end of a process."""
+"""When device time starts, and what happens to it in a fork and at the end of a process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 pytestmark = pytest.mark.slow
 
 
-def told(done: subprocess.CompletedProcess[str]) -> list[object]:
-    """What the program printed as JSON, line by line."""
+def printed(done: subprocess.CompletedProcess[str]) -> list[object]:
+    """Return what the program printed as JSON, one object per line."""
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_it_begins_when_the_application_sets_its_device_up(run: Run) -> None:
-    # GIVEN stagespan before torch, and spans alone / WHEN the device is set up between two spans
+def test_it_starts_when_the_application_initialises_its_device(run: Run) -> None:
+    # GIVEN stagespan before torch, and only spans
+    # WHEN the device is initialised between two spans
     done = run(
         """
         import json, stagespan
@@ -44,11 +45,11 @@ def test_it_begins_when_the_application_sets_its_device_up(run: Run) -> None:
         """,
         first=True,
     )
-    # THEN nothing is done to the device before, and the second is timed
-    assert told(done) == [[False, False, 0], [True, True, 1]]
+    # THEN the device is not touched before, and the second span is timed
+    assert printed(done) == [[False, False, 0], [True, True, 1]]
 
 
-def test_an_import_of_torch_later_is_seen(run: Run) -> None:
+def test_a_later_import_of_torch_is_detected(run: Run) -> None:
     done = run(
         """
         import json, sys, stagespan
@@ -61,7 +62,7 @@ def test_an_import_of_torch_later_is_seen(run: Run) -> None:
         """,
         first=True,
     )
-    assert told(done) == [[False, []], [False, True], False]
+    assert printed(done) == [[False, []], [False, True], False]
 
 
 def test_zero_turns_it_off(run: Run) -> None:
@@ -80,13 +81,13 @@ def test_zero_turns_it_off(run: Run) -> None:
         """,
         STAGESPAN_DEVICE_EVERY="0",
     )
-    assert told(done) == [[True, False, 0, None]]
+    assert printed(done) == [[True, False, 0, None]]
 
 
 @pytest.mark.parametrize(
     ("call", "variable"), [("", "10"), ("stagespan.set_device_every(10)", "0")]
 )
-def test_a_sample_is_set_by_the_variable_or_before_the_device_is_there(
+def test_the_sampling_is_set_by_the_variable_or_before_the_device_exists(
     run: Run, call: str, variable: str
 ) -> None:
     done = run(
@@ -106,11 +107,12 @@ def test_a_sample_is_set_by_the_variable_or_before_the_device_is_there(
         """,
         STAGESPAN_DEVICE_EVERY=variable,
     )
-    assert told(done) == [3]
+    assert printed(done) == [3]
 
 
-def test_a_torch_without_events_costs_one_warning(run: Run) -> None:
-    # GIVEN an older torch / WHEN its device is set up, twice looked at
+def test_a_torch_without_events_gives_one_warning(run: Run) -> None:
+    # GIVEN an older torch
+    # WHEN its device is initialised and used twice
     done = run("""
         import json, logging, stagespan
         logging.basicConfig(format="%(message)s")
@@ -126,8 +128,8 @@ def test_a_torch_without_events_costs_one_warning(run: Run) -> None:
             device.kernel(1)
         print(json.dumps([wiring.is_attached(), stagespan.stats()["stage"].count]))
     """)
-    # THEN host time goes on, and it is told once why there is no more
-    assert told(done) == [[False, 1]]
+    # THEN host time is still measured, and one message says why there is no device time
+    assert printed(done) == [[False, 1]]
     assert done.stderr.count("device time is not complete") == 1
     assert "torch.Event" in done.stderr
 
@@ -162,13 +164,13 @@ def test_a_forked_child_has_host_time(run: Run) -> None:
         stagespan.flush(20)
         print(json.dumps(stagespan.stats()["parent"].device_elapsed_ns.count))
     """)
-    # THEN the child times the host alone, touches nothing, and the parent goes on
-    assert told(done) == [[True, 2, None, 0, False, False], 1]
+    # THEN the child measures only host time and does not touch the device, and the parent continues
+    assert printed(done) == [[True, 2, None, 0, False, False], 1]
     assert "Traceback" not in done.stderr
 
 
 def test_the_end_waits_a_little_for_the_device(run: Run) -> None:
-    # GIVEN a context whose device work is not over when the program ends
+    # GIVEN a context whose device work is not finished when the program ends
     done = run("""
         import logging, stagespan
         logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -180,13 +182,13 @@ def test_the_end_waits_a_little_for_the_device(run: Run) -> None:
         with stagespan.ProfilingContext("last"):
             device.kernel(200)
     """)
-    # THEN its line tells the whole time
+    # THEN its line contains the whole time
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("[Profile] last")]
     assert float(line.split()[3]) >= 0.2
 
 
-def test_a_device_that_stands_still_does_not_keep_a_process(run: Run) -> None:
+def test_a_device_that_hangs_does_not_keep_a_process_from_ending(run: Run) -> None:
     done = run("""
         import logging, stagespan
         logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -201,7 +203,7 @@ def test_a_device_that_stands_still_does_not_keep_a_process(run: Run) -> None:
         stuck = stagespan.spans()[-1]
         print(int(stuck["end_ns"] - stuck["begin_ns"]))
     """)
-    # THEN the host's time is told all the same
-    (host_ns,) = told(done)
+    # THEN host time is measured nevertheless
+    (host_ns,) = printed(done)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("[Profile] stuck")]
     assert float(line.split()[3]) == pytest.approx(host_ns / 1e9, abs=2e-6)  # type: ignore[operator]

@@ -25,7 +25,7 @@ def the_device() -> Standin:
 
 @pytest.fixture
 def device(the_device: Standin) -> Iterator[Standin]:
-    """The stand-in, set up, with device time on and nothing pending or counted."""
+    """The stand-in, initialised, with device time on and nothing pending or counted."""
     import stagespan
     from stagespan import _core
     from stagespan import device as wiring
@@ -33,7 +33,8 @@ def device(the_device: Standin) -> Iterator[Standin]:
     the_device.set_up()
     wiring.watch()
     assert wiring.is_attached(), _core.device_info()
-    # Where a device's events lie on the host's timeline is not known from the first one on.
+    # The position of the device's events on the host's timeline is not known from the first event
+    # on.
     until = time.monotonic() + 30
     while _core.device_info()["base_error_ns"] is None and time.monotonic() < until:
         with stagespan.span("warm up"):

@@ -1,4 +1,4 @@
-"""What a span reports of the device, against what the device ran: the same for every backend."""
+"""A span's device times compared with the work of the device: the same for every backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MS = 1e6
 
 
 def spans_of(stage: str) -> Any:
-    """The stage's spans, their device work done."""
+    """Return the stage's spans after their device work is done."""
     assert stagespan.flush(30)
     spans = stagespan.spans()
     return spans[spans["stage"] == stagespan.stage_names().index(stage)]
@@ -30,7 +30,7 @@ def position_error_ns() -> float:
 
 
 def test_a_kernel_of_20_ms_reads_20_ms(device: Standin) -> None:
-    # GIVEN a stream that is busy, so that the host is far ahead
+    # GIVEN a busy stream, so that the host is far ahead
     device.hold()
     # WHEN a span queues a kernel of 20 ms
     with stagespan.span("kernel"):
@@ -39,10 +39,10 @@ def test_a_kernel_of_20_ms_reads_20_ms(device: Standin) -> None:
     before_ns = time.time_ns()
     device.hold(False)
     after_ns = time.time_ns()
-    # THEN that is what the device took
+    # THEN this is the device's time
     (span,) = spans_of("kernel")
     assert span["device_elapsed_ns"] == pytest.approx(20 * MS, rel=0.01)
-    # AND it began when the stream went on, and ended that much later than the host
+    # AND it began when the stream continued, and ended that much later than the host
     slack = position_error_ns()
     began_ns = span["begin_ns"] + span["device_queue_ns"]
     assert before_ns - slack <= began_ns <= after_ns + slack
@@ -52,12 +52,13 @@ def test_a_kernel_of_20_ms_reads_20_ms(device: Standin) -> None:
 
 def test_the_hot_path_never_waits(device: Standin) -> None:
     before = device.counts()
-    # GIVEN a stream that stands still / WHEN spans open and close
+    # GIVEN a blocked stream
+    # WHEN spans open and close
     device.hold()
     for _ in range(50):
         with stagespan.span("ahead"):
             device.kernel(0.1)
-    # THEN they are over on the host while nothing has run
+    # THEN they have ended on the host while nothing has run
     assert not stagespan.flush(0.2)
     assert stagespan.stats()["ahead"].count == 50
     assert stagespan.stats()["ahead"].device_elapsed_ns is None
@@ -68,7 +69,7 @@ def test_the_hot_path_never_waits(device: Standin) -> None:
         assert after[what] == before[what], what
 
 
-def test_nested_spans_close(device: Standin) -> None:
+def test_times_of_nested_spans_add_up(device: Standin) -> None:
     device.hold()
     with stagespan.span("outer"):
         device.kernel(2)
@@ -107,7 +108,7 @@ def test_the_end_is_recorded_on_the_stream_of_the_beginning(device: Standin) -> 
     context = stagespan.span("changing")
     context.__enter__()
     device.kernel(6)
-    with other:  # current when the span ends, and with much to do
+    with other:  # current when the span ends, and with much work queued
         device.kernel(40)
         context.__exit__(None, None, None)
     device.hold(False)
@@ -129,8 +130,9 @@ def test_a_second_device(device: Standin) -> None:
     assert span["device_elapsed_ns"] == pytest.approx(7 * MS, rel=0.001)
 
 
-def test_threads_have_streams_of_their_own(device: Standin) -> None:
-    # GIVEN four threads, each with a stream / WHEN they run spans at the same time
+def test_threads_have_separate_streams(device: Standin) -> None:
+    # GIVEN four threads, each with a stream
+    # WHEN they run spans at the same time
     barrier = threading.Barrier(4)
 
     def work(i: int) -> None:
@@ -177,27 +179,27 @@ def test_a_sample_bounds_the_cost(device: Standin) -> None:
     # GIVEN every fourth span of a stage is timed on the device
     stagespan.set_device_every(4)
     records = device.counts()["records"]
-    # WHEN there are 40
+    # WHEN it runs 40 times
     for _ in range(40):
         with stagespan.span("sampled"):
             device.kernel(0.2)
-    # THEN 10 are, and the host's time is complete
+    # THEN 10 are timed, and the host's time is complete
     found = spans_of("sampled")["device_elapsed_ns"]
     assert np.isfinite(found).sum() == 10
     stage = stagespan.stats()["sampled"]
     assert stage.count == 40
     assert stage.device_elapsed_ns is not None
     assert stage.device_elapsed_ns.count == 10
-    # AND two events are recorded for each of these; the base is made of a few more
+    # AND two events are recorded for each of these; the base needs a few more
     assert 20 <= device.counts()["records"] - records <= 40
-    # AND with 0 none is
+    # AND with 0 none is timed
     stagespan.set_device_every(0)
     with stagespan.span("unsampled"):
         device.kernel(0.2)
     assert np.isnan(spans_of("unsampled")["device_elapsed_ns"]).all()
 
 
-def test_ascends_runtime_is_read_where_it_is_there(device: Standin) -> None:
+def test_ascends_runtime_is_used_if_it_is_loaded(device: Standin) -> None:
     calls = device.ascend_calls()
     with stagespan.span("read"):
         device.kernel(1)

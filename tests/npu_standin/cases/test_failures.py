@@ -1,4 +1,4 @@
-"""A device that fails, or captures: host time goes on, nothing raises, and it is counted."""
+"""A device that fails or captures: host time is measured, nothing raises, losses are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def last_device_ns() -> float:
 
 
 def test_an_event_that_cannot_be_recorded(device: Standin) -> None:
-    # GIVEN a device that refuses one event / WHEN a span runs
+    # GIVEN a device that refuses one event
+    # WHEN a span runs
     device.fail(records=1)
     with stagespan.span("unlucky"):
         device.kernel(1)
@@ -37,7 +38,7 @@ def test_an_event_that_cannot_be_recorded(device: Standin) -> None:
     assert last_device_ns() == pytest.approx(2e6, rel=0.001)
 
 
-def test_an_event_that_cannot_be_asked(device: Standin) -> None:
+def test_an_event_that_cannot_be_queried(device: Standin) -> None:
     device.hold()
     with stagespan.span("unasked"):
         device.kernel(1)
@@ -60,19 +61,20 @@ def test_one_warning_never_repeated(device: Standin, caplog: pytest.LogCaptureFi
                 device.kernel(0)
             stagespan.flush(30)
             wiring.watch()
-    told = [line for line in caplog.messages if "device time is not complete" in line]
-    assert len(told) == 1
-    assert "stagespan doctor" in told[0]
+    lines = [line for line in caplog.messages if "device time is not complete" in line]
+    assert len(lines) == 1
+    assert "stagespan doctor" in lines[0]
 
 
-def test_what_is_captured_is_not_timed(device: Standin) -> None:
-    # GIVEN a graph capture / WHEN a span runs inside
+def test_captured_work_is_not_timed(device: Standin) -> None:
+    # GIVEN a graph capture
+    # WHEN a span runs inside
     queries = device.counts()["queries"]
     records = device.counts()["records"]
     device.capture(True)
     with stagespan.span("captured"):
         device.kernel(1)
-    # THEN nothing was recorded into the graph, and the span says that it was captured
+    # THEN nothing was recorded into the graph, and the span is flagged as captured
     assert device.counts()["records"] == records
     assert device.counts()["queries"] == queries
     device.capture(False)
@@ -82,7 +84,8 @@ def test_what_is_captured_is_not_timed(device: Standin) -> None:
 
 
 def test_a_span_that_ends_in_another_thread(device: Standin) -> None:
-    # GIVEN a token that a thread opened / WHEN another ends it
+    # GIVEN a token that a thread opened
+    # WHEN another thread ends it
     device.hold()
     tokens: list[stagespan.Token] = []
     thread = threading.Thread(target=lambda: tokens.append(stagespan.begin("handed on")))
@@ -101,19 +104,20 @@ def test_a_span_that_ends_in_another_thread(device: Standin) -> None:
 
 
 def test_many_pending_spans_in_bounded_memory(device: Standin) -> None:
-    # GIVEN a device that stands still / WHEN many more spans come than there are events
+    # GIVEN a blocked device
+    # WHEN there are many more spans than events
     limit = _core.device_info()["event_pairs_limit"]
     device.hold()
     for _ in range(20_000):
         with stagespan.span("pending"):
             pass
-    # THEN the events are bounded, and what found none is counted
+    # THEN the events are bounded, and spans without events are counted
     info = _core.device_info()
     assert info["event_pairs"] <= limit
     assert info["pending"] <= limit
     lost = stagespan.lost()["device_pool"]
     assert 0 < lost < 20_000
-    # AND once the device goes on, each span is either timed or counted
+    # AND when the device continues, each span is either timed or counted
     device.hold(False)
     assert stagespan.flush(60)
     elapsed = stagespan.stats()["pending"].device_elapsed_ns

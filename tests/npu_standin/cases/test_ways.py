@@ -30,7 +30,7 @@ def device_ms(stage: str) -> list[float]:
 
 @pytest.fixture
 def held(device: Standin) -> Iterator[Standin]:
-    """The device, standing still until the test lets it go, so that host delays do not count."""
+    """Block the device until the test releases it, so that host delays do not count."""
     device.hold()
     yield device
     device.hold(False)
@@ -91,16 +91,16 @@ def test_tokens_and_what_raises(held: Standin) -> None:
     assert device_ms("raises") == pytest.approx([2], rel=0.001)
 
 
-def test_what_was_timed_elsewhere_has_no_device_time(device: Standin) -> None:
+def test_recorded_times_have_no_device_time(device: Standin) -> None:
     now_ns = _core.now_ns()
     stagespan.record("elsewhere", now_ns - 5, now_ns)
     assert np.isnan(device_ms("elsewhere")).all()
 
 
-def test_the_log_line_tells_the_later_end(
+def test_the_log_line_contains_the_later_end(
     device: Standin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN a context that is over on the host at once, and on the device after 30 ms
+    # GIVEN a context that has ended on the host, and ends on the device 30 ms later
     with caplog.at_level(logging.INFO, "stagespan"):
         device.hold()
         with stagespan.ProfilingContext("later"):
@@ -109,7 +109,7 @@ def test_the_log_line_tells_the_later_end(
         assert not [line for line in caplog.messages if "later" in line], "before it is complete"
         device.hold(False)
         assert stagespan.flush(30)
-    # THEN S is the time until the device was done
+    # THEN S is the time until the device has finished
     (line,) = [line for line in caplog.messages if line.startswith("[Profile] later")]
     match = re.fullmatch(r"\[Profile\] later cost (\d+\.\d+) seconds", line)
     assert match
@@ -117,7 +117,7 @@ def test_the_log_line_tells_the_later_end(
     host_ns = span["end_ns"] - span["begin_ns"]
     assert float(match[1]) >= 0.03
     assert float(match[1]) * 1e9 == pytest.approx(host_ns + span["device_tail_ns"], abs=2000)
-    # AND the memory line tells the device's peak
+    # AND the memory line contains the device's peak
     assert "Rank 0 - Function 'later' Peak Memory: 3.00 GB" in caplog.messages
 
 
@@ -129,8 +129,8 @@ def test_lines_keep_their_order(device: Standin, caplog: pytest.LogCaptureFixtur
                 device.kernel(5 - i)
         device.hold(False)
         assert stagespan.flush(30)
-    told = [line.split(" cost")[0] for line in caplog.messages if line.startswith("[Profile]")]
-    assert told == [f"[Profile] turn {i}" for i in range(5)]
+    lines = [line.split(" cost")[0] for line in caplog.messages if line.startswith("[Profile]")]
+    assert lines == [f"[Profile] turn {i}" for i in range(5)]
 
 
 def test_statistics(held: Standin) -> None:
@@ -149,12 +149,12 @@ def test_statistics(held: Standin) -> None:
     assert (elapsed.count, elapsed.min_ns, elapsed.max_ns) == (3, 2 * MS, 6 * MS)
     assert elapsed.total_ns == pytest.approx(12 * MS, rel=0.001)
     assert elapsed.p50_ns == pytest.approx(4 * MS, rel=0.03)
-    # The later ones wait for the earlier.
+    # The later lines wait for the earlier one.
     assert stage.device_queue_ns.min_ns is not None
     assert stage.device_queue_ns.max_ns >= stage.device_queue_ns.min_ns > 0
     assert stage.device_tail_ns.count == 3
     assert "device mean ms" in str(stagespan.stats())
-    # A window tells the same from the rings.
+    # A window from the rings has the same figures.
     window = stagespan.stats(window_s=600)["stage"]
     assert window.device_elapsed_ns is not None
     assert window.device_elapsed_ns.total_ns == pytest.approx(12 * MS, rel=0.001)
@@ -191,7 +191,7 @@ def test_the_report_and_its_file(held: Standin, tmp_path: Path) -> None:
     assert denoise["device_runs"] == 2
     assert denoise["device_queue_ms"] > 0
     assert denoise["device_tail_ms"] > 0
-    # Host and device ends differ by the same whichever way round.
+    # The differences of host and device begins and ends are consistent.
     assert denoise["duration_ms"] + denoise["device_tail_ms"] == pytest.approx(
         denoise["device_queue_ms"] + denoise["device_elapsed_ms"], abs=0.01
     )
@@ -205,7 +205,7 @@ def test_a_debug_context_waits_for_the_device(device: Standin) -> None:
     waits = device.counts()["waits"]
     with stagespan.ProfilingContext4Debug("debug"):
         device.kernel(25)
-    # Its host time is the whole time, and nothing of the device comes after it.
+    # Its host time is the whole time, and the device does not end after it.
     assert device.counts()["waits"] >= waits + 2
     (ms,) = device_ms("debug")
     assert ms >= 25
@@ -214,7 +214,7 @@ def test_a_debug_context_waits_for_the_device(device: Standin) -> None:
     assert abs(span["device_tail_ns"]) < span["end_ns"] - span["begin_ns"]
 
 
-def test_torchs_profiler_sees_nothing_of_it(device: Standin) -> None:
+def test_torchs_profiler_does_not_record_it(device: Standin) -> None:
     def operators() -> list[str]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             device.hold()

@@ -13,7 +13,7 @@ from stagespan import _core
 
 @pytest.fixture(autouse=True)
 def debug_mode() -> Iterator[None]:
-    """Each test starts in debug mode, with nothing counted yet, and leaves the mode off."""
+    """Each test starts in debug mode with nothing counted, and leaves the mode off."""
     _core.reset()
     stagespan.set_debug(True)
     yield

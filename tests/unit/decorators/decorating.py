@@ -1,4 +1,4 @@
-"""Contexts of each kind, and what was timed of a stage."""
+"""Contexts of each kind, and the figures of a stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a context makes of a function, and what stays as it was."""
+"""What a decorator changes in a function, and what it does not."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_errors_pass_through_and_mark_the_span(context: Callable[[str], _core.Sp
     with pytest.raises(KeyError) as caught:
         timed()
 
-    # THEN the very same error arrives, unchained, and the span is marked
+    # THEN the same error is raised without a context, and the span is marked
     assert caught.value is error
     assert error.__cause__ is None
     assert error.__context__ is None
@@ -110,7 +110,7 @@ def test_debug_functions_stay_plain_functions(on: bool) -> None:
     stagespan.set_debug(on)
     function = at_module_level
 
-    # WHEN / THEN it shows what the original would show
+    # WHEN / THEN it looks like the original
     assert type(function) is types.FunctionType
     assert function.__name__ == function.__qualname__ == "at_module_level"
     assert function.__module__ == __name__
@@ -134,14 +134,14 @@ def test_attributes_are_shared_with_the_original() -> None:
     function.before = 1  # type: ignore[attr-defined]
     timed = decorate(debug("attributes"), function)
 
-    # WHEN the original gets another
+    # WHEN the original gets another one
     function.after = 2  # type: ignore[attr-defined]
 
-    # THEN both have both
+    # THEN both functions have both attributes
     assert (timed.before, timed.after) == (1, 2)  # type: ignore[attr-defined]
 
 
-def test_defaults_changed_later_act(context: Callable[[str], _core.Span]) -> None:
+def test_defaults_that_are_changed_later_are_used(context: Callable[[str], _core.Span]) -> None:
     # GIVEN a timed plain function with defaults
     if BEFORE_3_12 and context is always:
         pytest.skip("always-on contexts give a C callable before 3.12")
@@ -156,14 +156,14 @@ def test_defaults_changed_later_act(context: Callable[[str], _core.Span]) -> Non
     timed.__defaults__ = (10,)
     timed.__kwdefaults__ = {"b": 20}
 
-    # THEN they act, whether it is on or off
+    # THEN they are used, whether it is on or off
     assert timed() == (10, 20)
     stagespan.set_debug(False)
     assert timed() == (10, 20)
 
 
 def test_closures_are_shared(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a function that rebinds a variable of its surroundings
+    # GIVEN a function that assigns a variable of the enclosing function
     total = 0
 
     def add(value: int) -> int:
@@ -173,13 +173,13 @@ def test_closures_are_shared(context: Callable[[str], _core.Span]) -> None:
 
     timed = decorate(context("closure"), add)
 
-    # WHEN both it and its surroundings change the variable
+    # WHEN both it and the enclosing function change the variable
     timed(2)
     total += 5
     timed(1)
     add(1)
 
-    # THEN they all mean the same one
+    # THEN all of them use the same variable
     assert total == 9
 
 
@@ -192,7 +192,6 @@ def test_recursion_is_timed_at_every_level(context: Callable[[str], _core.Span])
 
     timed = decorate(context(stage), descend)
 
-    # WHEN / THEN
     assert timed(9) == 9
     assert runs(stage) == 10
 
@@ -257,7 +256,7 @@ def test_methods_of_every_kind() -> None:
         thing.add_one(2),
     ]
 
-    # THEN they behave as ever and are timed
+    # THEN they behave as before and are timed
     assert results == [
         "base of Methods", "base of Methods", 2, thing, Methods, Methods, 3, 3, 4, 3,
     ]  # fmt: skip
@@ -309,15 +308,17 @@ def test_other_callables() -> None:
         (3, "cannot be called"),
     ],
 )
-def test_what_cannot_be_decorated_says_what_to_do(value: object, words: str) -> None:
-    # GIVEN something that is no function / WHEN it is decorated / THEN one sentence says what to do
+def test_decorating_other_objects_raises_an_error_with_advice(value: object, words: str) -> None:
+    # GIVEN an object that is not a function
+    # WHEN it is decorated
+    # THEN one sentence says what to do
     with pytest.raises(TypeError, match=words) as caught:
         decorate(debug("refused"), value)
     assert "decorat" in str(caught.value)
 
 
 def test_below_and_above_other_decorators() -> None:
-    # GIVEN the order in which a stage is decorated: offload, context, and a wrapper below
+    # GIVEN the usual order of decorators on a stage: offload, context, and a wrapper below
     def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -336,7 +337,7 @@ def test_below_and_above_other_decorators() -> None:
     stagespan.set_debug(False)
     results.append(timed(None, latents=2))
 
-    # THEN it works, and still shows the innermost function's signature and documentation
+    # THEN it works, and has the innermost function's signature and documentation
     assert results == [6, 4]
     assert runs("between others") == 1
     assert inspect.signature(timed) == inspect.signature(process)
@@ -362,8 +363,8 @@ def test_contexts_that_are_stacked_on_a_method(context: Callable[[str], _core.Sp
     assert (runs(inner), runs(outer)) == (2, 2)
 
 
-class Binds:
-    """A callable that is bound in its own way, as those of some libraries are."""
+class Bindable:
+    """A callable with its own `__get__`, like those of some libraries."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -376,7 +377,7 @@ class Binds:
     ("make", "is_bound"),
     [
         (lambda: functools.lru_cache(lambda *arguments: arguments), True),
-        (Binds, True),
+        (Bindable, True),
         (lambda: max, False),
     ],
     ids=["like a function", "in its own way", "not at all"],

@@ -1,4 +1,4 @@
-"""Decorated coroutine functions are what they were."""
+"""Decorated coroutine functions behave as before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def double(value: int) -> int:
 
 
 def test_kinds_of_methods_partials_and_objects_are_kept() -> None:
-    # GIVEN things that inspect takes for coroutine functions, though they are no functions
+    # GIVEN objects that inspect recognises as coroutine functions although they are not functions
     class Model:
         async def method(self, value: int) -> int:
             return value + 1
@@ -63,13 +63,12 @@ def test_coroutines_run_in_every_way(context: Callable[[str], _core.Span]) -> No
             await asyncio.shield(timed(6)),
         ]
 
-    # WHEN / THEN
     assert asyncio.run(main()) == [2, 4, 6, 8, 10, 12]
     assert runs(stage) == 6
 
 
 def test_cancelled_coroutines_are_marked(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN a coroutine that waits, and tidies up when it is cancelled
+    # GIVEN a coroutine that waits, and cleans up when it is cancelled
     stage = f"cancelled {context.__name__}"
     tidied: list[bool] = []
 
@@ -91,7 +90,7 @@ def test_cancelled_coroutines_are_marked(context: Callable[[str], _core.Span]) -
     # WHEN it is cancelled
     asyncio.run(main())
 
-    # THEN it tidied up, and its span is an error
+    # THEN it cleaned up, and its span is an error
     assert tidied == [True]
     assert (runs(stage), _core.snapshot().stages()[stage].errors) == (1, 1)
 

@@ -1,4 +1,4 @@
-"""What becomes of a decorated function's code: names, lifetime, tracebacks, travels."""
+"""The code of a decorated function: names, lifetime, tracebacks, pickling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stagespan.decorators import decorate
 
 
 def test_functions_made_in_a_loop_are_freed() -> None:
-    # GIVEN functions that are made and decorated over and over, one of which refers to itself
+    # GIVEN functions that are created and decorated repeatedly, one of which refers to itself
     def make(number: int) -> Callable[[int], int]:
         def countdown(n: int) -> int:
             return number if n == 0 else timed(n - 1)
@@ -40,14 +40,14 @@ def test_functions_made_in_a_loop_are_freed() -> None:
     made.clear()
     gc.collect()
 
-    # THEN nothing keeps them
+    # THEN nothing references them
     assert [ref() for ref in watched if ref() is not None] == []
     assert len(decorators._functions) == registered - 20
     assert runs("loop") == 40
 
 
 def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
-    # GIVEN two timed functions of the same code, each with a closure of its own
+    # GIVEN two timed functions with the same code, each with its own closure
     def make(number: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         def original(value: int = 5) -> int:
             return number + value
@@ -56,7 +56,7 @@ def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
 
     pairs = [make(number) for number in range(2)]
 
-    # WHEN the code and the closure are all that is known, as in a trampoline
+    # WHEN only the code and the closure are known, as in a trampoline
     targets = [
         types.FunctionType(original.__code__, {}, "target", None, original.__closure__)
         for original, _ in pairs
@@ -87,7 +87,7 @@ def test_code_replaced_by_others_is_kept() -> None:
     replacement = (lambda: "new").__code__
     function.__code__ = replacement
 
-    # WHEN debug mode goes off and on
+    # WHEN debug mode is switched off and on
     stagespan.set_debug(False)
     while_off = function.__code__
     stagespan.set_debug(True)
@@ -111,14 +111,14 @@ def test_tracebacks_name_the_function() -> None:
     except ZeroDivisionError as error:
         frames = traceback.extract_tb(error.__traceback__)
 
-    # THEN the last line is the failing one, and all of them are in files that can be read
+    # THEN the last line is the failing one, and all lines are in files that can be read
     assert frames[-1].line == "return 1 / value"
     assert {frame.name for frame in frames[1:]} == {"failing"}
     assert all(os.path.exists(frame.filename) for frame in frames)
 
 
 def test_many_parameters() -> None:
-    # GIVEN a function of 300 parameters, half of them keywords only
+    # GIVEN a function with 300 parameters, half of them keyword-only
     first = ", ".join(f"p{i}" for i in range(150))
     second = ", ".join(f"k{i}" for i in range(150))
     namespace: dict[str, Any] = {}
@@ -126,14 +126,13 @@ def test_many_parameters() -> None:
     timed = decorate(debug("many"), namespace["many"])
     arguments = {f"p{i}": i for i in range(150)} | {f"k{i}": -i for i in range(150)}
 
-    # WHEN / THEN
     assert timed(**arguments) == arguments
     assert timed(*range(150), **{f"k{i}": -i for i in range(150)}) == arguments
     assert runs("many") == 2
 
 
 def test_parameters_may_have_any_name() -> None:
-    # GIVEN names that a generated text could be tempted to use itself
+    # GIVEN names that generated code might use itself
     source = """
 def outer(run, _run, exhausted, caught):
     async def agen(target, _target, here, _here, value, source, error):
@@ -148,7 +147,8 @@ def outer(run, _run, exhausted, caught):
     timed = decorate(debug("names"), function)
     timed_agen = decorate(debug("names"), agen)
 
-    # WHEN it is called / THEN nothing is mixed up
+    # WHEN it is called
+    # THEN nothing is mixed up
     assert timed(1, 2, 3, 4, 5, 6, 7, 8, key=9) == (
         1, 2, 3, 4, 5, 6, 7, (8,), {"key": 9}, 21, 22,
     )  # fmt: skip
@@ -158,12 +158,11 @@ def outer(run, _run, exhausted, caught):
 
 
 def test_builtins_may_be_shadowed() -> None:
-    # GIVEN a module that has its own idea of every name a trampoline could look up
+    # GIVEN a module that redefines every name that a trampoline could look up
     namespace: dict[str, Any] = {"BaseException": 1, "StopAsyncIteration": 2, "stagespan": 3}
     exec("async def agen():\n    yield 1\n    yield 2", namespace)
     timed = decorate(debug("shadowed"), namespace["agen"])
 
-    # WHEN / THEN
     iterator = timed()
     for expected in (1, 2):
         with pytest.raises(StopIteration) as caught:
@@ -175,17 +174,16 @@ def test_builtins_may_be_shadowed() -> None:
 
 @pytest.mark.parametrize("stage", ["quo'te\"s", "new\nline", "back\\slash", "{brace}", "%s", "é"])
 def test_any_stage_name_can_decorate(stage: str) -> None:
-    # GIVEN a name that would be hostile in a source text
+    # GIVEN a name that would be harmful in source text
     timed = decorate(debug(stage), lambda value: value)
 
-    # WHEN / THEN
     assert timed(5) == 5
     assert runs(stage) == 1
 
 
 @pytest.mark.skipif(not BEFORE_3_12, reason="from 3.12 on the code is never replaced")
-def test_code_that_travels_to_another_process() -> None:
-    # GIVEN the code of a timed function, as those who pickle functions by value send it
+def test_code_that_is_sent_to_another_process() -> None:
+    # GIVEN the code of a timed function, as libraries that pickle functions by value send it
     def travelling(value: int, *, factor: int) -> int:
         return value * factor
 
@@ -193,7 +191,7 @@ def test_code_that_travels_to_another_process() -> None:
     sent = marshal.dumps(timed.__code__)
     assert timed.__code__ is not travelling.__code__
 
-    # WHEN another process makes a function of it, in debug mode and not
+    # WHEN another process creates a function from it, in debug mode and not
     program = f"""
 import marshal, types
 import stagespan
@@ -205,5 +203,5 @@ print(function(2, factor=3), _core.snapshot().stages()["travelling"].count)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
-    # THEN it works there, under the same context
+    # THEN it works there, with the same context
     assert done.stdout.splitlines() == ["6", "6 1"], done.stderr

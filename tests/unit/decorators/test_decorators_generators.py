@@ -1,4 +1,4 @@
-"""Decorated generators and async generators are what they were."""
+"""Decorated generators and async generators behave as before."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_contextmanager_over_a_decorated_generator(context: Callable[[str], _cor
 
 
 def test_async_generators_are_delegated_to(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN an async generator that is sent values and errors
+    # GIVEN an async generator to which values and errors are sent
     stage = f"async generator {context.__name__}"
     timed = decorate(context(stage), generate_async)
     error = KeyError("thrown")
@@ -176,13 +176,13 @@ def test_async_generators_are_delegated_to(context: Callable[[str], _core.Span])
             await generator.__anext__()
         return seen
 
-    # WHEN / THEN it saw each of them
+    # WHEN / THEN it received each of them
     assert asyncio.run(main()) == [1, "a", ("a", "tuple"), error, None]
     assert runs(stage) == 1
 
 
 def test_async_for_break_and_aclose(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN an async generator that tidies up with an await
+    # GIVEN an async generator that cleans up with an await
     stage = f"aclose {context.__name__}"
     closed: list[str] = []
 
@@ -206,7 +206,7 @@ def test_async_for_break_and_aclose(context: Callable[[str], _core.Span]) -> Non
         await unstarted.aclose()
         return seen
 
-    # WHEN / THEN each that was started tidied up once, in time
+    # WHEN / THEN each one that was started cleaned up once, in time
     assert asyncio.run(main()) == [0, 1, 2, 3, 4]
     assert closed == ["to its end", "early"]
     assert runs(stage) == 2
@@ -230,14 +230,14 @@ def test_errors_of_async_generators(context: Callable[[str], _core.Span]) -> Non
             await generator.__anext__()
         return caught.value
 
-    # WHEN / THEN the later error knows nothing of the earlier one
+    # WHEN / THEN the earlier error is not the context of the later one
     error = asyncio.run(main())
     assert error.__context__ is None
     assert error.__cause__ is None
 
 
 def test_an_error_raised_while_another_is_thrown_in(context: Callable[[str], _core.Span]) -> None:
-    # GIVEN an async generator that is done with what it caught, and raises before it yields again
+    # GIVEN an async generator that has handled an error, and raises another before it yields again
     async def replace() -> AsyncGenerator[int, None]:
         with contextlib.suppress(KeyError):
             yield 1
@@ -252,7 +252,7 @@ def test_an_error_raised_while_another_is_thrown_in(context: Callable[[str], _co
             await generator.athrow(KeyError("caught"))
         return caught.value.__context__
 
-    # WHEN / THEN the context of the error is what it is without decoration
+    # WHEN / THEN the context of the error is the same as without decoration
     assert asyncio.run(main(timed)) is asyncio.run(main(replace)) is None
 
 
@@ -281,7 +281,7 @@ def test_async_generators_left_open_are_closed_with_the_loop(
     # WHEN the loop ends
     asyncio.run(main())
 
-    # THEN it was closed, and nothing was wrong with that
+    # THEN it was closed without errors
     assert closed == [True]
     assert reported == []
 
@@ -301,7 +301,7 @@ def test_switching_while_suspended() -> None:
         # WHEN it is switched off
         stagespan.set_debug(False)
 
-        # THEN they go on undisturbed
+        # THEN they continue unaffected
         return [*started, await task, generator.send(2), await async_generator.asend(3)]
 
     assert asyncio.run(main()) == [1, 1, 6, 2, 3]

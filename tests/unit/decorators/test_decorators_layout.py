@@ -1,4 +1,4 @@
-"""Any layout of parameters: calls, signatures and errors stay the function's own."""
+"""Any layout of parameters: calls, signatures and errors are those of the function itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stagespan.decorators import decorate
 
 @st.composite
 def definitions(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """The text of a parameter list, and the names that can be passed by keyword."""
+    """Return the text of a parameter list, and the names that can be passed by keyword."""
     names = [f"p{number}" for number in range(draw(st.integers(0, 7)))]
     slash = draw(st.integers(0, len(names)))
     star = draw(st.integers(slash, len(names)))
@@ -61,7 +61,7 @@ def test_any_layout(
     original = namespace["outer"](*free)
     timed = decorate(_core.ProfilingContext4Debug("layout"), original)
 
-    # WHEN it is called with any arguments, fitting or not
+    # WHEN it is called with any arguments, valid or not
     names = st.sampled_from([*by_keyword, "unknown", "self"])
     kwargs = data.draw(st.dictionaries(names, st.integers(), max_size=4))
 

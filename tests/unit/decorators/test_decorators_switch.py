@@ -29,7 +29,7 @@ def test_switching_times_and_stops_timing() -> None:
     assert counts == [0, 1, 1, 2, 2]
 
 
-def test_off_means_the_very_code_of_the_original() -> None:
+def test_off_means_the_original_code() -> None:
     # GIVEN a function whose timing was on and off again
     def original(value: int) -> int:
         return value
@@ -40,7 +40,7 @@ def test_off_means_the_very_code_of_the_original() -> None:
     # WHEN it is off
     stagespan.set_debug(False)
 
-    # THEN there is nothing in it that could cost anything
+    # THEN nothing is left in it that could cost time
     assert function.__code__ is original.__code__
 
 
@@ -85,7 +85,7 @@ def test_stacked_contexts_are_all_timed() -> None:
 
 
 def test_threads_decorate_and_switch_at_once() -> None:
-    # GIVEN threads that decorate, call and drop functions while another switches
+    # GIVEN threads that decorate, call and drop functions while another thread switches
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -101,14 +101,14 @@ def test_threads_decorate_and_switch_at_once() -> None:
     for thread in threads:
         thread.start()
 
-    # WHEN debug mode goes on and off
+    # WHEN debug mode is switched on and off
     for on in (True, False) * 50:
         stagespan.set_debug(on)
     stop.set()
     for thread in threads:
         thread.join()
 
-    # THEN every call returned the right thing
+    # THEN every call returned the right value
     assert failures == []
 
 
@@ -140,5 +140,5 @@ def test_a_forked_child_can_decorate_and_switch() -> None:
     holder.join()
     del functions
 
-    # THEN it does not wait for a thread that it does not have
+    # THEN it does not wait for a thread that does not exist in it
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
