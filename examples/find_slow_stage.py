@@ -11,7 +11,7 @@ import stagespan
 
 
 class Encoder:
-    """A stage with a stage inside."""
+    """A stage with a nested stage."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(64, 256)
@@ -26,7 +26,7 @@ class Encoder:
 
 
 class Decoder:
-    """The slow one."""
+    """The slow stage."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(50)))
@@ -39,10 +39,10 @@ class Decoder:
 
 
 def main() -> None:
-    """Run two requests in debug mode; print the report and say where the files are."""
+    """Run two requests in debug mode; print the report and the paths of the files."""
     stagespan.set_debug(True)
     encoder, decoder = Encoder(), Decoder()
-    decoder.process(encoder.process(torch.rand(8, 64)))  # the first run is never the usual one
+    decoder.process(encoder.process(torch.rand(8, 64)))  # the first run is not representative
     stagespan.reset_timing_registry("two requests")
     for number in range(2):
         with stagespan.request(f"request-{number}"):

@@ -14,7 +14,7 @@ import stagespan
 
 
 class Mixer:
-    """The stage under the knife."""
+    """The stage that is replayed."""
 
     def __init__(self) -> None:
         self.model = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()

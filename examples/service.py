@@ -1,8 +1,8 @@
-"""Time a service in production: always-on spans, percentiles, what each thread is doing right now.
+"""Time a service in production: always-on spans, percentiles, and the current stage of each thread.
 
     python examples/service.py
 
-Needs no torch. The spans stay on in production: each costs less than 0.1 us.
+Needs no torch. The spans stay on in production: each costs less than 0.1 µs.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def tokenize(text: str) -> list[str]:
 
 
 def answer(number: int) -> int:
-    """Serve one request; what is timed inside belongs to it."""
+    """Serve one request. All spans inside belong to it."""
     with stagespan.request(f"request-{number}", user="example"):
         words = tokenize("which stage of this request takes the time")
         with stagespan.span("generate") as span:
             time.sleep(random.uniform(0.002, 0.02))
-            # Work that was done, so that the figures show rates as well as times.
+            # The amount of work, so that the figures also show rates.
             span.add(tokens=len(words))
         return len(words)
 
 
 def main() -> None:
-    """Serve a hundred requests on four threads, then look."""
+    """Serve a hundred requests on four threads, then print the figures."""
     logging.getLogger("stagespan").setLevel(logging.WARNING)  # no line for every call
     with ThreadPoolExecutor(max_workers=4) as pool:
         list(pool.map(answer, range(100)))

@@ -1,13 +1,12 @@
-"""The main job on diffusers' WanPipeline: find the slow stage, replay it, reproduce the figures.
+"""Finds the slow stage of diffusers' WanPipeline, replays it, and reproduces the figures.
 
     python examples/wan_pipeline/demo.py [--output FOLDER] [--steps N]
 
 1. One request in debug mode: the timing report and the signatures of all stages.
 2. StageBenchHarness replays one denoising step from its signature: trace, breakdown, script.
-3. The script runs in a process of its own, without stagespan, and must show the same figures.
+3. The script runs in a separate process, without stagespan, and must show the same figures.
 
-Ends with status 1 when a figure is missing, the trace is too large, or the script's figures do not
-agree.
+Ends with status 1 if a figure is missing, the trace is too large, or the script's figures differ.
 """
 
 from __future__ import annotations
@@ -102,14 +101,14 @@ def run_request(folder: Path, steps: int) -> Any:
     check_report(folder / "timing.json")
     console.print(f"a video of {tuple(video.shape)} was made\n")
     stagespan.print_timing_summary()
-    # The request is written: what follows belongs to no report, so none is written at exit.
+    # The report of the request is written. Later stages do not belong to it.
     stagespan.set_debug(False)
     stagespan.reset_timing_registry()
     return pipeline
 
 
 def check_report(path: Path) -> None:
-    """End the demo when a stage of the pipeline has no time in the report."""
+    """End the demo if a stage of the pipeline has no time in the report."""
     stages = json.loads(path.read_text())["stages"]
     for name in STAGES:
         if not stages.get(name, {}).get("duration_ms"):
@@ -169,7 +168,7 @@ def reproduce(folder: Path, results: Any) -> bool:
 
 
 def figures(p50_ms: float, breakdown: dict[str, Any]) -> dict[str, float]:
-    """What harness and script are compared by."""
+    """Return the figures in which harness and script are compared."""
     return {
         "one step, median (ms)": round(p50_ms, 3),
         TRACE_TIME: round(breakdown["total_kernel_time_ms"], 3),
@@ -181,8 +180,8 @@ def figures(p50_ms: float, breakdown: dict[str, Any]) -> dict[str, float]:
 def agree(ours: dict[str, float], theirs: dict[str, float], is_busy: bool) -> bool:
     """Whether the same operators ran, and their times are within a factor of two of each other.
 
-    The time in the trace is that of a single run, which a busy machine may stretch by any factor:
-    it is compared if the machine was not busy.
+    The time in the trace is that of a single run, which can be much longer on a busy machine. It is
+    compared only if the machine was not busy.
     """
     for name, value in ours.items():
         if value <= 0 or theirs[name] <= 0:
@@ -240,7 +239,7 @@ MEANINGS = {
 
 
 def show_files(folder: Path) -> None:
-    """Name every file that was written; ends the demo when one is missing or empty."""
+    """Print the path of every file. Ends the demo if one is missing or empty."""
     table = Table(title=f"In {folder}", title_justify="left")
     table.add_column("file", no_wrap=True)
     table.add_column("size", justify="right")

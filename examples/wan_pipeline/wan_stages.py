@@ -17,7 +17,7 @@ try:
 except ImportError:
 
     class ProfilingContext4Debug(contextlib.ContextDecorator):  # type: ignore[no-redef]
-        """Stands in for stagespan's: does nothing."""
+        """A replacement for stagespan's context that does nothing."""
 
         def __init__(self, name: str) -> None:
             self.name = name
@@ -55,7 +55,7 @@ class TextEncodingStage:
 
 
 class DenoiseStage:
-    """Noise to latents, in the pipeline's own loop of one transformer call pair a step."""
+    """Noise to latents, in the pipeline's own loop with a pair of transformer calls per step."""
 
     def __init__(self, pipeline: WanPipeline) -> None:
         self.pipeline = pipeline
@@ -108,7 +108,7 @@ class VAEDecodeStage:
 
 
 class WanStages:
-    """The whole job: text to video."""
+    """The whole pipeline: text to video."""
 
     def __init__(self, seed: int = 0) -> None:
         self.pipeline = build_pipeline(seed)
