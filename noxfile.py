@@ -33,7 +33,7 @@ nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False
 nox.options.stop_on_first_error = False
 
-# pyenv's shims fail for versions that are not switched on; its interpreters do not.
+# pyenv's shims fail for versions that are not activated; its interpreters work.
 os.environ["PATH"] = os.pathsep.join(
     [str(ROOT / ".venv/bin"), *python_versions(), os.environ.get("PATH", os.defpath)]
 )
@@ -53,10 +53,10 @@ SANITIZER_OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "second_deadlock_stack=1:halt_on_error=1",
 }
-# The other Pythons run what an interpreter's version can change: the extension, contexts and
-# decorators, threads, tasks, forks, signals, the end of a process, recordings, signatures and the
-# command line. The following only compute with what was recorded, draw it, or look at the sources.
-# They are tested in .venv, and so are all tests with the marker `slow`.
+# The other Pythons run the tests of everything that depends on the interpreter's version: the
+# extension, contexts and decorators, threads, tasks, forks, signals, the end of a process,
+# recordings, signatures and the command line. The following tests do not depend on it and run only
+# in .venv, like all tests with the marker `slow`.
 ONE_PYTHON_IS_ENOUGH = (
     "fuzz",
     "gpu",
@@ -69,6 +69,7 @@ ONE_PYTHON_IS_ENOUGH = (
     "unit/report",
     "unit/test_docs_links.py",
     "unit/test_docs_production.py",
+    "unit/test_docs_reference.py",
     "unit/test_docs_settings.py",
     "unit/test_import_directions.py",
     "unit/trace/analyses",
@@ -90,7 +91,7 @@ def run_pytest(session: nox.Session, name: str, python: str, *arguments: str) ->
         *("timeout", "--kill-after=60", PYTEST_LIMIT),
         *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "worksteal"),
         *(*arguments, *session.posargs),
-        # The workers fill the cores: more threads in torch would only wait for each other.
+        # The workers use all cores, so more threads in torch would only wait for each other.
         env={"STAGESPAN_TEST_REPORT": str(folder / f"{name}.json"), "OMP_NUM_THREADS": "1"},
         external=True,
     )
@@ -116,7 +117,7 @@ def cpp(session: nox.Session, variant: str) -> None:
             session.skip(f"GoogleTest (libgtest-dev) is not installed: {reason}")
     prefix: tuple[str, ...] = ()
     if sanitize := SANITIZERS[variant]:
-        # Older ThreadSanitizers fail where the kernel spreads addresses widely.
+        # Older ThreadSanitizers fail if the kernel randomises addresses widely.
         wrappers = ((), ("setarch", os.uname().machine, "-R"))
         threads = "#include <thread>\nint main() { std::thread([] {}).join(); }\n"
         flags = (f"-fsanitize={sanitize}", "-pthread")
@@ -153,7 +154,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The documentation as a site; warnings, such as dead links, are errors."""
+    """Build the documentation as a site; warnings, such as dead links, are errors."""
     session.run("python", "-m", "mkdocs", "build", "--quiet", "--strict")
 
 
@@ -218,7 +219,7 @@ def tests(session: nox.Session) -> None:
     """The Python tests in `.venv`, with torch."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     if not any(shutil.which(name) for name in names):
-        apt_install("chromium")  # without a browser the tests of the HTML page skip themselves
+        apt_install("chromium")  # without a browser, the tests of the HTML page are skipped
     wheels = sorted(WHEELS.glob("*/*.whl"))
     session.env["STAGESPAN_TEST_WHEEL"] = str(wheels[-1]) if wheels else ""
     run_pytest(session, "python-own", "python", "-n", "3")

@@ -2,10 +2,10 @@
 
     python3 tools/bootstrap.py [--need-torch | --without-torch]
 
-Run it with the Python that `.venv` is to have. If torch cannot be installed, the reason is
-remembered and the rest is installed; with --need-torch the set-up fails instead. What was done is
-written to `.make/`, so that a second run takes no time. A `.venv` of another Python, or one that
-is incomplete, is replaced.
+Run it with the Python for `.venv`. If torch cannot be installed, the reason is stored and the rest
+is installed; with --need-torch, the set-up fails instead. The finished steps are written to
+`.make/`, so that a second run takes no time. A `.venv` of another Python, or one that is
+incomplete, is replaced.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ IMPORTS = (VENV_PYTHON, "-c", "import stagespan._core")
 
 
 def read_stamp() -> dict[str, Any]:
-    """What earlier runs have done to the `.venv` that is there now; empty when unknown."""
+    """Return the steps that earlier runs have finished for this `.venv`; empty if unknown."""
     try:
         stamp = json.loads(STAMP.read_text())
         identity = (VENV / "pyvenv.cfg").stat()
@@ -60,7 +60,7 @@ def read_stamp() -> dict[str, Any]:
 
 
 def write_stamp(stamp: dict[str, Any]) -> None:
-    """Remember what was done, tied to the very `.venv` that it was done to."""
+    """Store the finished steps together with the identity of `.venv`."""
     identity = (VENV / "pyvenv.cfg").stat()
     stamp["identity"] = [identity.st_ino, identity.st_mtime_ns]
     STATE.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def write_stamp(stamp: dict[str, Any]) -> None:
 
 
 def venv_problem() -> str | None:
-    """Why the `.venv` that is there cannot be used, or None."""
+    """Return the reason why the existing `.venv` cannot be used, or None."""
     version = output(
         [VENV_PYTHON, "-c", "import platform, sys; print(platform.python_version(), sys.prefix)"]
     )
@@ -115,7 +115,7 @@ def make_venv() -> None:
 
 
 def need_compiler() -> None:
-    """Raise StepError when there is no C++ compiler and none can be installed."""
+    """Raise StepError if there is no C++ compiler and none can be installed."""
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         return
     reason = apt_install("g++")
@@ -124,7 +124,7 @@ def need_compiler() -> None:
 
 
 def requirements_wanted() -> str:
-    """What the stamp holds once the development packages are those of the files."""
+    """Return the content of the stamp for the current requirements files."""
     torch = "without torch" if "--without-torch" in sys.argv else ""
     return fingerprint(REQUIREMENTS, platform.python_version(), torch)
 
@@ -132,7 +132,7 @@ def requirements_wanted() -> str:
 def install_requirements(stamp: dict[str, Any]) -> None:
     """Install the development packages, if possible with torch and the packages of the demo.
 
-    What was left out, and why, is in the stamp under ``without_torch``.
+    The stamp contains the packages that were left out, with the reason, under ``without_torch``.
     """
     wanted = requirements_wanted()
     if stamp.get("requirements") == wanted:
@@ -151,7 +151,7 @@ def install_requirements(stamp: dict[str, Any]) -> None:
         kept = [line.replace("-r ", f"-r {ROOT}/") for line in kept]
         rest.write_text("\n".join(kept) + "\n")
         if run([*pip, "-r", rest], "requirements-without-torch", check=False) != 0:
-            # The packages fail without torch too, so the first log has the cause.
+            # The packages also fail without torch, so the first log contains the cause.
             log = "requirements" if with_torch else "requirements-without-torch"
             raise StepError(
                 "The development packages could not be installed.", STATE / "logs" / f"{log}.log"
@@ -165,7 +165,7 @@ def install_requirements(stamp: dict[str, Any]) -> None:
             say(f"  {stamp['without_torch']}")
         else:
             stamp["without_torch"] = "set up with --without-torch"
-    # pip compiles on one core. Some packages hold files that are not Python; they may fail.
+    # pip compiles on one core. Some packages contain files that are not Python; these may fail.
     packages = VENV / "lib" / "python{}.{}".format(*sys.version_info[:2]) / "site-packages"
     command = [VENV_PYTHON, "-m", "compileall", "-q", "-j", "0", packages]
     run(command, "requirements-compiled", check=False)
@@ -173,7 +173,7 @@ def install_requirements(stamp: dict[str, Any]) -> None:
 
 
 def install_build_tools() -> None:
-    """Install what builds stagespan, where it is missing."""
+    """Install the missing build tools of stagespan."""
     lines = (ROOT / REQUIREMENTS[0]).read_text().splitlines()
     tools = [line for line in lines if line.startswith(BUILD_PACKAGES)]
     run([VENV_PYTHON, "-m", "pip", "install", *tools], "build-tools")
@@ -200,21 +200,21 @@ def main() -> int:
     """Bring `.venv` up to date."""
     STATE.mkdir(exist_ok=True)
     with (STATE / "lock").open("w") as lock:
-        # Two makes at once would install over each other.
+        # Two runs of make at the same time would overwrite each other's files.
         fcntl.flock(lock, fcntl.LOCK_EX)
         timer = Timer()
         make_venv()
         stamp = read_stamp()
         before = json.dumps(stamp, sort_keys=True)
         if stamp.get("requirements") != requirements_wanted():
-            # First, as one of the parts would replace them while the other uses them.
+            # First, because one of the parts would replace them while the other uses them.
             install_build_tools()
         # Packages are downloaded and unpacked on one core, while the compiler has the other.
         with ThreadPoolExecutor() as pool:
             parts = [pool.submit(part, stamp) for part in (install_requirements, install_package)]
         has_changed = json.dumps(stamp, sort_keys=True) != before
         if has_changed:
-            # Before errors are raised: what one part has done stays done when the other fails.
+            # Before errors are raised, so that the finished part is stored if the other one fails.
             write_stamp(stamp)
         for part in parts:
             part.result()

@@ -17,7 +17,7 @@ from typing import Any
 
 from common import LOGS, STATE, Timer, say
 
-# What nox's option -k takes. The two are opposites, so that no session is left out.
+# Expressions for nox's option -k. The second negates the first, so no session is left out.
 BACKGROUND = "lint or cpp or demo or docs"
 PARTS = {"background": BACKGROUND, "python": f"not ({BACKGROUND})"}
 
@@ -40,7 +40,7 @@ def main() -> int:
             start("python", reports["python"]).wait()
             background.wait()
         finally:
-            background.terminate()  # after an interrupt; nothing otherwise
+            background.terminate()  # stops it after an interrupt; otherwise does nothing
             background.wait()
     say(log.read_text(errors="replace"))
     return summarise([read(report) for report in reports.values()], timer.seconds())
@@ -53,7 +53,7 @@ def start(part: str, report: Path, **options: Any) -> subprocess.Popen[bytes]:
 
 
 def read(report: Path) -> dict[str, Any]:
-    """What nox wrote; a failure if it wrote nothing."""
+    """Read the report of nox. If it is missing, return a failed report."""
     if not report.is_file():
         return {"result": 0, "sessions": []}
     content = json.loads(report.read_text())

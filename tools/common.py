@@ -1,4 +1,4 @@
-"""What `make setup` and the checks share: folders, commands with a log, hashes, apt."""
+"""Code for `make setup` and the checks: folders, commands with a log, hashes, apt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOGS = STATE / "logs"
 VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 
-# What goes into the extension and the package.
+# The sources of the extension and the package.
 PACKAGE_SOURCES = ("pyproject.toml", "CMakeLists.txt", "README.md", "cmake", "csrc", "python")
 COMPILED_SOURCES = ("pyproject.toml", "CMakeLists.txt", "cmake", "csrc")
 
@@ -27,7 +27,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class StepError(Exception):
-    """A command failed; the message names it, and its log follows."""
+    """A command failed. The message contains the command, and its log follows."""
 
     def __init__(self, what: str, log: Path | None = None) -> None:
         super().__init__(what)
@@ -49,14 +49,14 @@ def in_ci() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line at once, so that it is in order with what commands print."""
+    """Print a line at once, so that it is in order with the output of commands."""
     print(text, flush=True)
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of every command: no questions, no version notes of pip, ours on top."""
+    """Return the environment of commands: no questions, no version notes of pip, own variables."""
     made = dict(os.environ)
-    made.pop("PYTHONPATH", None)  # tests see the installed package, not whatever lies about
+    made.pop("PYTHONPATH", None)  # tests use the installed package and no other copy
     made.pop("VIRTUAL_ENV", None)
     made.update(
         PIP_DISABLE_PIP_VERSION_CHECK="1",
@@ -78,9 +78,9 @@ def run(
     append: bool = False,
     check: bool = True,
 ) -> int:
-    """Run a command with no input and its output in ``.make/logs/{log}.log``; returns its status.
+    """Run a command without input and return its status.
 
-    Raises StepError when it fails and ``check`` is true.
+    Its output goes to ``.make/logs/{log}.log``. Raises StepError if it fails and ``check`` is true.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     path = LOGS / f"{log}.log"
@@ -107,7 +107,7 @@ def run(
 
 
 def output(command: Sequence[str | Path]) -> str | None:
-    """What a command prints, or None when it cannot be run or fails."""
+    """Return the output of a command, or None if it cannot be run or fails."""
     try:
         done = subprocess.run(
             [str(word) for word in command],
@@ -123,13 +123,13 @@ def output(command: Sequence[str | Path]) -> str | None:
 
 
 def log_text(log: str) -> str:
-    """A step's log without colours; empty when there is none."""
+    """Return a step's log without colours; empty if there is none."""
     path = LOGS / f"{log}.log"
     return _COLOURS.sub("", path.read_text(errors="replace")) if path.is_file() else ""
 
 
 def fingerprint(paths: Iterable[str | Path], *more: str) -> str:
-    """Hash of files and folders of the project by content, and of ``more``."""
+    """Return a hash of the content of files and folders of the project, and of ``more``."""
     digest = hashlib.sha256()
     for entry in paths:
         path = ROOT / entry
@@ -144,7 +144,7 @@ def fingerprint(paths: Iterable[str | Path], *more: str) -> str:
 
 
 def as_root() -> list[str] | None:
-    """How to run a command as root without being asked for a password; None when it cannot be."""
+    """Return the prefix to run a command as root without a password, or None."""
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo") and output(["sudo", "-n", "true"]) is not None:
@@ -153,7 +153,7 @@ def as_root() -> list[str] | None:
 
 
 def apt_install(package: str) -> str | None:
-    """Install a system package with apt; returns None, or why it could not."""
+    """Install a system package with apt. Returns None, or the reason why it failed."""
     if shutil.which("apt-get") is None:
         return "no apt-get on this machine"
     prefix = as_root()
@@ -165,7 +165,7 @@ def apt_install(package: str) -> str | None:
     say(f"  installing system package {package}")
     if run(install, log, check=False) == 0:
         return None
-    # A fresh machine has no list of packages yet.
+    # A new machine has no list of packages yet.
     run([*quiet, "update"], log, append=True, check=False)
     if run(install, log, append=True, check=False) == 0:
         return None
@@ -173,7 +173,7 @@ def apt_install(package: str) -> str | None:
 
 
 def python_versions() -> list[str]:
-    """The folders of pyenv's interpreters, the newest of each version first."""
+    """Return the folders of pyenv's interpreters, the newest of each version first."""
     home = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     return [str(path) for path in sorted(home.glob("versions/3.*/bin"), reverse=True)]
 
@@ -201,7 +201,7 @@ def compiles(source: str, *flags: str, then_run: Sequence[str] | None = None) ->
 
 
 class Timer:
-    """Seconds since it was made."""
+    """The seconds since its creation."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()

@@ -1,7 +1,7 @@
 """An extension of griffe, which reads the package for the API reference (mkdocs.yml).
 
-Griffe attaches overloads to the function that follows them. A stub file has none, so that a name
-with overloads would be missing: here the first overload, which has the docstring, stands for it.
+Griffe attaches overloads to the function that follows them. A stub file has no such function, so a
+name with overloads would be missing. Here the first overload, which has the docstring, replaces it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import griffe
 
 
 class Overloads(griffe.Extension):
-    """Make a function of overloads that have no implementation."""
+    """Creates a function from overloads without an implementation."""
 
     def on_module_members(self, *, mod: griffe.Module, **kwargs: Any) -> None:
-        """Add what a module lacks."""
+        """Add the missing functions of a module."""
         for name, overloads in mod.overloads.items():
             if name not in mod.members:
                 function = copy.copy(overloads[0])

@@ -1,67 +1,95 @@
 """Change the sources of chosen modules in small ways and count how many changes the tests find.
 
-python tools/mutate.py [--sample N] [--seed S] [MODULE ...]     names from TARGETS; all by default
+python tools/mutate.py [--sample N] [--seed S] [TARGET ...]     names from TARGETS; all by default
 
 A copy of the checkout is changed, in `.make/mutate`. The changes are those of cosmic-ray. The score
-is the share of changes with which at least one test of the module fails.
+is the share of changes with which at least one test of the target fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
+import multiprocessing
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
-from pathlib import Path
+import time
+from collections.abc import Iterator
 
 from common import ROOT, STATE, say
 
 FOLDER = STATE / "mutate"
-TRACE = "python/stagespan/trace"
-TESTS = "tests/unit"
-TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "statistics": ("python/stagespan/statistics.py", (f"{TESTS}/test_statistics.py",)),
-    "history": ("python/stagespan/history.py", (f"{TESTS}/test_history.py",)),
-    "device_time": (
-        f"{TRACE}/derived/device_time.py",
-        (f"{TESTS}/trace/analyses/test_use_and_launches.py",),
+STAGESPAN, TRACE = "python/stagespan", "python/stagespan/trace"
+UNIT, OF_TRACES = "tests/unit", "tests/unit/trace"
+RANKS_TESTS = ("test_ranks", "test_ranks_late", "test_ranks_npu")
+TARGETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "statistics": ((f"{STAGESPAN}/statistics.py",), (f"{UNIT}/test_statistics.py",)),
+    "history": ((f"{STAGESPAN}/history.py",), (f"{UNIT}/test_history.py",)),
+    "device_use": (
+        (f"{TRACE}/derived/device_time.py", f"{TRACE}/analyses/device_use.py"),
+        (f"{OF_TRACES}/analyses/test_use_and_launches.py",),
     ),
-    "idle_parts": (f"{TRACE}/derived/gaps.py", (f"{TESTS}/trace/analyses/test_idle_causes.py",)),
-    "waits_of_ranks": (f"{TRACE}/ranks/waits.py", (f"{TESTS}/trace/ranks/test_ranks.py",)),
-    "alignment": (f"{TRACE}/compare/alignment.py", (f"{TESTS}/trace/compare/test_comparison.py",)),
-    "signature_key": (
-        "python/stagespan/signature/key.py",
-        (f"{TESTS}/signature/test_signature_capture.py",),
+    "idle": (
+        (f"{TRACE}/derived/gaps.py",),
+        (
+            f"{OF_TRACES}/analyses/test_idle_causes.py",
+            f"{OF_TRACES}/analyses/test_use_and_launches.py",
+        ),
     ),
-}  # fmt: skip
-"""By name the module, and the tests that have to find what is wrong with it."""
-SECONDS = 120.0
+    "ranks": (
+        (f"{TRACE}/ranks/waits.py",),
+        (
+            *(f"{OF_TRACES}/ranks/{name}.py" for name in RANKS_TESTS),
+            *("-k", "not reasons_sum and not be_merged"),  # these two take the most time
+        ),
+    ),
+    "compare": (
+        (f"{TRACE}/compare/alignment.py",),
+        (f"{OF_TRACES}/compare/test_comparison.py",),
+    ),
+    "signature": (
+        (f"{STAGESPAN}/signature/key.py", f"{STAGESPAN}/signature/kinds/base.py"),
+        (
+            f"{UNIT}/signature/test_signature_kinds.py",
+            f"{UNIT}/signature/test_signature_capture.py",
+        ),
+    ),
+}
+"""By name the modules, and the arguments of pytest for the tests that must find their changes."""
 WITH_ARGUMENTS = ("core/VariableInserter", "core/VariableReplacer")
+IMPORTED_ONCE = ("hypothesis", "msgspec", "numpy", "pytest", "torch")
+# Tests that take this many times as long as without a change, and at least so many seconds, hang.
+SLOWER, LEAST_S = 10, 30.0
 
 
 def main() -> int:
-    """Print the score of each module; returns 1 if the tests of one fail without any change."""
+    """Print the score of each target; returns 1 if the tests of one fail without any change."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("modules", nargs="*", default=list(TARGETS), metavar="MODULE")
-    parser.add_argument("--sample", type=int, default=40, help="changes of each module")
+    parser.add_argument("targets", nargs="*", default=list(TARGETS), metavar="TARGET")
+    parser.add_argument("--sample", type=int, default=40, help="changes of each target")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    unknown = sorted(set(options.modules) - set(TARGETS))
+    unknown = sorted(set(options.targets) - set(TARGETS))
     if unknown:
-        parser.error(f"no such module: {', '.join(unknown)}; choose from {', '.join(TARGETS)}")
+        parser.error(f"no such target: {', '.join(unknown)}; choose from {', '.join(TARGETS)}")
     copy_checkout()
-    for name in options.modules:
-        module, tests = TARGETS[name]
-        if not run_tests(tests):
+    for name in IMPORTED_ONCE:
+        importlib.import_module(name)
+    for name in options.targets:
+        modules, tests = TARGETS[name]
+        began = time.monotonic()
+        if not run_tests(tests, None):
             say(f"{name}: the tests fail without any change; run {' '.join(tests)} first")
             return 1
-        survived, tried = mutate(FOLDER / module, tests, options.sample, options.seed)
-        found = tried - len(survived)
-        say(f"{name:16}{found:4} of {tried:4} changes found ({100 * found / tried:.0f} %)")
-        for line in survived:
-            say(f"    not found: {line}")
+        limit_s = max(LEAST_S, SLOWER * (time.monotonic() - began))
+        sample = list(changes(modules, options.sample, options.seed))
+        found = sum(is_found(*change, tests, limit_s) for change in sample)
+        say(f"{name:12}{found:4} of {len(sample):4} changes found")
     return 0
 
 
@@ -71,64 +99,90 @@ def copy_checkout() -> None:
         shutil.rmtree(FOLDER / part, ignore_errors=True)
         shutil.copytree(ROOT / part, FOLDER / part)
     shutil.copy2(ROOT / "pyproject.toml", FOLDER)
-    from stagespan import _core
+    # Not imported here, so that each process of tests imports the copy.
+    program = "from stagespan import _core; print(_core.__file__)"
+    core = subprocess.check_output([sys.executable, "-c", program], text=True).strip()
+    shutil.copy2(core, FOLDER / STAGESPAN)
 
-    shutil.copy2(_core.__file__, FOLDER / "python/stagespan")
 
-
-def run_tests(tests: tuple[str, ...]) -> bool:
-    """Whether all tests pass against the copy."""
-    # Without the finder of the editable package the copy is imported.
-    program = (
-        "import sys\n"
-        "sys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]\n"
-        f"sys.path.insert(0, {str(FOLDER / 'python')!r})\n"
-        "import pytest\n"
-        f"sys.exit(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', *{list(tests)!r}]))\n"
+def run_tests(tests: tuple[str, ...], limit_s: float | None) -> bool:
+    """Whether all tests pass against the copy, in a fork of this process."""
+    process = multiprocessing.get_context("fork").Process(
+        target=be_pytest, args=(tests, limit_s is None)
     )
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=FOLDER,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+    process.start()
+    process.join(limit_s)
+    if process.is_alive():
+        assert process.pid is not None
+        os.killpg(process.pid, signal.SIGKILL)  # with the programs that the tests started
+        process.join()
+    return process.exitcode == 0
 
 
-def mutate(module: Path, tests: tuple[str, ...], sample: int, seed: int) -> tuple[list[str], int]:
-    """The changes that no test found, as "line: before -> after", and how many were tried."""
+def be_pytest(tests: tuple[str, ...], writes_bytecode: bool) -> None:
+    """Run tests against the copy, and end this process with the status of pytest."""
+    os.setsid()
+    os.chdir(FOLDER)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    # Python takes a module's bytecode for current if the source's size and second are the same.
+    sys.dont_write_bytecode = not writes_bytecode
+    # Without the finder of the editable package the copy is imported, in this process and in those
+    # that it starts, where the finder's file is replaced by an empty one.
+    sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
+    (FOLDER / "python" / "_editable_skbc_stagespan.py").touch()
+    sys.path.insert(0, str(FOLDER / "python"))
+    os.environ["PYTHONPATH"] = str(FOLDER / "python")
+    import pytest
+
+    os._exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+
+
+def changes(modules: tuple[str, ...], sample: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Randomly chosen changes of some modules: the module, and its changed source."""
+    from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.mutating import mutate_code
-    from cosmic_ray.plugins import (
-        get_operator,
-        operator_names,
-    )
+    from cosmic_ray.plugins import get_operator, operator_names
 
-    source = module.read_text()
-    changes = []
-    for name in sorted(operator_names()):
-        if name not in WITH_ARGUMENTS:
-            operator = get_operator(name)()
-            occurrence = 0
-            while (changed := mutate_code(source, operator, occurrence)) is not None:
-                changes.append(changed)
-                occurrence += 1
-    same = meaning(source)
-    changes = [each for each in dict.fromkeys(changes) if meaning(each) not in (same, None)]
-    chosen = random.Random(seed).sample(changes, min(sample, len(changes)))
-    survived = []
+    sources = {module: (FOLDER / module).read_text() for module in modules}
+    operators = {
+        name: get_operator(name)()
+        for name in sorted(operator_names())
+        if name not in WITH_ARGUMENTS
+    }
+    places = [
+        (module, name, number)
+        for module, source in sources.items()
+        for nodes in [list(ast_nodes(get_ast(source)))]
+        for name, operator in operators.items()
+        for number in range(sum(len(list(operator.mutation_positions(node))) for node in nodes))
+    ]
+    random.Random(seed).shuffle(places)
+    seen = {meaning(source) for source in sources.values()} | {None}
+    for module, name, number in places:
+        if sample == 0:
+            return
+        changed = mutate_code(sources[module], operators[name], number)
+        means = meaning(changed)
+        if means not in seen:
+            seen.add(means)
+            sample -= 1
+            yield module, changed
+
+
+def is_found(module: str, changed: str, tests: tuple[str, ...], limit_s: float) -> bool:
+    """Whether a test fails with a changed module; prints the change otherwise."""
+    path = FOLDER / module
+    source = path.read_text()
     try:
-        for changed in chosen:
-            module.write_text(changed)
-            if run_tests(tests):
-                survived.append(difference(source, changed))
+        path.write_text(changed)
+        found = not run_tests(tests, limit_s)
     finally:
-        module.write_text(source)
-    return survived, len(chosen)
+        path.write_text(source)
+    if not found:
+        say(f"not found: {path.name} {difference(source, changed)}")
+    return found
 
 
 def meaning(source: str) -> str | None:
