@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,6 +37,18 @@ def work() -> Callable[[], None]:
             left @ right
 
     return multiply
+
+
+@pytest.fixture(params=["here", "in a thread"])
+def call(request: pytest.FixtureRequest) -> Callable[[Callable[[], None]], None]:
+    """Return a function that calls another one, in this thread or in a new one."""
+
+    def in_thread(function: Callable[[], None]) -> None:
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+
+    return in_thread if request.param == "in a thread" else lambda function: function()
 
 
 @pytest.fixture

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,13 +14,12 @@ from typing import Any
 import pytest
 
 import stagespan
-from stagespan import ProfilingContext, enable_profiler_for_names, profile_steps
-from stagespan.device_table import CPU, CUDA
+from stagespan import profile_steps
 from stagespan.errors import SettingsError, StagespanError
-from stagespan.profiling.kernels import missing_kernels
 from stagespan.trace import Trace, read_trace
 
 Work = Callable[[], None]
+Call = Callable[[Work], None]
 
 
 def steps_of(path: Path) -> list[str]:
@@ -135,8 +131,7 @@ def test_wrong_bounds_are_refused(wrong: dict[str, Any]) -> None:
         profile_steps(**wrong)
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_a_trace_that_ends_early_is_named(in_thread: bool, work: Work, folder: Path) -> None:
+def test_a_trace_that_ends_early_is_named(call: Call, work: Work, folder: Path) -> None:
     found: list[profile_steps] = []
 
     # GIVEN a window whose time limit is shorter than its three steps
@@ -148,12 +143,7 @@ def test_a_trace_that_ends_early_is_named(in_thread: bool, work: Work, folder: P
                 steps.step()
         found.append(steps)
 
-    if in_thread:
-        thread = threading.Thread(target=loop)
-        thread.start()
-        thread.join()
-    else:
-        loop()
+    call(loop)
 
     # THEN its trace lacks the last step, and a sentence says so
     (steps,) = found
@@ -186,168 +176,3 @@ def test_a_trace_that_is_too_large_is_named_in_one_sentence(work: Work, folder: 
 def test_a_step_outside_is_refused() -> None:
     with pytest.raises(StagespanError, match="outside of"):
         profile_steps().step()
-
-
-# --- named stages -------------------------------------------------------------------------------
-
-
-def products(folder: Path, stage: str) -> int:
-    table = json.loads((folder / f"{stage}_breakdown.json").read_text())
-    return int({row["name"]: row["count"] for row in table["top_kernels"]}["aten::mm"])
-
-
-def runs_of(stage: str, count: int, work: Work) -> None:
-    """The n-th run works n times, so that a file shows which run it is from."""
-    for number in range(1, count + 1):
-        with ProfilingContext(stage):
-            for _ in range(number):
-                work()
-
-
-@pytest.fixture(autouse=True)
-def _no_stage_has_run() -> None:
-    from stagespan import context
-    from stagespan.profiling.profiled import ProfiledHook
-
-    context.register_hook(ProfiledHook())
-
-
-def test_the_files_show_a_warm_run(work: Work, folder: Path) -> None:
-    enable_profiler_for_names("loop")
-    runs_of("loop", 4, work)
-    assert products(folder, "loop") == 20
-
-
-def test_runs_can_be_skipped(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAGESPAN_PROFILER_SKIP", "2")
-    monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "1")
-    enable_profiler_for_names("loop")
-    runs_of("loop", 4, work)
-    assert products(folder, "loop") == 30
-
-
-def test_one_trace_can_hold_several_runs(
-    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN six runs, each with more work than the previous one, and one trace for three runs
-    monkeypatch.setenv("STAGESPAN_PROFILER_SKIP", "1")
-    monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "3")
-    monkeypatch.setenv("STAGESPAN_PROFILER_ONE_TRACE", "true")
-    enable_profiler_for_names("loop")
-
-    # WHEN they run
-    runs_of("loop", 6, work)
-
-    # THEN the files are of the second to the fourth run
-    assert products(folder, "loop") == 20 + 30 + 40
-    trace = read_trace(folder / "loop_trace.json.gz")
-    assert [trace.names[code] for code in trace.events.name].count("loop") == 3
-    table = json.loads((folder / "loop_breakdown.json").read_text())
-    assert table["runs"] == 3
-
-
-def test_one_trace_of_a_program_that_ends_before_is_written(tmp_path: Path) -> None:
-    program = (
-        "import torch, stagespan\n"
-        "for number in range(2):\n"
-        "    with stagespan.ProfilingContext('loop'):\n"
-        "        torch.ones(4, 4) @ torch.ones(4, 4)\n"
-    )
-    settings = {"RUNS": "5", "ONE_TRACE": "true", "NAMES": "loop"}
-    environment = {f"STAGESPAN_PROFILER_{name}": value for name, value in settings.items()}
-
-    subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **environment, "STAGESPAN_OUTPUT_DIR": str(tmp_path)},
-        check=True,
-        timeout=120,
-    )
-
-    assert products(tmp_path, "loop") == 2
-    assert json.loads((tmp_path / "loop_breakdown.json").read_text())["runs"] == 2
-
-
-def test_a_stage_that_is_named_again_is_profiled_again(work: Work, folder: Path) -> None:
-    enable_profiler_for_names("loop")
-    runs_of("loop", 3, work)
-    enable_profiler_for_names("loop")
-    with ProfilingContext("loop"):
-        for _ in range(7):
-            work()
-    assert products(folder, "loop") == 70
-
-
-def test_a_stage_that_is_named_again_ends_its_trace_of_several_runs(
-    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a trace that lacks one of its runs
-    monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "2")
-    monkeypatch.setenv("STAGESPAN_PROFILER_ONE_TRACE", "true")
-    enable_profiler_for_names("loop")
-    runs_of("loop", 1, work)
-
-    # WHEN the stage is named again, and runs
-    enable_profiler_for_names("loop")
-    runs_of("loop", 3, work)
-
-    # THEN the files are of the next two runs
-    assert products(folder, "loop") == 10 + 20
-
-
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_a_trace_of_several_runs_contains_none_after_its_end(
-    in_thread: bool, work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a window that may be open for less time than its two runs take
-    monkeypatch.setattr("stagespan.profiling.profiled.MAX_SECONDS", 0.05)
-    monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "2")
-    monkeypatch.setenv("STAGESPAN_PROFILER_ONE_TRACE", "true")
-    enable_profiler_for_names("loop")
-    found: list[tuple[int, int]] = []
-
-    def loop() -> None:
-        for _ in range(2):
-            runs_of("loop", 1, work)
-            time.sleep(0.06)
-        table = json.loads((folder / "loop_breakdown.json").read_text())
-        found.append((products(folder, "loop"), table["runs"]))
-
-    # WHEN the second run begins after its end
-    if in_thread:
-        thread = threading.Thread(target=loop)
-        thread.start()
-        thread.join()
-    else:
-        loop()
-
-    # THEN the files are of one run; on a busy machine, of its beginning
-    ((count, runs),) = found
-    assert count <= 10
-    assert runs == 1
-
-
-# --- launches without kernels -------------------------------------------------------------------
-
-
-def a_trace(folder: Path, *events: dict[str, Any]) -> Trace:
-    path = folder / "trace.json"
-    path.write_text(json.dumps({"traceEvents": list(events)}))
-    return read_trace(path)
-
-
-LAUNCH = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1}
-KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}
-
-
-def test_launches_without_kernels_are_reported_with_the_likely_reason(tmp_path: Path) -> None:
-    launches = [{**LAUNCH, "ts": at, "dur": 2} for at in (1, 5, 9)]
-    sentence = missing_kernels(a_trace(tmp_path, *launches), CUDA)
-    assert sentence is not None
-    assert sentence.startswith("it contains 3 launches of kernels but no kernel; ")
-    assert "CUPTI" in sentence
-
-
-def test_a_whole_trace_and_one_of_a_cpu_are_fine(tmp_path: Path) -> None:
-    whole = a_trace(tmp_path, {**LAUNCH, "ts": 1, "dur": 2}, {**KERNEL, "ts": 4, "dur": 9})
-    assert missing_kernels(whole, CUDA) is None
-    assert missing_kernels(a_trace(tmp_path, {**LAUNCH, "ts": 1, "dur": 2}), CPU) is None

@@ -8,7 +8,9 @@ import json
 import logging
 import os
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from stagespan import ProfilingContext, ProfilingContext4Debug, enable_profiler_
 from stagespan.trace import breakdown, read_trace
 
 Work = Callable[[], None]
+Call = Callable[[Work], None]
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +38,19 @@ def _no_stage_has_run() -> Iterator[None]:
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def products(folder: Path, stage: str) -> int:
+    table = json.loads((folder / f"{stage}_breakdown.json").read_text())
+    return int({row["name"]: row["count"] for row in table["top_kernels"]}["aten::mm"])
+
+
+def runs_of(stage: str, count: int, work: Work) -> None:
+    """The n-th run works n times, so that a file shows which run it is from."""
+    for number in range(1, count + 1):
+        with ProfilingContext(stage):
+            for _ in range(number):
+                work()
 
 
 def test_workers_do_not_write_each_others_files(
@@ -69,7 +85,7 @@ def test_a_named_stage_writes_its_files(
     assert files(folder) == ["denoise_breakdown.json", "denoise_trace.json.gz"]
     table = json.loads((folder / "denoise_breakdown.json").read_text())
     assert table["name"] == "denoise"
-    assert {row["name"]: row["count"] for row in table["top_kernels"]}["aten::mm"] == 10
+    assert products(folder, "denoise") == 10
     trace = read_trace(folder / "denoise_trace.json.gz")
     assert table == breakdown(trace, "denoise").to_dict()
     assert "denoise" in [trace.names[code] for code in trace.events.name]
@@ -120,8 +136,7 @@ def test_decorated_functions_and_coroutines(work: Work, folder: Path) -> None:
     assert plain(1) == 2
     assert asyncio.run(awaited(2)) == 3
     for stage in ("plain", "awaited"):
-        table = json.loads((folder / f"{stage}_breakdown.json").read_text())
-        assert {row["name"]: row["count"] for row in table["top_kernels"]}["aten::mm"] == 10
+        assert products(folder, stage) == 10
 
 
 def test_debug_contexts_are_profiled_too(work: Work, folder: Path) -> None:
@@ -273,8 +288,6 @@ print(result.sum().item())
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     # GIVEN a process with a limit on the size of files
     environment: dict[str, Any] = {"STAGESPAN_OUTPUT_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
-    import os
-
     # WHEN a named stage runs in it
     done = subprocess.run(
         [*preloaded.python(), "-c", _FULL_DISK],
@@ -291,8 +304,6 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
 
 def test_names_from_the_environment(tmp_path: Path) -> None:
     # GIVEN TeleFuser's variable
-    import os
-
     code = (
         "import torch, stagespan\nwith stagespan.ProfilingContext('denoise'): torch.ones(4) + 1\n"
     )
@@ -309,3 +320,111 @@ def test_names_from_the_environment(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert files(tmp_path) == ["denoise_breakdown.json", "denoise_trace.json.gz"]
     assert "profiler_start" not in done.stderr
+
+
+def test_the_files_show_a_warm_run(work: Work, folder: Path) -> None:
+    enable_profiler_for_names("loop")
+    runs_of("loop", 4, work)
+    assert products(folder, "loop") == 20
+
+
+def test_runs_can_be_skipped(work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGESPAN_PROFILER_SKIP", "2")
+    monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "1")
+    enable_profiler_for_names("loop")
+    runs_of("loop", 4, work)
+    assert products(folder, "loop") == 30
+
+
+def test_one_trace_can_hold_several_runs(
+    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN six runs, each with more work than the previous one, and one trace for three runs
+    monkeypatch.setenv("STAGESPAN_PROFILER_SKIP", "1")
+    monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "3")
+    monkeypatch.setenv("STAGESPAN_PROFILER_ONE_TRACE", "true")
+    enable_profiler_for_names("loop")
+
+    # WHEN they run
+    runs_of("loop", 6, work)
+
+    # THEN the files are of the second to the fourth run
+    assert products(folder, "loop") == 20 + 30 + 40
+    trace = read_trace(folder / "loop_trace.json.gz")
+    assert [trace.names[code] for code in trace.events.name].count("loop") == 3
+    table = json.loads((folder / "loop_breakdown.json").read_text())
+    assert table["runs"] == 3
+
+
+def test_one_trace_of_a_program_that_ends_before_is_written(tmp_path: Path) -> None:
+    program = (
+        "import torch, stagespan\n"
+        "for number in range(2):\n"
+        "    with stagespan.ProfilingContext('loop'):\n"
+        "        torch.ones(4, 4) @ torch.ones(4, 4)\n"
+    )
+    settings = {"RUNS": "5", "ONE_TRACE": "true", "NAMES": "loop"}
+    environment = {f"STAGESPAN_PROFILER_{name}": value for name, value in settings.items()}
+
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment, "STAGESPAN_OUTPUT_DIR": str(tmp_path)},
+        check=True,
+        timeout=120,
+    )
+
+    assert products(tmp_path, "loop") == 2
+    assert json.loads((tmp_path / "loop_breakdown.json").read_text())["runs"] == 2
+
+
+def test_a_stage_that_is_named_again_is_profiled_again(work: Work, folder: Path) -> None:
+    enable_profiler_for_names("loop")
+    runs_of("loop", 3, work)
+    enable_profiler_for_names("loop")
+    with ProfilingContext("loop"):
+        for _ in range(7):
+            work()
+    assert products(folder, "loop") == 70
+
+
+def test_a_stage_that_is_named_again_ends_its_trace_of_several_runs(
+    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a trace that lacks one of its runs
+    monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "2")
+    monkeypatch.setenv("STAGESPAN_PROFILER_ONE_TRACE", "true")
+    enable_profiler_for_names("loop")
+    runs_of("loop", 1, work)
+
+    # WHEN the stage is named again, and runs
+    enable_profiler_for_names("loop")
+    runs_of("loop", 3, work)
+
+    # THEN the files are of the next two runs
+    assert products(folder, "loop") == 10 + 20
+
+
+def test_a_trace_of_several_runs_contains_none_after_its_end(
+    call: Call, work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a window that may be open for less time than its two runs take
+    monkeypatch.setattr("stagespan.profiling.profiled.MAX_SECONDS", 0.05)
+    monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "2")
+    monkeypatch.setenv("STAGESPAN_PROFILER_ONE_TRACE", "true")
+    enable_profiler_for_names("loop")
+    found: list[tuple[int, int]] = []
+
+    def loop() -> None:
+        for _ in range(2):
+            runs_of("loop", 1, work)
+            time.sleep(0.06)
+        table = json.loads((folder / "loop_breakdown.json").read_text())
+        found.append((products(folder, "loop"), table["runs"]))
+
+    # WHEN the second run begins after its end
+    call(loop)
+
+    # THEN the files are of one run; on a busy machine, of its beginning
+    ((count, runs),) = found
+    assert count <= 10
+    assert runs == 1
