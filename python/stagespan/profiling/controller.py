@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +28,7 @@ LOGGER = logging.getLogger("stagespan")
 _turn: dict[str, Window] = {}
 _OPEN = "open"
 _warned: set[str] = set()
+_of_thread = threading.local()
 
 
 class Window:
@@ -61,7 +64,8 @@ class Window:
         self._max_bytes = max_bytes
         self._backend: Backend | None = None
         self._deadline: Deadline | None = None
-        self._running: list[Backend] = []  # the thread that takes it from here stops the profiler
+        self._running: list[Backend] = []  # the call that takes it from here stops the profiler
+        self._thread = 0
 
     @property
     def profiler(self) -> object:
@@ -70,6 +74,9 @@ class Window:
 
     def start(self) -> bool:
         """Open the window. Returns False, and sets `skipped`, if it cannot be opened."""
+        left_open = _turn.get(_OPEN)
+        if left_open is not None and left_open.skipped:  # its profiler still runs, see `stop`
+            left_open.stop()
         holder = _turn.setdefault(_OPEN, self)
         if holder is not self or self._running:
             return self._skip(
@@ -110,15 +117,29 @@ class Window:
             self._release()
             raise
         self._running.append(self._backend)
+        self._thread = threading.get_ident()
+        if threading.current_thread() is not threading.main_thread():
+            _of_thread.end = _ThreadEnd(self)
         if self._max_seconds is not None:
             self._deadline = Deadline(self._max_seconds, self._close_early)
             self._deadline.start()
         return True
 
     def stop(self) -> None:
-        """Close the window, if it is open."""
+        """Close the window, if it is open.
+
+        In another thread than `start`, this loses the profile: the profiler then runs until that
+        thread ends, or opens the next window.
+        """
         if self._deadline is not None:
             self._deadline.cancel()
+        if self._running and not self.is_open_here():
+            self._skip(
+                "thread",
+                f"the profile of {self.title} is lost: it was closed in another thread than the"
+                " one that opened it. Profile a stage that begins and ends in one thread.",
+            )
+            return
         try:
             backend = self._running.pop()
         except IndexError:
@@ -134,6 +155,10 @@ class Window:
         finally:
             self.end_ns = time.time_ns()
             self._release()
+
+    def is_open_here(self) -> bool:
+        """Whether the window is open, and this thread has opened it."""
+        return bool(self._running) and self._thread == threading.get_ident()
 
     def close_if_due(self) -> None:
         """Close the window if it has been open for `max_seconds`; threads may lack a deadline."""
@@ -212,6 +237,18 @@ class Window:
         self.skipped = sentence
         _warn_once(reason, sentence)
         return False
+
+
+class _ThreadEnd:
+    """Closes a window when its thread ends: otherwise torch crashes the process at its end."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = weakref.ref(window)
+
+    def __del__(self) -> None:
+        window = self._window()
+        if window is not None and open_window() is window:  # not in a forked child
+            window.stop()
 
 
 def profile_window(

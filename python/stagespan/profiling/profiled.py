@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,7 +43,6 @@ class _Group:
     window: Window
     runs: dict[int, object]
     """All profiled runs of the stage."""
-    thread: int = field(default_factory=threading.get_ident)
     depth: int = 1
     """Runs that are open: more than 1 if the stage runs inside itself."""
     count: int = 1
@@ -97,7 +95,7 @@ class ProfiledHook:
             runs.pop(number, None)
             return
         group = self._groups.get(_key(call.stage))
-        if group is not None and group.thread == threading.get_ident():
+        if group is not None and group.window.is_open_here():
             group.depth += 1
             group.count += 1
             call.state[self.name] = group
@@ -127,6 +125,11 @@ class ProfiledHook:
         """Close the window."""
         opened = call.state.get(self.name)
         if isinstance(opened, Window):
+            if opened.recorded and not opened.ended_early:
+                self._warn_once(
+                    f"The profile of stage {call.stage!r} is incomplete: it ends with the thread"
+                    " in which the stage began."
+                )
             opened.stop()
         elif isinstance(opened, _Group):
             opened.depth -= 1
@@ -151,12 +154,14 @@ class ProfiledHook:
             self._finish_group(key)
 
     def _finish_groups_before(self, stage: str) -> None:
-        """Write the windows that the next run of a stage in this thread does not belong to."""
+        """Write the windows of a stage that can contain no more runs, before its next run."""
         for key, group in self._groups.copy().items():
-            if key[0] != stage or group.depth or group.thread != threading.get_ident():
+            if key[0] != stage or group.depth:
                 continue
-            group.window.close_if_due()  # the deadline can interrupt the main thread only
-            if key != _key(stage) or group.window.end_ns:
+            is_open_here = group.window.is_open_here()
+            if is_open_here:
+                group.window.close_if_due()  # the deadline can interrupt the main thread only
+            if group.window.end_ns or (is_open_here and key != _key(stage)):
                 self._finish_group(key)
 
     def _finish_group(self, key: tuple[str, int]) -> None:

@@ -428,3 +428,96 @@ def test_a_trace_of_several_runs_contains_none_after_its_end(
     ((count, runs),) = found
     assert count <= 10
     assert runs == 1
+
+
+_IN_THREADS = """
+import logging, threading, torch, stagespan
+logging.basicConfig(format="%(message)s")
+stagespan.enable_profiler_for_names("stream, loop, after")
+
+
+@stagespan.ProfilingContext("stream")
+def stream():
+    torch.ones(4, 4) @ torch.ones(4, 4)
+    yield 1
+    torch.ones(4, 4) @ torch.ones(4, 4)
+
+
+def loop():
+    for number in range(2):
+        with stagespan.ProfilingContext("loop"):
+            torch.ones(4, 4) @ torch.ones(4, 4)
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+numbers = stream()
+for work in {work}:
+    in_thread(work)
+with stagespan.ProfilingContext("after"):
+    torch.ones(4, 4) @ torch.ones(4, 4)
+"""
+
+
+def run_in_threads(work: str, folder: Path, **settings: str) -> str:
+    """Run a program that calls functions in one new thread each; returns its errors."""
+    environment = {f"STAGESPAN_PROFILER_{name}": value for name, value in settings.items()}
+    done = subprocess.run(
+        [*preloaded.python(), "-c", _IN_THREADS.replace("{work}", work)],
+        env={**os.environ, **environment, "STAGESPAN_OUTPUT_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_trace_of_several_runs_ends_with_its_thread(tmp_path: Path) -> None:
+    # GIVEN one trace for five runs, of which each thread runs two
+    run_in_threads("(loop, loop)", tmp_path, ONE_TRACE="true", RUNS="5")
+
+    # THEN the trace is of the last thread, other stages are profiled after it, and the program ends
+    assert json.loads((tmp_path / "loop_breakdown.json").read_text())["runs"] == 2
+    assert products(tmp_path, "loop") == 2
+    assert products(tmp_path, "after") == 1
+
+
+def test_a_stage_that_outlasts_its_thread_is_profiled_up_to_its_end(tmp_path: Path) -> None:
+    # GIVEN a generator that a second thread ends
+    said = run_in_threads("(lambda: next(numbers), lambda: list(numbers))", tmp_path)
+
+    # THEN the trace is of the first thread, and other stages are profiled after it
+    assert products(tmp_path, "stream") == 1
+    assert "'stream' is incomplete: it ends with the thread" in said
+    assert products(tmp_path, "after") == 1
+
+
+def test_a_stage_that_ends_in_another_thread_than_it_began_is_not_profiled(
+    work: Work, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a generator that begins in this thread
+    @ProfilingContext("stream")
+    def stream() -> Iterator[int]:
+        work()
+        yield 1
+
+    enable_profiler_for_names("stream, after")
+    numbers = stream()
+    next(numbers)
+
+    # WHEN another thread ends it
+    thread = threading.Thread(target=lambda: list(numbers))
+    thread.start()
+    thread.join()
+
+    # THEN a sentence says so, and the next stage is profiled
+    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "it was closed in another thread than the one that opened it" in said
+    with ProfilingContext("after"):
+        work()
+    assert files(folder) == ["after_breakdown.json", "after_trace.json.gz"]
