@@ -42,9 +42,9 @@ def measure(function: Callable[[], Any], *, most_seconds: float = MOST_SECONDS) 
     before = _Load.now()
     next_look = FEWEST_RUNS
     while len(times_ms) < MOST_RUNS:
-        began_ns = time.thread_time_ns()
-        times_ms.append(_run_ms(function))
-        cpu_ms += (time.thread_time_ns() - began_ns) / 1e6
+        run_ms, run_cpu_ms = _run_ms(function)
+        times_ms.append(run_ms)
+        cpu_ms += run_cpu_ms
         fixed_ns.append(fixed_computation_ns())
         is_late = time.monotonic() > end_s
         if len(times_ms) >= next_look or (is_late and len(times_ms) >= FEWEST_RUNS):
@@ -143,15 +143,21 @@ def _warm_up(function: Callable[[], Any], most_seconds: float) -> None:
             return
 
 
-def _run_ms(function: Callable[[], Any]) -> float:
+def _run_ms(function: Callable[[], Any]) -> tuple[float, float]:
+    """Return the time of a run without the time that it waited for a core, and its CPU time."""
     _synchronize()
-    waited = _waited_ns()
-    begin = time.perf_counter_ns()
+    waited_ns = _waited_ns()
+    cpu_begin_ns = time.thread_time_ns()
+    begin_ns = time.perf_counter_ns()
     function()
     _synchronize()
-    end = time.perf_counter_ns()
-    # The clocks are read at slightly different times, so the difference can be too small.
-    return max(end - begin - max(_waited_ns() - waited, 0), 1) / 1e6
+    elapsed_ns = time.perf_counter_ns() - begin_ns
+    cpu_ns = time.thread_time_ns() - cpu_begin_ns
+    waited_ns = max(_waited_ns() - waited_ns, 0)
+    # The wait can have been while the system's counter was read, outside the run. The CPU time is a
+    # limit: without it, such a run would take no time, and be the fastest run of its measurement.
+    least_ns = min(cpu_ns, elapsed_ns)
+    return max(elapsed_ns - waited_ns, least_ns, 1) / 1e6, cpu_ns / 1e6
 
 
 def _synchronize() -> None:

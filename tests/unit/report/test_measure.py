@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,3 +80,49 @@ def test_a_measurement_on_a_slower_processor_is_not_pooled() -> None:
     assert pooled([slow, Times.of([7.0], False, 108)]) == Times.of([9.0, 7.0], True, 108)
     # AND all count if the speed is not known
     assert pooled([Times.of([1.0]), Times.of([2.0])]) == Times.of([1.0, 2.0])
+
+
+def test_a_wait_while_the_counter_of_waits_is_read_does_not_shorten_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedstat = Path("/proc/thread-self/schedstat")
+    if not schedstat.exists():
+        pytest.skip("this kernel does not say how long a thread waits for a core")
+
+    def open_after_a_wait(path: str, **options: Any) -> Any:
+        waited = schedstat.read_text().split()[1]
+        while path == str(schedstat) and schedstat.read_text().split()[1] == waited:
+            pass
+        return open(path, **options)
+
+    own_ns = []
+
+    def function() -> None:
+        began_ns = time.thread_time_ns()
+        sum(range(1000))
+        own_ns.append(time.thread_time_ns() - began_ns)
+
+    def measure_on_a_shared_core() -> None:
+        core = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {core})
+        code = (
+            f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+        )
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            # GIVEN a thread that waits for its core before and after each run
+            monkeypatch.setattr(module, "open", open_after_a_wait, raising=False)
+            try:
+                measured.append(measure(function, most_seconds=0.1))
+            finally:
+                other.kill()
+
+    measured: list[Times] = []
+    thread = threading.Thread(target=measure_on_a_shared_core)  # the other threads keep their cores
+    thread.start()
+    thread.join()
+
+    # THEN no run takes less time than the function itself
+    assert min(measured[0].samples_ms) * 1e6 >= min(own_ns)
