@@ -64,7 +64,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     try:
         made = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
     except OSError as error:
-        pytest.skip(f"no folder can be made in /dev/shm: {error}")
+        pytest.skip(f"/dev/shm is not writable ({error}): mount a tmpfs there")
     monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(made))
     yield made
     shutil.rmtree(made, ignore_errors=True)

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from recording import in_child
 
-pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork here")
-
 # From 3.12 on, Python itself warns about forks with threads.
 FORK_WARNING = ("-W", "ignore::DeprecationWarning")
 

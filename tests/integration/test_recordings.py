@@ -256,7 +256,7 @@ def memory_group(limit_bytes: int) -> Path | None:
 def test_a_process_that_is_killed_for_its_memory_leaves_its_spans(folder: Path) -> None:
     group = memory_group(256 << 20)
     if group is None:
-        pytest.skip("no control group with a limit of memory can be made here")
+        pytest.skip("cannot limit memory: run as root with control groups at /sys/fs/cgroup")
     try:
         process = start(EATER, str(group / "cgroup.procs"))
         _, errors = process.communicate(timeout=120)
@@ -264,7 +264,7 @@ def test_a_process_that_is_killed_for_its_memory_leaves_its_spans(folder: Path) 
         with contextlib.suppress(OSError):
             group.rmdir()
     if process.returncode == 7:
-        pytest.skip("the limit of a control group has no effect here")
+        pytest.skip("the control group does not limit memory: enable its memory controller")
     assert process.returncode == -signal.SIGKILL, errors
     check_eater(process)
 
@@ -789,12 +789,12 @@ def test_processes_of_another_container_are_recognised_by_their_lock(folder: Pat
             text=True,
         )
     except FileNotFoundError:
-        pytest.skip("there is no unshare here")
+        pytest.skip("unshare (util-linux) is not installed")
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line:
         _, errors = process.communicate(timeout=30)
-        pytest.skip(f"no namespace can be made here: {errors.strip()}")
+        pytest.skip(f"cannot create a namespace: run as root ({errors.strip()})")
     try:
         assert line == "1"
         (found,) = recordings_in(folder)
@@ -877,12 +877,12 @@ PLACE = """
 
 def test_a_folder_on_a_disk_is_refused_and_the_memory_is_read_instead(tmp_path: Path) -> None:
     if os.statvfs(tmp_path).f_fsid == os.statvfs("/dev/shm").f_fsid:
-        pytest.skip("the temporary folder is on the tmpfs")
+        pytest.skip("the temporary folder is on a tmpfs: pass --basetemp with a folder on a disk")
     process = start(PLACE, "60", STAGESPAN_RECORDING_DIR=str(tmp_path))
     try:
         place = json.loads(ready(process))
         if "is not on a tmpfs" not in place["why"]:
-            pytest.skip(f"the temporary folder is on a tmpfs: {place['why']}")
+            pytest.skip(f"pass --basetemp with a folder on a disk: {place['why']}")
         # THEN it records in memory that can be read while it is alive
         assert place["kind"] == "memfd"
         assert place["count"] == 50
@@ -916,7 +916,7 @@ def test_an_unusable_folder_gives_a_warning(folder: Path, tmp_path: Path) -> Non
 
 def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can give a folder to another user")
+        pytest.skip("cannot give a folder to another user: run as root")
     os.chown(folder, 12345, 12345)
     process = start(PLACE, "0")
     out, errors = process.communicate(timeout=60)
@@ -945,7 +945,7 @@ def test_a_full_tmpfs_loses_no_statistics_in_the_process(tmp_path: Path) -> None
         text=True,
     )
     if mounted.returncode != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+        pytest.skip(f"cannot mount a tmpfs: run as root ({mounted.stderr.strip()})")
     try:
         # WHEN more threads record in it than it has space for
         process = start(

@@ -382,7 +382,7 @@ def test_a_stalled_rank_is_named_without_privileges(folder: Path) -> None:
         timeout=60,
     )
     if done.returncode != 0:
-        pytest.skip(f"privileges cannot be dropped here: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"cannot drop privileges: {done.stderr.strip().splitlines()[-1]}")
     if os.geteuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
     victim = start(STALLED, RANK="3", WORLD_SIZE="8", TORCHELASTIC_RUN_ID="job-nobody")

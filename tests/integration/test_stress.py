@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
-
 PROGRAM = Path(__file__).with_name("stress_program.py")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_all_calls_at_once(tmp_path: Path) -> None:
     # WHEN all public calls are made from several threads, with signals, collections with
     # finalizers, forks, switches and shutdowns of interpreters

@@ -247,7 +247,7 @@ def printed(page: str, snippet: Snippet) -> str:
 def page() -> str:
     found = sorted(_SEEDS.glob("000*.txt"))
     if not found:
-        pytest.skip(f"TeleFuser's page is not in {_SEEDS}")
+        pytest.skip(f"TeleFuser's page is missing: put it into {_SEEDS} as 000*.txt")
     return found[0].read_text(encoding="utf-8")
 
 

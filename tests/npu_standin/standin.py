@@ -35,7 +35,7 @@ def missing() -> str | None:
     if spec is None or spec.origin is None:
         return "torch is not installed"
     if not (Path(spec.origin).parent / "include/c10/core/impl/DeviceGuardImplInterface.h").exists():
-        return "torch's headers are missing"
+        return "torch is installed without its C++ headers: install the wheel of PyPI"
     return None
 
 

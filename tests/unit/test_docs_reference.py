@@ -12,7 +12,9 @@ import stagespan
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="the documents are not here")
+@pytest.mark.skipif(
+    not PAGE.exists(), reason="docs/ is missing: run the tests in a clone of the repository"
+)
 def test_each_public_name_is_in_the_reference() -> None:
     # GIVEN the entries of the page
     listed = re.findall(r"^::: stagespan\.(\w+)$", PAGE.read_text(), re.MULTILINE)

@@ -38,14 +38,18 @@ def table() -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[1].splitlines()]
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="the documents are not here")
+@pytest.mark.skipif(
+    not PAGE.exists(), reason="docs/ is missing: run the tests in a clone of the repository"
+)
 def test_the_page_has_the_variables_of_the_code() -> None:
     expected = [row(variable) for variable in VARIABLES]
     lines = "\n".join(f"| {' | '.join(cells)} |" for cells in expected)
     assert table() == expected, f"write these rows into {PAGE.name}:\n{lines}"
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="the documents are not here")
+@pytest.mark.skipif(
+    not PAGE.exists(), reason="docs/ is missing: run the tests in a clone of the repository"
+)
 def test_every_variable_in_the_sources_is_on_the_page() -> None:
     # GIVEN every stagespan variable in the sources
     sources = [

@@ -94,7 +94,9 @@ def test_standard_output_that_is_a_file_is_written_to(tmp_path: Path) -> None:
     assert path.stat().st_ino == opened
 
 
-@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm here")
+@pytest.mark.skipif(
+    not os.access("/dev/shm", os.W_OK), reason="/dev/shm is not writable: mount a tmpfs there"
+)
 def test_a_file_in_shared_memory_is_replaced_completely() -> None:
     # GIVEN a file in a folder below /dev, and a process that reads it
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:

@@ -11,6 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "stagespan"
+needs_sources = pytest.mark.skipif(
+    not (PACKAGE.is_dir() and (ROOT / "csrc").is_dir()),
+    reason="python/ or csrc/ is missing: run the tests in a clone of the repository",
+)
 
 # From low to high: a part of the package may import from its own line and the lines before it.
 PARTS = (
@@ -69,7 +73,7 @@ def modules() -> list[Path]:
     )
 
 
-@pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
+@needs_sources
 def test_no_part_imports_from_a_higher_one() -> None:
     # GIVEN all modules except the one with the public names
     wrong = []
@@ -91,7 +95,7 @@ def module_of(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-@pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
+@needs_sources
 def test_folders_of_trace_import_only_from_lower_ones() -> None:
     # GIVEN the modules of trace
     wrong = []
@@ -113,7 +117,7 @@ def test_folders_of_trace_import_only_from_lower_ones() -> None:
     assert wrong == []
 
 
-@pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
+@needs_sources
 def test_no_modules_import_each_other_in_a_cycle() -> None:
     # GIVEN which module imports which, also inside functions and for types
     paths = {module_of(path): path for path in PACKAGE.rglob("*.py")}
@@ -133,7 +137,7 @@ def test_no_modules_import_each_other_in_a_cycle() -> None:
     assert imports == {}
 
 
-@pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
+@needs_sources
 def test_torch_is_imported_only_in_modules_that_need_it() -> None:
     found = set()
     for path in modules():
@@ -147,7 +151,7 @@ def test_torch_is_imported_only_in_modules_that_need_it() -> None:
     assert found == NEED_TORCH
 
 
-@pytest.mark.skipif(not (ROOT / "csrc").is_dir(), reason="the sources are not here")
+@needs_sources
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_folder_includes_from_a_higher_one(folder: str) -> None:
     # GIVEN the sources of a folder

@@ -22,7 +22,7 @@ def test_scopes_of_cpp(
     # GIVEN an extension that opens scopes around device work, one of them without the lock
     headers = sysconfig.get_path("include")
     if not (Path(headers) / "Python.h").exists():
-        pytest.skip("Python.h is missing")
+        pytest.skip("Python.h is not installed: install python3-dev")
     made = tmp_path / f"cpp_scopes{sysconfig.get_config_var('EXT_SUFFIX')}"
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{headers}"]
     command += [f"-I{stagespan.get_include()}", str(standin.HERE / "cpp_scopes.cpp"), "-o"]

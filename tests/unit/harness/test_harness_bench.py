@@ -518,7 +518,10 @@ def test_a_thread_that_runs_or_waits_for_a_core_is_not_idle() -> None:
     assert idle({"mean": None, "iterations": 0, "waited_ms": None}) is None
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2,
+    reason="this process may use only one core: allow it a second one (taskset, cpuset)",
+)
 @pytest.mark.parametrize(
     ("wanted", "captured", "omp", "used"),
     [
