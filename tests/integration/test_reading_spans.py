@@ -45,7 +45,7 @@ def test_a_spans_times_are_the_same_in_each_reading(tmp_path: Path) -> None:
                 yield i
 
         until = time.monotonic() + 4
-        while time.monotonic() < until:
+        while time.monotonic() < until or reads <= 20:
             with s.span("outer"):
                 for _ in generates():
                     with s.span("inner"):
@@ -59,13 +59,14 @@ def test_a_spans_times_are_the_same_in_each_reading(tmp_path: Path) -> None:
             reads += 1
             time.sleep(chance.choice([0, 0.0001, 0.001, 0.02]))
 
-        print(changed, reads > 20, len(known) > 100)
+        print(changed, len(known) > 100)
         print(all(begin <= end for begin, end, *_ in known.values()))
-        print(abs(s._core.now_ns() - time.time_ns()) < 10**6)
+        # The smallest difference, because the program can be paused between the two calls.
+        print(min(abs(s._core.now_ns() - time.time_ns()) for _ in range(100)) < 10**6)
         """,
         tmp_path,
     )
-    assert output == ["0 True True", "True", "True"]
+    assert output == ["0 True", "True", "True"]
 
 
 def test_open_spans_begin_when_their_records_do() -> None:

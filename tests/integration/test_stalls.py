@@ -65,8 +65,12 @@ def test_spans_that_end_in_time_are_not_logged(tmp_path: Path) -> None:
     while time.monotonic() < until:
         with stagespan.span("step"):
             time.sleep(0.01)
+    with open("longest_ns", "w") as file:
+        file.write(str(stagespan.stats()["step"].max_ns))
     """
-    assert stderr_of(code, tmp_path) == []
+    lines = stderr_of(code, tmp_path)
+    # If the machine paused the program for a second, a line is right.
+    assert lines == [] or int((tmp_path / "longest_ns").read_text()) > 10**9
 
 
 def test_many_stalled_threads_get_one_line_a_minute(tmp_path: Path) -> None:

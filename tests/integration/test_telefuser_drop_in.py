@@ -283,13 +283,16 @@ def test_timings_of_workers_are_in_the_report_of_their_parent(tmp_path: Path, me
         WORKERS, tmp_path, method, TELEFUSER_PROFILE_DEBUG="true", TMPDIR=str(tmp_path / "tmp")
     )
 
-    # THEN the stage took as long as its slowest rank
+    # THEN the duration of the stage is the sum of the slowest rank of each run
     stages, count = json.loads(done.stdout)
     info = stages["dit"]["parallel_info"]
     slow, fast = info["ranks"][1], info["ranks"][0]
     assert (info["num_ranks"], count, slow["count"], fast["rank"]) == (2, 2, 2, 0)
-    assert slow["duration_ms"] >= 80 > 40 <= fast["duration_ms"]
-    assert stages["dit"]["duration_ms"] == pytest.approx(slow["duration_ms"], rel=0.2)
+    slow_ms, fast_ms = slow["duration_ms"], fast["duration_ms"]
+    assert slow_ms >= 80
+    assert fast_ms >= 40
+    # In each of the two runs, the faster rank took at least 20 ms, and is not counted.
+    assert max(slow_ms, fast_ms) <= stages["dit"]["duration_ms"] <= slow_ms + fast_ms - 40
     assert stages["pipeline"]["parallel_info"] is None
     # and only the parent has written files
     (folder,) = (tmp_path / "work_dirs" / "profiler_output" / "default").iterdir()
