@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from stagespan.errors import ReportError
 from stagespan.lines import one_line
 from stagespan.report.noise import BEST, Times, interval_of_change, relative_times
-from stagespan.report.reader import number, read_timing_report
+from stagespan.report.reader import number, read_json, read_timing_report, report_of
 
 SCHEMA_VERSION = 1
 Statistic = Literal["median", "fastest"]
@@ -419,35 +415,23 @@ def read(path: str | os.PathLike[str]) -> Timed:
     file = Path(path)
     if os.path.isdir(file):
         return _of_report(str(path), read_timing_report(file))
-    content = _json(file)
-    if not content and _is_empty(file):
+    content = read_json(file)
+    if content == {}:
         raise NoTimesError(f"{path} is empty: {_WRITE_AGAIN}")
+    if not isinstance(content, dict):
+        content = {}
     if "top_kernels" in content:
         return _of_breakdown(str(path), content)
     if _is_baseline(content):
         return _of_baseline(str(path), content)
     if _samples(content):
         return _of_bench(str(path), content)
-    return _of_report(str(path), read_timing_report(file))
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        raw = file.read_bytes()
-        if raw.startswith(b"\x1f\x8b"):
-            raw = gzip.decompress(raw)
-        content = msgspec.json.decode(raw)
-    except (OSError, EOFError, zlib.error, ValueError, msgspec.DecodeError, RecursionError):
-        return {}  # this reader raises the error that explains the problem
-    return content if isinstance(content, dict) else {}
-
-
-def _is_empty(file: Path) -> bool:
-    """Whether a file has no content, or is an empty JSON object."""
-    try:
-        return file.read_bytes().split() in ([], [b"{}"])
-    except (OSError, ValueError):
-        return False
+    if "stages" not in content and "traceEvents" not in content:
+        raise ReportError(
+            f"{path} contains no times: name a timing report, a kernel breakdown, a bench result or"
+            " a baseline."
+        )
+    return _of_report(str(path), report_of(content, file))
 
 
 def _is_baseline(content: dict[str, Any]) -> bool:
@@ -527,8 +511,10 @@ def _numbers(values: object) -> tuple[float, ...]:
 def _of_breakdown(path: str, content: dict[str, Any]) -> Timed:
     steps = number(content.get("profile_steps")) or 1.0
     rows = content["top_kernels"]
+    if not isinstance(rows, list):
+        raise ReportError(f'{path} is not a kernel breakdown: "top_kernels" is not a list.')
     times: dict[tuple[str, str | None], Times] = {}
-    for row in rows if isinstance(rows, list) else ():
+    for row in rows:
         ms = number(row.get("ms")) if isinstance(row, dict) else None
         if ms is not None:
             times[str(row.get("name")), None] = Times(ms / steps)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +23,49 @@ def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     if os.path.isdir(file):  # unlike Path.is_dir(), false for names that are too long
         file = _only_report(file)
+    return report_of(read_json(file), file)
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file, which can be compressed with gzip; {} if it is empty.
+
+    Raises ReportError if the file cannot be read, or is a trace. Traces can be very large, so they
+    are recognised by their first part.
+    """
     try:
-        raw = file.read_bytes()
+        with file.open("rb") as raw:
+            is_packed = raw.peek(len(_GZIP)).startswith(_GZIP)
+            stream = gzip.GzipFile(fileobj=raw) if is_packed else raw
+            head = stream.read(_HEAD_BYTES)
+            if b'"traceEvents"' in head:
+                raise ReportError(_is_trace(file))
+            text = head + stream.read()
     except FileNotFoundError:
-        raise ReportError(f"{file} does not exist: name a timing.json of a run") from None
-    except (OSError, ValueError) as error:
+        raise ReportError(f"{file} does not exist: {_NAME_ONE}") from None
+    except ReportError:
+        raise
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ReportError(f"{file} cannot be read: {reason}") from None
+    if not text.strip():
+        return {}
     try:
-        report = msgspec.json.decode(raw)
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if raw.startswith(_GZIP) or b'"traceEvents"' in raw[:_HEAD_BYTES]:
-            raise ReportError(_is_trace(file)) from None
         raise ReportError(
-            f"{file} is not complete JSON ({error}): write the report again"
+            f"{file} is not complete JSON ({error}): delete it and write it again, or name another"
+            " file"
         ) from None
-    stages = report.get("stages") if isinstance(report, dict) else None
+
+
+def report_of(report: object, file: Path) -> dict[str, Any]:
+    """Return the content of a file as a timing report. Raises ReportError if it is not one."""
+    if report == {}:
+        raise ReportError(f"{file} is empty: {_NAME_ONE}")
     if isinstance(report, dict) and "traceEvents" in report:
         raise ReportError(_is_trace(file))
-    if not isinstance(stages, dict):
+    stages = report.get("stages") if isinstance(report, dict) else None
+    if not isinstance(report, dict) or not isinstance(stages, dict):
         raise ReportError(f'{file} is not a timing report: it has no "stages"; {_NAME_ONE}')
     for name, stage in stages.items():
         problem = _problem(stage)
@@ -48,7 +74,7 @@ def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
             if isinstance(stage, dict) and "input_signatures" in stage:
                 hint = "it is a signature file; name the timing.json in the same folder"
             raise ReportError(f"{file} is not a timing report: stage {name!r} {problem}; {hint}")
-    return dict(report)
+    return report
 
 
 _NAME_ONE = "name a timing.json of a run"

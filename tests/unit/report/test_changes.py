@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -294,7 +295,10 @@ def test_another_machine_gives_a_warning(tmp_path: Path) -> None:
         (report(), report(a=stage(1)), "contains no times: record it again with stages that run."),
         (report(a=stage(1)), report(b=stage(1)), "have no stage in common: 'a' before, 'b' after."),
         (report(a=stage(1)), {"top_kernels": []}, "compare two files of one kind."),
-        ([1, 2], report(a=stage(1)), 'it has no "stages"'),
+        ([1, 2], report(a=stage(1)), "a.json contains no times: name a timing report,"),
+        (report(a=stage(1)), {"stage": "a", "times_ms": []}, "b.json contains no times: name a"),
+        (report(a=stage(1)), {"top_kernels": 5}, 'b.json is not a kernel breakdown: "top_k'),
+        (report(a=stage(1)), {"traceEvents": []}, "b.json is a trace, not a timing report:"),
     ],
 )
 def test_files_that_cannot_be_compared_are_refused(
@@ -306,20 +310,48 @@ def test_files_that_cannot_be_compared_are_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("suffix", ["gzip", "json"])
-def test_a_damaged_file_is_refused_in_a_sentence(suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        ("changed gzip", "cannot be read: "),
+        ("short gzip", "cannot be read: Compressed file ended"),
+        ("short json", "is not complete JSON"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_a_sentence(
+    damage: str, sentence: str, tmp_path: Path
+) -> None:
     # GIVEN a file whose compressed data is damaged, or that was not written completely
     whole = json.dumps(report(a=stage(1))).encode()
     packed = gzip.compress(whole)
+    content = {
+        "changed gzip": packed[:10] + b"\xff" * 30 + packed[40:],
+        "short gzip": packed[:-9],
+        "short json": whole[:-9],
+    }
     damaged = tmp_path / "a.json"
-    damaged.write_bytes(
-        packed[:10] + b"\xff" * 30 + packed[40:] if suffix == "gzip" else whole[:-9]
-    )
+    damaged.write_bytes(content[damage])
 
     with pytest.raises(ReportError) as caught:
         compare_files(damaged, write(tmp_path / "b.json", report(a=stage(1))))
 
+    assert f"{damaged} {sentence}" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_compressed_reports_and_pipes_can_be_compared(tmp_path: Path) -> None:
+    # GIVEN a compressed report, and the same one in a pipe, which can be read only once
+    content = json.dumps(report(a=stage(10))).encode()
+    packed = tmp_path / "a.json.gz"
+    packed.write_bytes(gzip.compress(content))
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+
+    found = compare_files(packed, f"/dev/fd/{reading}")
+
+    os.close(reading)
+    assert [change.verdict for change in found.changes] == ["same"]
 
 
 def test_differences_do_not_control_the_terminal(tmp_path: Path) -> None:

@@ -133,7 +133,9 @@ def test_a_different_environment_is_shown(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         (None, "does not exist"),
-        (b"", "not complete JSON"),
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"{}", "is empty"),
         (b'{"stages": {"a": {"duration_ms": 1', "not complete JSON"),
         (b"\xff\xfe", "not complete JSON"),
         (b"[" * 100_000, "not complete JSON"),
