@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stagespan.cli.output import print_json
+
 if TYPE_CHECKING:
     from stagespan.doctor import Finding
 
@@ -27,14 +29,13 @@ def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
     findings = doctor.examine(use_device=not no_device)
     is_well = doctor.is_well(findings)
     if as_json:
-        import msgspec
-
-        page = {
-            "schema_version": 1,
-            "works": is_well,
-            "findings": [finding._asdict() for finding in findings],
-        }
-        click.echo(msgspec.json.format(msgspec.json.encode(page), indent=2).decode())
+        print_json(
+            {
+                "schema_version": 1,
+                "works": is_well,
+                "findings": [finding._asdict() for finding in findings],
+            }
+        )
     else:
         _print(findings, is_well)
     ctx.exit(0 if is_well else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -28,3 +29,10 @@ def write_to(file: str, text: str | bytes) -> None:
         raise StagespanError(
             f"{file} cannot be written ({error.strerror or error}): choose another file."
         ) from error
+
+
+def print_json(page: dict[str, Any]) -> None:
+    """Print a page as JSON, with indentation."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(page), indent=2).decode())

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stagespan.cli.output import print_json
+
 if TYPE_CHECKING:
     from stagespan.recording import Recording
 
@@ -43,13 +45,9 @@ def command(
     from stagespan.recording import ranks, reading
 
     if job is not None and stalled is None:
-        from stagespan.cli.recover import print_ranks
+        from stagespan.cli.recover import print_job
 
-        job_ranks = ranks.ranks(ranks.of_job(job))
-        if as_json:
-            _print_json({"schema_version": 1, "job": job, **ranks.as_dict(job_ranks)})
-        else:
-            print_ranks(job_ranks)
+        print_job(job, as_json)
         return
     with_spans = stalled is not None
     found = reading.recordings(spans=with_spans) if job is None else ranks.of_job(job)
@@ -59,17 +57,11 @@ def command(
         found = [one for one in found if one.state in ("alive", "unknown")]
     rows = _rows(found)
     if as_json:
-        _print_json({"schema_version": 1, "processes": rows})
+        print_json({"schema_version": 1, "processes": rows})
     elif rows:
         _print(rows)
     else:
         click.echo("No process records here." if not show_all else "There are no recordings here.")
-
-
-def _print_json(page: dict[str, Any]) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(page), indent=2).decode())
 
 
 def _rows(found: list[Recording]) -> list[dict[str, Any]]:
@@ -155,7 +147,7 @@ def _stalled(found: list[Recording], seconds: float, stage: str | None, as_json:
         if spans:
             rows.append({**summary.identity(recording), "open_spans": spans})
     if as_json:
-        _print_json({"schema_version": 1, "stalled": rows})
+        print_json({"schema_version": 1, "stalled": rows})
     for row in [] if as_json else rows:
         for span in row["open_spans"]:
             rank = "" if row["rank"] is None else f", rank {row['rank']}"

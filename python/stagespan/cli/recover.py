@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+
+from stagespan.cli.output import print_json
 
 if TYPE_CHECKING:
     from stagespan.recording import Recording
@@ -32,21 +34,15 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
     if (recording is None) == (job is None):
         raise click.UsageError("give either a file or process id, or --job.")
     if job is not None:
-        _job(job, as_json)
+        print_job(job, as_json)
         return
     from stagespan.recording import reading, summary
 
     found = reading.open_recording(str(recording))
     if as_json:
-        _print_json(summary.as_dict(found))
+        print_json(summary.as_dict(found))
     else:
         _print(found)
-
-
-def _print_json(page: dict[str, Any]) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(page), indent=2).decode())
 
 
 def _print(recording: Recording) -> None:
@@ -115,17 +111,18 @@ def _clock(ns: int | None) -> str:
     return f"{local}.{ns % 10**9 // 10**6:03d}"
 
 
-def _job(job: str, as_json: bool) -> None:
+def print_job(job: str, as_json: bool) -> None:
+    """Print the ranks of a job side by side."""
     from stagespan.recording import ranks
 
     job_ranks = ranks.ranks(ranks.of_job(job))
     if as_json:
-        _print_json({"schema_version": 1, "job": job, **ranks.as_dict(job_ranks)})
+        print_json({"schema_version": 1, "job": job, **ranks.as_dict(job_ranks)})
     else:
-        print_ranks(job_ranks)
+        _print_ranks(job_ranks)
 
 
-def print_ranks(job_ranks: list[Rank]) -> None:
+def _print_ranks(job_ranks: list[Rank]) -> None:
     """Print which ranks are behind, where each rank is, and the stages it has finished."""
     from rich.console import Console
 
