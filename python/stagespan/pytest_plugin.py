@@ -7,9 +7,10 @@ in a baseline file, beyond the tolerance and the noise of both measurements.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 _MORE_MEASUREMENTS = 2
 _SHARED = "stagespan_baseline_times"
 _MARK = (
-    'stage_limit(ms=None, regress=None): a stage measured with stage_bench may take at most "ms"'
-    ' milliseconds, and may be slower than in the baseline by at most "regress", such as "5%"'
+    "stage_limit(ms=None, regress=None, regress_ms=0.01): a stage measured with stage_bench may"
+    ' take at most "ms" milliseconds, and may be slower than in the baseline by at most "regress",'
+    ' such as "5%", or by "regress_ms" milliseconds if that is more'
 )
 
 
@@ -46,6 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark, and the session, which writes the times at the end."""
     config.addinivalue_line("markers", _MARK)
+    if config.getoption("--stage-baseline") == "":
+        raise pytest.UsageError("--stage-baseline names no file: pass --stage-baseline=FILE.")
     if config.getoption("--stage-baseline-write") and not config.getoption("--stage-baseline"):
         raise pytest.UsageError("--stage-baseline-write needs a file: pass --stage-baseline=FILE.")
     config.pluginmanager.register(_Session(config), "stagespan-session")
@@ -56,6 +60,8 @@ class _Session:
 
     def __init__(self, config: pytest.Config) -> None:
         self.path: str | None = config.getoption("--stage-baseline")
+        # Tests can change the working directory.
+        self._absolute_path = os.path.abspath(self.path or "")
         self.is_writing = bool(config.getoption("--stage-baseline-write"))
         self.measured: dict[str, Times] = {}
         self.sentences: list[str] = []
@@ -71,7 +77,7 @@ class _Session:
             from stagespan.report.baseline import read_baseline
             from stagespan.report.changes import machine_differences
 
-            self._baseline = read_baseline(self.path)
+            self._baseline = read_baseline(self._absolute_path)
             for difference in machine_differences(self._baseline.environment, machine()):
                 warnings.warn(f"{self.path}: {difference}", BaselineWarning, stacklevel=2)
         return self._baseline
@@ -89,12 +95,14 @@ class _Session:
                 )
                 for name, times in self.measured.items()
             }
-        elif self.is_writing and self.measured and self.path is not None:
+        elif self.is_writing and not self.measured:
+            self.sentences = ["no measurements were written: no test has measured a stage"]
+        elif self.is_writing:
             from stagespan.errors import ReportError
             from stagespan.report.baseline import write_baseline
 
             try:
-                self.sentences = write_baseline(self.path, self.measured)
+                self.sentences = write_baseline(self._absolute_path, self.measured)
             except ReportError as error:
                 self.sentences = [f"no measurements were written: {error}"]
                 session.exitstatus = pytest.ExitCode.USAGE_ERROR
@@ -132,6 +140,7 @@ class StageBench:
     def __init__(self, item: pytest.Item, session: _Session) -> None:
         self._item = item
         self._session = session
+        self._keys: set[str] = set()
 
     def __call__(
         self,
@@ -144,10 +153,11 @@ class StageBench:
         """Measure ``function(*arguments, **keywords)`` and check the limits.
 
         Args:
-            function: Runs the stage once. It is run at least 25 times.
+            function: Runs the stage once. It is run at least 25 times, unless that takes more than
+                six times ``most_seconds``.
             *arguments: Its arguments.
             name: Distinguishes several measurements in one test.
-            most_seconds: Maximum time of the measurement, by default 5 s.
+            most_seconds: Time after which a measurement ends, by default 5 s.
             **keywords: Its keyword arguments.
 
         Returns:
@@ -155,18 +165,21 @@ class StageBench:
         """
         from stagespan.report.measure import MOST_SECONDS, measure, pooled
 
-        seconds = MOST_SECONDS if most_seconds is None else most_seconds
+        key = self._new_key(name)
+        seconds = MOST_SECONDS if most_seconds is None else _number(most_seconds)
+        if seconds is None or not 0 < seconds < math.inf:
+            _fail(f"{key}: most_seconds={most_seconds!r} is not a time in seconds above 0.")
         run = partial(function, *arguments, **keywords)
         times = measure(run, most_seconds=seconds)
         measurements = [times]
         for _ in range(_MORE_MEASUREMENTS):
             is_baseline = self._session.is_writing and times.disturbed
-            if not is_baseline and self._is_clear(self._key(name), times):
+            if not is_baseline and self._is_clear(key, times):
                 break
             # A stage that has not changed is slow while the machine is busy, so measure again.
             measurements.append(measure(run, most_seconds=seconds))
             times = pooled(measurements)
-        return self._check(times, name)
+        return self._check(times, key)
 
     def check(self, samples_ms: Iterable[float], *, name: str | None = None) -> Times:
         """Check the limits for other times, such as those of a replay.
@@ -175,23 +188,33 @@ class StageBench:
         """
         from stagespan.report.noise import Times
 
-        samples = [float(sample) for sample in samples_ms]
-        wrong = [sample for sample in samples if not 0 <= sample < math.inf]
-        if wrong or not samples:
-            what = f"{wrong[0]:g} is not a time in ms" if wrong else "there are no times"
-            _fail(f"{self._key(name)} cannot be checked: {what}.")
-        return self._check(Times.of(samples), name)
+        key = self._new_key(name)
+        if not isinstance(samples_ms, Iterable):
+            _fail(f"{key} cannot be checked: {samples_ms!r} is not a list of times in ms.")
+        samples = []
+        for value in samples_ms:
+            sample = _number(value)
+            if sample is None or not 0 <= sample < math.inf:
+                _fail(f"{key} cannot be checked: {value!r} is not a time in ms.")
+            samples.append(sample)
+        if not samples:
+            _fail(f"{key} cannot be checked: there are no times.")
+        return self._check(Times.of(samples), key)
 
-    def _key(self, name: str | None) -> str:
-        return self._item.nodeid if name is None else f"{self._item.nodeid}[{name}]"
+    def _new_key(self, name: str | None) -> str:
+        """Return the key of a measurement. Fails if two would be compared with the same times."""
+        key = self._item.nodeid if name is None else f"{self._item.nodeid}[{name}]"
+        if self._limits.get("regress") is not None and key in self._keys:
+            _fail(f"{key} is measured twice: pass another name= to stage_bench.")
+        self._keys.add(key)
+        return key
 
-    def _check(self, times: Times, name: str | None) -> Times:
-        key = self._key(name)
+    def _check(self, times: Times, key: str) -> Times:
         self._session.measured[key] = times
         problem = self._problem(key, times)
         if problem is not None:
             _fail(problem)
-        is_limited = self._limits().get("regress") is not None
+        is_limited = self._limits.get("regress") is not None
         if is_limited and self._session.path is None:
             warnings.warn(
                 f"{key} was not compared: pass --stage-baseline=FILE.",
@@ -204,7 +227,7 @@ class StageBench:
 
     def _problem(self, key: str, times: Times) -> str | None:
         """Return a sentence about the limit that the times exceed, or None."""
-        limits = self._limits()
+        limits = self._limits
         at_most_ms = limits.get("ms")
         if at_most_ms is not None and times.median_ms > at_most_ms:
             return (
@@ -213,6 +236,7 @@ class StageBench:
             )
         return None if limits.get("regress") is None else self._regress(key, times)
 
+    @cached_property
     def _limits(self) -> dict[str, Any]:
         from stagespan.report.amounts import milliseconds, share
 
@@ -220,7 +244,8 @@ class StageBench:
         limits = dict(mark.kwargs) if mark is not None else {}
         unknown = sorted(limits.keys() - {"ms", "regress", "regress_ms"})
         if unknown or (mark is not None and mark.args):
-            _fail(f"stage_limit takes ms=, regress= and regress_ms=, not {unknown or mark}.")
+            wrong = ", ".join([*map(repr, mark.args if mark else ()), *(f"{n}=" for n in unknown)])
+            _fail(f"stage_limit takes ms=, regress= and regress_ms=, not {wrong}.")
         parse = {"ms": milliseconds, "regress": share, "regress_ms": milliseconds}
         try:
             return {key: parse[key](value) for key, value in limits.items() if value is not None}
@@ -231,7 +256,7 @@ class StageBench:
         """Whether the times are within all limits, and precise enough to be sure."""
         if self._problem(key, times) is not None:
             return False
-        limits = self._limits()
+        limits = self._limits
         change = None if limits.get("regress") is None else self._change(key, times)
         if change is None:
             return True
@@ -249,7 +274,7 @@ class StageBench:
     def _tolerance(self) -> Tolerance:
         from stagespan.report.changes import Tolerance
 
-        limits = self._limits()
+        limits = self._limits
         return Tolerance(limits["regress"], limits.get("regress_ms", Tolerance.absolute_ms))
 
     def _change(self, key: str, times: Times) -> Change | None:
@@ -307,5 +332,13 @@ def stage_bench(request: pytest.FixtureRequest) -> StageBench:
     return StageBench(request.node, session)
 
 
+def _number(value: object) -> float | None:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
 def _fail(sentence: str) -> NoReturn:
-    pytest.fail(sentence, pytrace=False)
+    # Not pytest.fail(): in an except block, it would also print the exception that is handled.
+    raise pytest.fail.Exception(sentence, pytrace=False) from None

@@ -52,6 +52,9 @@ class Project:
             text += textwrap.dedent(MEASURED)
         (folder / "test_stage.py").write_text(text)
 
+    def replace_tests(self, text: str) -> None:
+        (self.folder / "test_stage.py").write_text(textwrap.dedent(text))
+
     def run(self, slowdown: float, *arguments: str) -> tuple[int, str]:
         random = np.random.default_rng(round(slowdown * 100))
         times = 10 * slowdown * np.exp(np.abs(random.normal(0, 0.06, 60)))
@@ -71,6 +74,30 @@ class Project:
         )
         assert status == 0, output
         return output
+
+
+class ComputingProject(Project):
+    """A folder with a test of a stage that only computes, and the baseline of that stage."""
+
+    def __init__(self, folder: Path, numbers: int) -> None:
+        super().__init__(folder)
+        self.replace_tests(
+            f"""
+            import pytest
+
+            @pytest.mark.stage_limit(regress="50%", regress_ms=0)
+            def test_measured(stage_bench):
+                stage_bench(sum, range({numbers}), most_seconds=0.2)
+            """
+        )
+        self.write()
+        self.content = json.loads(self.baseline.read_text())
+        self.entry = self.content["stages"]["test_stage.py::test_measured"]
+
+    def compare(self) -> tuple[int, str]:
+        """Run the test against the baseline with the changed `content`."""
+        self.baseline.write_text(json.dumps(self.content))
+        return self.run(1.0, f"--stage-baseline={self.baseline}")
 
 
 def test_a_slower_stage_fails_and_an_unchanged_one_passes(tmp_path: Path) -> None:
@@ -125,17 +152,15 @@ def test_without_a_baseline_the_comparison_is_left_out_with_a_warning(tmp_path: 
 def test_each_warning_is_printed_once(tmp_path: Path) -> None:
     # GIVEN tests that measure a function, so that their limits are checked before and after
     project = Project(tmp_path)
-    (tmp_path / "test_stage.py").write_text(
-        textwrap.dedent(
-            """
-            import pytest
+    project.replace_tests(
+        """
+        import pytest
 
-            @pytest.mark.stage_limit(regress="900%")
-            @pytest.mark.parametrize("number", [1, 2])
-            def test_measured(stage_bench, number):
-                stage_bench(sum, range(1000), most_seconds=0.2)
-            """
-        )
+        @pytest.mark.stage_limit(regress="900%")
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_measured(stage_bench, number):
+            stage_bench(sum, range(1000), most_seconds=0.2)
+        """
     )
     # WHEN they run without a baseline, and with one of another machine
     status, output = project.run(1.0)
@@ -156,28 +181,14 @@ def test_a_baseline_of_a_machine_of_another_speed_is_explained(
     tmp_path: Path, slowdown: float
 ) -> None:
     # GIVEN a baseline in which the stage is much faster
-    project = Project(tmp_path)
-    (tmp_path / "test_stage.py").write_text(
-        textwrap.dedent(
-            """
-            import pytest
-
-            @pytest.mark.stage_limit(regress="50%", regress_ms=0)
-            def test_measured(stage_bench):
-                stage_bench(sum, range(1000), most_seconds=0.2)
-            """
-        )
-    )
-    project.write()
-    content = json.loads(project.baseline.read_text())
-    entry = content["stages"]["test_stage.py::test_measured"]
+    project = ComputingProject(tmp_path, numbers=1000)
+    entry = project.entry
     entry["samples_ms"] = [sample / 10 for sample in entry["samples_ms"]]
     # AND in which the processor was twice or half as fast, without its speed during each run
     entry["fixed_ns"] /= slowdown
     del entry["relative"]
-    project.baseline.write_text(json.dumps(content))
 
-    status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
+    status, output = project.compare()
 
     # THEN the stage fails all the same, and the sentence says how fast the machine was
     assert status == 1
@@ -185,8 +196,7 @@ def test_a_baseline_of_a_machine_of_another_speed_is_explained(
     assert f"The machine was slower {slower}" in output
     # AND with the old times it passes, with a warning
     entry["samples_ms"] = [sample * 1000 for sample in entry["samples_ms"]]
-    project.baseline.write_text(json.dumps(content))
-    status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
+    status, output = project.compare()
     assert status == 0
     assert output.count(f"The machine was slower {slower}") == 1
 
@@ -194,34 +204,19 @@ def test_a_baseline_of_a_machine_of_another_speed_is_explained(
 @pytest.mark.parametrize("slowdown", [0.5, 2.0])
 def test_times_are_compared_at_one_speed_of_the_processor(tmp_path: Path, slowdown: float) -> None:
     # GIVEN a baseline of a stage that only computes
-    project = Project(tmp_path)
-    (tmp_path / "test_stage.py").write_text(
-        textwrap.dedent(
-            """
-            import pytest
-
-            @pytest.mark.stage_limit(regress="50%", regress_ms=0)
-            def test_measured(stage_bench):
-                stage_bench(sum, range(10_000), most_seconds=0.2)
-            """
-        )
-    )
-    project.write()
-    content = json.loads(project.baseline.read_text())
-    entry = content["stages"]["test_stage.py::test_measured"]
+    project = ComputingProject(tmp_path, numbers=10_000)
+    entry = project.entry
     assert len(entry["relative"]) >= entry["count"]
     # AND in which the processor was twice or half as fast
     entry["samples_ms"] = [sample / slowdown for sample in entry["samples_ms"]]
     entry["fixed_ns"] /= slowdown
-    project.baseline.write_text(json.dumps(content))
 
     # THEN the unchanged stage passes
-    status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
+    status, output = project.compare()
     assert status == 0, output
     # AND a slower one fails, also if its times were the same on the slower processor
     entry["relative"] = [ratio / 2 for ratio in entry["relative"]]
-    project.baseline.write_text(json.dumps(content))
-    status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
+    status, output = project.compare()
     assert status == 1
     assert "at the same speed of the processor" in output
 
@@ -261,30 +256,125 @@ def test_another_file_is_not_written_over(tmp_path: Path) -> None:
     assert project.baseline.read_text() == '{"answer": 42}'
 
 
-def test_wrong_limits_are_refused(tmp_path: Path) -> None:
-    status, output = Project(tmp_path, regress="much").run(1.0)
+def test_a_missing_baseline_fails_in_a_sentence(tmp_path: Path) -> None:
+    status, output = Project(tmp_path).run(1.0, "--stage-baseline=none.json")
     assert status == 1
-    assert "stage_limit: 'much' is not a percentage or a fraction: write 5% or 0.05." in output
+    sentence = f"--stage-baseline: {tmp_path}/none.json does not exist: write it with --stage-"
+    assert output.count(sentence) == 1
+    assert "During handling" not in output
 
 
-def test_values_that_are_not_times_fail(tmp_path: Path) -> None:
-    (tmp_path / "test_stage.py").write_text(
-        "import pytest\n"
-        "@pytest.mark.stage_limit(ms=5)\n"
-        "@pytest.mark.parametrize('times', [[float('nan')] * 9, [1, float('inf')], [-1, 2], []])\n"
-        "def test_times(stage_bench, times): stage_bench.check(times)\n"
+def test_a_baseline_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    file = "/proc/stagespan/baseline.json"
+    status, output = project.run(1.0, f"--stage-baseline={file}", "--stage-baseline-write")
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert f"no measurements were written: the baseline {file} cannot be written" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--stage-baseline="], "--stage-baseline names no file: pass --stage-baseline=FILE."),
+        (["--stage-baseline-write"], "--stage-baseline-write needs a file: pass --stage-baseline="),
+    ],
+)
+def test_options_without_a_file_are_refused(
+    options: list[str], sentence: str, tmp_path: Path
+) -> None:
+    status, output = Project(tmp_path).run(1.0, *options)
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert sentence in output
+
+
+def test_a_run_that_measures_nothing_writes_no_baseline(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.replace_tests("def test_other(): pass")
+    assert "no test has measured a stage" in project.write()
+    assert not project.baseline.exists()
+
+
+def test_a_test_can_change_the_working_directory(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.replace_tests(
+        """
+        import pytest
+
+        @pytest.mark.stage_limit(regress="5%")
+        def test_elsewhere(stage_bench, tmp_path, monkeypatch):
+            monkeypatch.chdir(tmp_path)
+            stage_bench.check([1.0] * 30)
+        """
     )
-    done = subprocess.run(
-        PYTEST,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    for options in (["--stage-baseline-write"], []):
+        status, output = project.run(1.0, "--stage-baseline=baseline.json", *options)
+        assert status == 0, output
+    assert project.baseline.exists()
+
+
+def test_wrong_limits_and_calls_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    # GIVEN tests with invalid marks, and with invalid arguments of the fixture
+    project = Project(tmp_path)
+    project.replace_tests(
+        """
+        import pytest
+
+        mark = pytest.mark.stage_limit
+        marks = [
+            mark(5), mark(limit=5), mark(5, limit=5), mark(ms=-1), mark(ms="5 s"), mark(ms=[1]),
+            mark(regress="much"), mark(regress=5), mark(regress="-5%"), mark(regress_ms="x"),
+        ]
+
+        @pytest.mark.parametrize("number", [pytest.param(i, marks=m) for i, m in enumerate(marks)])
+        def test_mark(stage_bench, number):
+            stage_bench(pytest.exit, "the stage ran before its limits were checked")
+
+        @pytest.mark.parametrize("times", [
+            [float("nan")] * 9, [1, float("inf")], [-1, 2], [], ["a"], [None], 3.0
+        ])
+        def test_times(stage_bench, times):
+            stage_bench.check(times)
+
+        @pytest.mark.parametrize("seconds", [0, -1, "x", float("nan")])
+        def test_seconds(stage_bench, seconds):
+            stage_bench(sum, [], most_seconds=seconds)
+
+        @mark(regress="5%")
+        def test_twice(stage_bench):
+            stage_bench.check([1.0] * 30)
+            stage_bench.check([1.0] * 30, name="part")
+            stage_bench.check([9.0] * 30)
+        """
     )
-    assert "4 failed" in done.stdout
-    for sentence in ("nan is not a time", "inf is not", "-1 is not", "there are no times"):
-        assert sentence in done.stdout
-    assert "Error" not in done.stdout
+
+    # WHEN they run
+    status, output = project.run(1.0)
+
+    # THEN each fails with one sentence
+    assert status == 1
+    assert "22 failed" in output
+    pages = re.split(r"^_+ (test_\S+) _+$", output.split("= FAILURES =")[1], flags=re.MULTILINE)
+    failures = dict(zip(pages[1::2], pages[2::2], strict=True))
+    takes = "stage_limit takes ms=, regress= and regress_ms=, not"
+    not_ms = "is not a time in milliseconds: write for example 2 or 0.5."
+    not_share = "is not a percentage or a fraction: write 5% or 0.05."
+    marks = [
+        *(f"{takes} 5.", f"{takes} limit=.", f"{takes} 5, limit=."),
+        *(f"stage_limit: {value} {not_ms}" for value in ("-1", "'5 s'", "[1]")),
+        *(f"stage_limit: {value} {not_share}" for value in ("'much'", "5", "'-5%'")),
+        f"stage_limit: 'x' {not_ms}",
+    ]
+    for number, sentence in enumerate(marks):
+        assert failures[f"test_mark[{number}]"].strip() == sentence
+    times = [name for name in failures if name.startswith("test_times")]
+    values = ("nan", "inf", "-1", None, "'a'", "None", "3.0")
+    for name, value in zip(times, values, strict=True):
+        problem = "there are no times." if value is None else f"{value} is not a "
+        assert f"test_stage.py::{name} cannot be checked: {problem}" in failures[name]
+        assert failures[name].strip().count("\n") == 0
+    for name in ("0", "-1", "x", "nan"):
+        assert "is not a time in seconds above 0." in failures[f"test_seconds[{name}]"]
+    assert "test_stage.py::test_twice is measured twice: pass another name=" in output
 
 
 def test_a_limit_without_a_measurement_fails(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from stagespan.cli import command
 from stagespan.errors import ReportError
-from stagespan.report.baseline import write_baseline
+from stagespan.report.baseline import read_baseline, write_baseline
 from stagespan.report.changes import Tolerance, compare_files, judge
 from stagespan.report.noise import Times, interval_of_change, relative_noise
 
@@ -408,6 +408,33 @@ def test_an_empty_baseline_is_refused_in_a_sentence(content: bytes, tmp_path: Pa
         assert f"{empty} is " in done.output
         assert "--stage-baseline-write" in done.output
         assert done.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ('{"stages": {"a": {"samples_ms": [1', " is not complete JSON"),
+        (json.dumps(report(a=stage(1))), " is not a baseline: write one with --stage-baseline-"),
+        ("[]", " contains no times: name a timing report,"),
+    ],
+)
+def test_a_file_that_is_not_a_baseline_is_refused_and_not_overwritten(
+    content: str, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text(content)
+    with pytest.raises(ReportError, match=re.escape(f"{path}{sentence}")):
+        read_baseline(path)
+    with pytest.raises(ReportError, match=re.escape(f"{path}{sentence}")):
+        write_baseline(path, {"stage": Times.of([1.0] * 5)})
+    assert path.read_text() == content
+
+
+def test_a_baseline_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="none does not exist: write it with --stage-baseline-w"):
+        read_baseline(tmp_path / "none")
+    with pytest.raises(ReportError, match="is a folder: name the file of a baseline"):
+        read_baseline(tmp_path)
 
 
 # --- the command --------------------------------------------------------------------------------
