@@ -225,9 +225,9 @@ class StageBenchHarness:
                 self._first = replay.run(replay.prepare())
                 return
             except NoLoopError as error:
-                if self.config.step is not None:
-                    raise
                 self._refused[self._adapter.name] = str(error)
+                if ask_adapters(self._target, replay.inputs, self.config, self._refused)[0] is None:
+                    raise
                 self._adapter = None
                 replay.remake()
 

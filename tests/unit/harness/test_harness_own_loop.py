@@ -347,6 +347,23 @@ def test_transformers_generate_is_run_one_token_at_a_time(tmp_path: Path) -> Non
     assert "decode step" in decode.iteration
 
 
+class WithUnusedScheduler(Engine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler()
+
+
+@pytest.mark.parametrize("step", [None, 2, "last"])
+def test_a_scheduler_that_is_not_called_does_not_hide_the_model(tmp_path: Path, step: Any) -> None:
+    signature = signature_of("generate", x=torch.zeros(1, 4))
+
+    result = harness(WithUnusedScheduler().generate, signature, tmp_path, step=step).profile()
+
+    assert result.adapter == "generate"
+    assert "Model.forward" in result.iteration
+    assert any("never called Scheduler.step" in answer.reason for answer in result.answers)
+
+
 class Features:
     """Content that a cache of features keeps between steps."""
 
