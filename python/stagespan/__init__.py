@@ -184,7 +184,7 @@ _context.lazy_hook("memory", "stagespan.memory")
 _context.lazy_hook("service", "stagespan.service")
 _context.lazy_hook("service", "stagespan.recording.ticks")
 if _settings.profiler_names():
-    _context.lazy_hook("service", "stagespan.profiling.unused")
+    _imports.load("stagespan.profiling.unused")  # programs of plain spans start no service
 _dynamo.install()
 _device.install()
 _lifecycle.install(__version__)

@@ -139,7 +139,7 @@ def _print_and_write(wrapper: Wrapper, write: bool) -> None:
         for sentence in (
             *wrapper.missing(),
             *wrapper.notes(),
-            unused.sentence(report["stages"]),
+            *unused.sentences(report["stages"]),
         ):
             if sentence is not None:
                 click.echo(f"stagespan: {sentence}", err=True)

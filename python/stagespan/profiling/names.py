@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from stagespan import imports, settings
 from stagespan.errors import SettingsError
@@ -15,6 +15,8 @@ _named: dict[str, int] = {}
 """The names given at run time, and how often each was given."""
 _annotated: list[tuple[str, ...]] = []
 """The names of the latest `annotate`, which replace those of STAGESPAN_ANNOTATE."""
+_in_contexts: set[str] = set()
+"""The named stages that ran in contexts, because plain spans are not profiled."""
 
 
 def enable_profiler_for_names(names: str | Iterable[str]) -> None:
@@ -67,12 +69,18 @@ def forget_names() -> None:
     """Remove the names given at run time, also by `annotate`. Those of the environment stay."""
     _named.clear()
     _annotated.clear()
+    _in_contexts.clear()
     _update_core()
 
 
-def not_run(ran: Collection[str]) -> list[str]:
-    """Return the names that are not among the stages that ran, without `*`."""
-    return [name for name in profiled_names() if name != ALL and name not in ran]
+def note_context(stage: str) -> None:
+    """Remember that a named stage ran in a context, and not as a plain span."""
+    _in_contexts.add(stage)
+
+
+def not_in_contexts() -> list[str]:
+    """Return the names of which no context has run since they were named, without `*`."""
+    return [name for name in profiled_names() if name != ALL and name not in _in_contexts]
 
 
 def _listed(names: str | Iterable[object]) -> list[str]:

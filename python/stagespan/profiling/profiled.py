@@ -16,7 +16,7 @@ from stagespan.files import stage_path, write_whole
 from stagespan.platforms import current_platform
 from stagespan.profiling.controller import Window, profile_window
 from stagespan.profiling.kernels import missing_kernels
-from stagespan.profiling.names import is_profiled, times_named
+from stagespan.profiling.names import is_profiled, note_context, times_named
 from stagespan.trace import breakdown, read_trace
 
 LOGGER = logging.getLogger("stagespan")
@@ -78,6 +78,7 @@ class ProfiledHook:
         """Whether the stage is named and has runs left to profile."""
         if not is_profiled(call.stage):
             return False
+        note_context(call.stage)
         number = self._seen.setdefault(call.stage, Count()).add()
         if number <= int(settings.get("STAGESPAN_PROFILER_SKIP")):
             return False

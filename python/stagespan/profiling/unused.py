@@ -1,4 +1,4 @@
-"""Logs at the end of the process which stages were named for the profiler but never ran.
+"""Logs at the end of the process which stages were named for the profiler but not profiled.
 
 Importing this module registers the handler. It is imported when a stage is named.
 """
@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from stagespan import _core, run, service
 from stagespan.files import safe_name
-from stagespan.profiling.names import not_run
+from stagespan.profiling.names import not_in_contexts
 
 _MOST_LISTED = 8
 _is_left_out = False
@@ -21,24 +21,38 @@ def leave_out() -> None:
     _is_left_out = True
 
 
-def sentence(ran: Collection[str]) -> str | None:
-    """Return a sentence about the named stages that are not in ``ran``; None if there are none.
+def sentences(ran: Collection[str]) -> list[str]:
+    """Return sentences about the named stages that were not profiled; ``ran`` are all that ran.
 
     Stages that another process of this run has profiled are left out.
     """
-    missing = [repr(name) for name in not_run(ran) if not _is_profiled_elsewhere(name)]
-    if not missing:
-        return None
-    what = f"stage {missing[0]} was" if len(missing) == 1 else f"stages {_listed(missing)} were"
-    return (
-        f"{what} not profiled, because {'it' if len(missing) == 1 else 'they'} did not run in this "
-        f"process; stages that ran: {_listed(sorted(map(repr, ran))) or 'none'}"
-    )
+    names = [name for name in not_in_contexts() if not _is_profiled_elsewhere(name)]
+    missing = [name for name in names if name not in ran]
+    spans = [name for name in names if name in ran]
+    found = []
+    if missing:
+        found.append(
+            f"{_were_not_profiled(missing)} did not run in this process; stages that ran: "
+            f"{_listed(ran) or 'none'}"
+        )
+    if spans:
+        found.append(
+            f"{_were_not_profiled(spans)} ran only as a plain span, or only before it was named: "
+            f"use ProfilingContext instead of span, and name a stage before it runs"
+        )
+    return found
 
 
-def _listed(names: list[str]) -> str:
+def _were_not_profiled(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"stage {_listed(names)} was not profiled, because it"
+    return f"stages {_listed(names)} were not profiled, because each"
+
+
+def _listed(names: Collection[str]) -> str:
     more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    listed = ", ".join(map(repr, sorted(names)[:_MOST_LISTED]))
+    return listed + (f" and {more} more" if more > 0 else "")
 
 
 def _is_profiled_elsewhere(stage: str) -> bool:
@@ -61,8 +75,7 @@ def _warn_at_exit() -> None:
         return
     ran = {name for name, stage in _core.snapshot().stages().items() if stage.count}
     ran.update(str(span["stage"]) for span in _core.open_spans())
-    text = sentence(ran) if ran else None
-    if text is not None:
+    for text in sentences(ran) if ran else ():
         service.warn(f"[Profiler] {text[:1].upper()}{text[1:]}.")
 
 

@@ -56,6 +56,11 @@ for name in filter(None, os.environ.get("CALLED", "").split(",")):
 for name in filter(None, os.environ.get("RUN", "").split(",")):
     with stagespan.ProfilingContext(name):
         pass
+for name in filter(None, os.environ.get("SPANS", "").split(",")):
+    with stagespan.span(name):
+        pass
+for name in filter(None, os.environ.get("CALLED_LATE", "").split(",")):
+    stagespan.enable_profiler_for_names(name)
 if os.environ.get("FORK"):
     if os.fork() == 0:
         sys.exit()
@@ -85,6 +90,21 @@ def test_a_named_stage_that_never_ran_is_logged_once(variable: str, tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SPANS": "decode", "ENABLE_PROFILER_NAMES": "decode"},
+        {"RUN": "decode", "CALLED_LATE": "decode"},
+    ],
+)
+def test_a_named_stage_that_ran_without_a_profiler_is_logged(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    (line,) = warnings_of(tmp_path, **variables)
+    assert "'decode' was not profiled" in line
+    assert "use ProfilingContext instead of span, and name a stage before it runs" in line
+
+
 def test_several_of_them_are_one_line(tmp_path: Path) -> None:
     (line,) = warnings_of(tmp_path, RUN="encode", ENABLE_PROFILER_NAMES="vea,*,encode", CALLED="x")
     assert "'vea', 'x'" in line
@@ -93,7 +113,7 @@ def test_several_of_them_are_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "variables",
     [
-        {"ENABLE_PROFILER_NAMES": "encode", "RUN": "encode,denoise"},
+        {"ENABLE_PROFILER_NAMES": "encode", "RUN": "encode,denoise", "SPANS": "encode"},
         {"ENABLE_PROFILER_NAMES": "*", "RUN": "encode"},
         {"ENABLE_PROFILER_NAMES": "encode"},
         {"RUN": "encode"},
