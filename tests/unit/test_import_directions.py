@@ -42,7 +42,7 @@ TRACE_LEVEL = {part: level for level, parts in enumerate(TRACE) for part in part
 NEED_TORCH = {
     *("compat/telefuser/platforms/__init__.py", "compat/telefuser/profiler.py"),
     *("harness/replay.py", "harness/denoise.py", "harness/own_loop.py", "harness/program.py"),
-    "harness/loop_state.py",
+    *("harness/loop_state.py", "harness/torch_state.py"),
     *("signature/contents.py", "signature/values.py"),
 }
 # The same for C++: the folders whose headers each folder may include.

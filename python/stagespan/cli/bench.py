@@ -254,7 +254,7 @@ def _print_result(result: HarnessResult, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from stagespan.harness.replay import clock_change, idle, profiled_line, spread
+    from stagespan.harness.figures import clock_change, idle, profiled_line, spread
 
     timing = result.timing_ms
     table = Table(

@@ -39,7 +39,8 @@ from stagespan.signature.fit import ReplayError, bound_by
 from stagespan.signature.model import SignatureFile, StageSignature
 
 if TYPE_CHECKING:
-    from stagespan.harness.replay import Replay, Run
+    from stagespan.harness.figures import Run
+    from stagespan.harness.replay import Replay
 
 _log = logging.getLogger("stagespan")
 
@@ -292,7 +293,7 @@ class StageBenchHarness:
         """
         if self._replay is None:
             self.setup()
-        from stagespan.harness.replay import threads_set
+        from stagespan.harness.torch_state import threads_set
 
         with threads_set(self.config.threads, self.signature.context.get("threads")) as sentence:
             return self._profile(sentence)
@@ -303,13 +304,9 @@ class StageBenchHarness:
         replay, config = self._replay, self.config
         assert replay is not None
         from stagespan.environment import machine
-        from stagespan.harness.replay import (
-            profiled_ratio,
-            random_state_kept,
-            spread,
-            step_of,
-            summary,
-        )
+        from stagespan.harness.figures import profiled_ratio, spread, summary
+        from stagespan.harness.replay import step_of
+        from stagespan.harness.torch_state import random_state_kept
 
         with recorder_off(), random_state_kept(), self._failures("raised in its single step"):
             init_for_cuda_graphs()

@@ -104,7 +104,7 @@ def run_first_call(replay: Replay, stage: str, device: str) -> FirstCall:
     """
     import torch
 
-    from stagespan.harness.replay import run_context, seed_all, synchronize
+    from stagespan.harness.torch_state import run_context, seed_all, synchronize
     from stagespan.profiling.controller import profile_window
 
     if not hasattr(torch, "compile"):

@@ -26,19 +26,17 @@ from stagespan.harness.fidelity import (
     fidelity_line,
     likely_reasons,
 )
-from stagespan.harness.loading import load, load_stage
-from stagespan.harness.replay import (
-    Replay,
+from stagespan.harness.figures import (
     clock_change,
     idle,
     profiled_line,
     profiled_ratio,
-    random_state_kept,
     spread,
-    step_of,
     summary,
-    threads_set,
 )
+from stagespan.harness.loading import load, load_stage
+from stagespan.harness.replay import Replay, step_of
+from stagespan.harness.torch_state import random_state_kept, threads_set
 from stagespan.profiling.running import was_taken_over
 from stagespan.signature.fit import ReplayError
 from stagespan.signature.values import is_out_of_memory

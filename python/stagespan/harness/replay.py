@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import os
-import random
 import statistics
 import sys
 import time
@@ -20,8 +18,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stagespan.device_table import DEVICE_TYPES
 from stagespan.environment import fixed_computation_ns
+from stagespan.harness.figures import Run
+from stagespan.harness.torch_state import (
+    run_context,
+    seed_all,
+    seed_in_use,
+    synchronize,
+    waits_for,
+)
 
 # Without a given number of iterations, `Replay.measure` ends after USUALLY_TIMED runs and
 # LEAST_SECONDS. It ends earlier, after at least FEWEST_TIMED runs, once SECONDS_TIMED are measured
@@ -32,11 +37,7 @@ LEAST_SECONDS, SECONDS_TIMED, SECONDS_IN_ALL = 1.0, 5.0, 20.0
 # SETTLED_RUNS runs and of those before them differ by at most this part.
 SETTLED_RUNS, SETTLED_WITHIN = 3, 0.02
 MOST_WARM_UP, SECONDS_WARM_UP = 30, 5.0
-BUSY_WAITS = 0.1  # the part of the time waiting for a core from which a machine counts as busy
-IDLE = 0.5  # the part of the time from which an idle thread is reported
-SLOWED = 1.1  # the ratio of the fixed computation's mean to its fastest time that is reported
 FIXED_RUNS = 50  # how often the fixed computation runs at the start
-CLOCK_CHANGE = 0.05  # the relative change of the device's clock that is reported
 MOST_ROTATED_BYTES = 1 << 28  # larger inputs are not rotated, because they exceed any cache
 MOST_LOOKED_AT = 10_000  # the most values examined to find out whether a run changed its inputs
 SHORT_MS = 5.0  # a run of at most this time directly follows an untimed one, see `Replay.run`
@@ -371,20 +372,6 @@ class Stamp(NamedTuple):
     waited_ns: int | None
 
 
-class Run(NamedTuple):
-    """The times of one run in ms."""
-
-    wall_ms: float
-    cpu_ms: float
-    """CPU time of the thread that ran it."""
-    waited_ms: float | None
-    """Part of the wall time in which the thread waited for a core; None if unknown."""
-    before_ms: float
-    """From the call of the step to the start of the measured part."""
-    fixed_ns: int | None = None
-    """The time of `fixed_computation_ns` before this run."""
-
-
 def stamp(schedstat: int | None, at_end: bool = False) -> Stamp:
     """Read the clocks: the wall clock last at the start of a measurement, and first at its end.
 
@@ -447,141 +434,6 @@ def _enough(runs: Sequence[Run], iterations: int | None, elapsed: float) -> bool
     return len(runs) >= USUALLY_TIMED and elapsed >= LEAST_SECONDS
 
 
-def summary(
-    runs: Sequence[Run],
-    device: str = "cpu",
-    clocks_mhz: Sequence[int | None] = (),
-    fastest_fixed_ns: int | None = None,
-) -> dict[str, Any]:
-    """Return the `figures` of several runs, and their clocks, CPU times and waiting times.
-
-    ``slowdown`` is the mean of their fixed computations divided by the fastest one, whose time is
-    ``fixed_ns``. All figures are None if there are no runs.
-    """
-    found: dict[str, Any] = figures([run.wall_ms for run in runs])
-    found["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
-    found["cpu"] = figures([run.cpu_ms for run in runs])
-    found["waited_ms"] = waited_ms(runs)
-    found["fixed_ns"] = fastest_fixed_ns
-    found["slowdown"] = slowdown(runs, fastest_fixed_ns)
-    found["busy"] = busy(runs, device, found["slowdown"])
-    return found
-
-
-def figures(times: list[float]) -> dict[str, Any]:
-    """Median, quartiles, mean, min and max in milliseconds, and the number of runs."""
-    if not times:
-        names = ("p50", "p25", "p75", "mean", "min", "max")
-        return {**dict.fromkeys(names), "iterations": 0}
-    ordered = sorted(times)
-    quartiles = statistics.quantiles(ordered, method="inclusive") if len(ordered) > 1 else None
-    return {
-        "p50": statistics.median(ordered),
-        "p25": ordered[0] if quartiles is None else quartiles[0],
-        "p75": ordered[0] if quartiles is None else quartiles[2],
-        "mean": statistics.fmean(ordered),
-        "min": ordered[0],
-        "max": ordered[-1],
-        "iterations": len(ordered),
-    }
-
-
-def waited_ms(runs: Sequence[Run]) -> float | None:
-    """Return the total time in ms that several runs waited for a core; None if unknown."""
-    waits = [run.waited_ms for run in runs if run.waited_ms is not None]
-    return sum(waits) if waits and len(waits) == len(runs) else None
-
-
-def slowdown(runs: Sequence[Run], fastest_ns: int | None) -> float | None:
-    """Return the mean time of the fixed computation, divided by its fastest time, if known.
-
-    The slowest 5 % are left out, because interrupts make single ones much longer.
-    """
-    times = sorted(run.fixed_ns for run in runs if run.fixed_ns is not None)
-    kept = times[: max(len(times) * 95 // 100, 1)]
-    return statistics.fmean(kept) / fastest_ns if kept and fastest_ns else None
-
-
-def busy(runs: Sequence[Run], device: str = "cpu", slowed_by: float | None = None) -> str | None:
-    """Return a sentence if the runs waited for a core, or if the processor was slowed down.
-
-    None if neither happened, or if it is not known. ``slowed_by`` is the result of `slowdown`.
-    """
-    wall = sum(run.wall_ms for run in runs)
-    if not wall:
-        return None
-    share = sum(run.cpu_ms for run in runs) / wall
-    waits = waited_ms(runs)
-    if waits is not None and waits / wall >= BUSY_WAITS:
-        return (
-            f"The machine was busy: the thread had {share:.0%} of a core and waited for one "
-            f"{waits / wall:.0%} of the time, so compare CPU times."
-        )
-    if slowed_by is not None and slowed_by >= SLOWED:
-        return (
-            f"The machine was busy: a fixed computation took {slowed_by:.2f} x its fastest time on "
-            f"average, so other programs, or other guests of the host, slowed the processor down."
-        )
-    if waits is not None or not device.startswith("cpu") or share > 1 - BUSY_WAITS:
-        return None
-    return (
-        f"The thread ran only {share:.0%} of the time: the machine was busy, or the stage waits "
-        f"for something; compare CPU times."
-    )
-
-
-def spread(found: Mapping[str, Any]) -> str:
-    """Return the median and the middle half of `figures` as text."""
-    return f"{found['p50']:,.2f} ms (middle half {found['p25']:,.2f} to {found['p75']:,.2f})"
-
-
-def profiled_ratio(profiled_ms: float | None, timing: Mapping[str, Any]) -> float | None:
-    """Return how many times the measured median a profiled iteration took; None if not known."""
-    if profiled_ms is None or not timing["p50"]:
-        return None
-    return float(profiled_ms / timing["p50"])
-
-
-def profiled_line(found: Mapping[str, Any]) -> str | None:
-    """A sentence about ``profiled_ms`` and ``profiled_ratio``; None if they are not known."""
-    if found["profiled_ratio"] is None:
-        return None
-    return (
-        f"The profiled run took {found['profiled_ratio']:.2f} x the median "
-        f"({found['profiled_ms']:,.2f} ms for each iteration)."
-    )
-
-
-def idle(timing: Mapping[str, Any], device: str = "cpu") -> str | None:
-    """Return a sentence if the thread neither ran nor waited for a core most of the time.
-
-    None if an accelerator is in use, for which the thread waits, and if the times are not known.
-    """
-    if not timing["mean"] or timing["waited_ms"] is None or not device.startswith("cpu"):
-        return None
-    if any(is_initialized(kind) for kind in DEVICE_TYPES):
-        return None
-    waited_ms = timing["waited_ms"] / timing["iterations"]
-    share = 1 - (timing["cpu"]["mean"] + waited_ms) / timing["mean"]
-    if share < IDLE:
-        return None
-    return (
-        f"The thread was idle {share:.0%} of the time: the stage waits, for example for other "
-        f"threads or processes, whose work is not in the breakdown."
-    )
-
-
-def clock_change(timing: Mapping[str, Any]) -> str | None:
-    """Return a sentence if the device's clock changed during the measurement; otherwise None."""
-    before, after = timing["clocks_mhz"] or (None, None)
-    if not before or not after or abs(after - before) <= CLOCK_CHANGE * before:
-        return None
-    return (
-        f"The device's clock changed from {before:,} to {after:,} MHz meanwhile, so times may not "
-        f"be comparable: fix the clocks, or measure for longer."
-    )
-
-
 def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
     """Return which step of a loop was run, or None if there is no loop."""
     if not hasattr(step, "run_between") or not hasattr(step, "total"):
@@ -593,152 +445,6 @@ def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
         "before_ms": statistics.median(run.before_ms for run in runs) if runs else None,
         "run_with": {} if shortened is None else {shortened[0]: shortened[2]},
     }
-
-
-def synchronize(device: str = "cpu") -> None:
-    """Wait for ``device`` and for the current device of each kind; creates no device context."""
-    for wait in waits_for(device):
-        wait()
-
-
-def waits_for(device: str) -> list[Callable[[], Any]]:
-    """Return functions that wait for ``device`` and the current devices that are in use."""
-    found: list[Callable[[], Any]] = []
-    for kind in filter(is_initialized, DEVICE_TYPES):
-        module = getattr(torch, kind)
-        found.append(module.synchronize)
-        if device.startswith(f"{kind}:"):
-            found.append(functools.partial(module.synchronize, device))
-    return found
-
-
-def is_initialized(kind: str) -> bool:
-    """Whether this process uses devices of a kind."""
-    return bool(getattr(getattr(torch, kind, None), "is_initialized", lambda: False)())
-
-
-def seed_all(seed: int) -> None:
-    """Seed the generators of torch, Python and numpy."""
-    torch.manual_seed(seed)
-    seed_others(seed)
-
-
-def seed_others(seed: int) -> None:
-    """Seed the generators of Python and numpy."""
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % (1 << 32))
-
-
-def seed_in_use(seed: int) -> None:
-    """Seed the generators again after `seed_all`, except those of devices that are not in use."""
-    torch.default_generator.manual_seed(seed)
-    for kind in DEVICE_TYPES:
-        module = getattr(torch, kind, None)
-        if module is not None and getattr(module, "is_initialized", lambda: False)():
-            module.manual_seed_all(seed)
-    seed_others(seed)
-
-
-@contextlib.contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Restore the program's own random state at the end of the block."""
-    numpy = sys.modules.get("numpy")
-    before = random.getstate()
-    numpy_before = numpy.random.get_state() if numpy is not None else None
-    accelerators = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=accelerators):
-        try:
-            yield
-        finally:
-            random.setstate(before)
-            if numpy is not None and numpy_before is not None:
-                numpy.random.set_state(numpy_before)
-
-
-@contextlib.contextmanager
-def threads_set(wanted: int | str | None, captured: Any) -> Iterator[str | None]:
-    """Set the number of torch's threads in the block, see `HarnessConfig.threads`.
-
-    ``captured`` is the number in the live runs; anything but an int if it is not known. Yields a
-    sentence if the number was changed, or could not be that of the live runs; otherwise None.
-    """
-    before, number = torch.get_num_threads(), None
-    if isinstance(wanted, int):
-        number = wanted
-    elif wanted == "captured" and type(captured) is int and not os.environ.get("OMP_NUM_THREADS"):
-        number = captured
-    if number is None or number == before or number < 1:
-        yield None
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if not isinstance(wanted, int) and number > (cores or 1):
-        yield (
-            f"torch uses {_threads(before)}: it used {number} in the live runs, which is more than "
-            f"the {cores} cores available here."
-        )
-        return
-    torch.set_num_threads(number)
-    try:
-        as_live = ", as in the live runs" if number == captured else ""
-        yield (
-            f"torch uses {_threads(number)}{as_live}. The default here is {before} (--threads "
-            f"machine)."
-        )
-    finally:
-        torch.set_num_threads(before)
-
-
-def _threads(number: int) -> str:
-    return f"{number} thread{'' if number == 1 else 's'}"
-
-
-@contextlib.contextmanager
-def run_context(context: Mapping[str, Any]) -> Iterator[None]:
-    """Set torch as it was at the capture; gradients are off if that is not known."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(bool(context.get("grad", False))))
-        if context.get("inference"):
-            stack.enter_context(torch.inference_mode())
-        autocast = context.get("autocast")
-        for device, name in (autocast if isinstance(autocast, dict) else {}).items():
-            dtype = getattr(torch, str(name), None)
-            if isinstance(dtype, torch.dtype) and device in ("cpu", *DEVICE_TYPES):
-                stack.enter_context(torch.autocast(device_type=device, dtype=dtype))
-        for is_set, set_to, captured in kernel_settings(context):
-            before = is_set()
-            if before != captured:
-                stack.callback(set_to, before)
-                set_to(captured)
-        yield
-
-
-def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
-    """Return (getter, setter, captured value) of each captured setting that selects kernels."""
-    found: list[tuple[Any, Any, Any]] = []
-    sdpa = context.get("sdpa")
-    backends = torch.backends.cuda
-    enabled_then = sdpa if isinstance(sdpa, list) else None
-    for name in ("flash", "mem_efficient", "math", "cudnn") if enabled_then is not None else ():
-        enabled = getattr(backends, f"{name}_sdp_enabled", None)
-        enable = getattr(backends, f"enable_{name}_sdp", None)
-        if enabled is not None and enable is not None:
-            found.append((enabled, enable, name in (enabled_then or ())))
-    precision = context.get("matmul_precision")
-    if precision in ("highest", "high", "medium"):
-        setter = torch.set_float32_matmul_precision
-        found.append((torch.get_float32_matmul_precision, setter, precision))
-    if isinstance(context.get("deterministic"), bool):
-        is_on = torch.are_deterministic_algorithms_enabled
-        # The capture shows that no operator raised an exception, so a warning is enough here.
-        only_warns = not is_on() or torch.is_deterministic_algorithms_warn_only_enabled()
-
-        def set_deterministic(on: bool) -> None:
-            torch.use_deterministic_algorithms(on, warn_only=on and only_warns)
-
-        found.append((is_on, set_deterministic, context["deterministic"]))
-    return found
 
 
 def bytes_in(value: Any) -> int:

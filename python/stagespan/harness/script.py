@@ -131,7 +131,16 @@ def script_text(
     code: names and strings become literals, and values become calls of known functions. Raises
     SignatureError if no inputs can be created from the signature.
     """
-    from stagespan.harness import fidelity, loading, missing, program, replay, steps
+    from stagespan.harness import (
+        fidelity,
+        figures,
+        loading,
+        missing,
+        program,
+        replay,
+        steps,
+        torch_state,
+    )
     from stagespan.profiling import running
     from stagespan.signature import contents, fit, values
     from stagespan.signature.mock import captured_device
@@ -142,7 +151,8 @@ def script_text(
     for other in signature.variants[: MOST_VARIANTS - 1]:
         variants.setdefault(other.key or str(len(variants)), other)
     extra = step.modules if step is not None else ()
-    shared = (steps, missing, replay, fidelity, loading, running, program)
+    measuring = (torch_state, figures, replay, fidelity)
+    shared = (steps, missing, *measuring, loading, running, program)
     modules = dict.fromkeys((contents, values, fit, *extra, *shared))
     constants = {
         "STAGE": signature.stage_name,

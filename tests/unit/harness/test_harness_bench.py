@@ -31,7 +31,7 @@ torch = pytest.importorskip("torch")
 
 from harness_stages import Mlp, harness, signature_of  # noqa: E402
 
-from stagespan.harness.replay import idle, profiled_line, spread  # noqa: E402
+from stagespan.harness.figures import idle, profiled_line, spread  # noqa: E402
 
 
 def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(

@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stagespan.harness import replay  # noqa: E402
-from stagespan.harness.replay import Replay, Run, clock_change, summary  # noqa: E402
+from stagespan.harness.figures import Run, clock_change, summary  # noqa: E402
+from stagespan.harness.replay import Replay  # noqa: E402
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ class StageBenchHarness:
         if not self._inputs:
             raise RuntimeError("There are no inputs yet: call setup() first.")
         from stagespan.harness.adapters import adapter_for
-        from stagespan.harness.replay import run_context
+        from stagespan.harness.torch_state import run_context
 
         chosen = self._inputs if inputs is None else inputs
         signature = self._stage_signature()

@@ -1,0 +1,162 @@
+"""Sets torch as it was in the live runs, seeds random numbers, and waits for devices.
+
+The generated scripts contain the source of this module, so it needs only torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from stagespan.device_table import DEVICE_TYPES
+
+
+def synchronize(device: str = "cpu") -> None:
+    """Wait for ``device`` and for the current device of each kind; creates no device context."""
+    for wait in waits_for(device):
+        wait()
+
+
+def waits_for(device: str) -> list[Callable[[], Any]]:
+    """Return functions that wait for ``device`` and the current devices that are in use."""
+    found: list[Callable[[], Any]] = []
+    for kind in filter(is_initialized, DEVICE_TYPES):
+        module = getattr(torch, kind)
+        found.append(module.synchronize)
+        if device.startswith(f"{kind}:"):
+            found.append(functools.partial(module.synchronize, device))
+    return found
+
+
+def is_initialized(kind: str) -> bool:
+    """Whether this process uses devices of a kind."""
+    return bool(getattr(getattr(torch, kind, None), "is_initialized", lambda: False)())
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of torch, Python and numpy."""
+    torch.manual_seed(seed)
+    seed_others(seed)
+
+
+def seed_others(seed: int) -> None:
+    """Seed the generators of Python and numpy."""
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % (1 << 32))
+
+
+def seed_in_use(seed: int) -> None:
+    """Seed the generators again after `seed_all`, except those of devices that are not in use."""
+    torch.default_generator.manual_seed(seed)
+    for kind in filter(is_initialized, DEVICE_TYPES):
+        getattr(torch, kind).manual_seed_all(seed)
+    seed_others(seed)
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restore the program's own random state at the end of the block."""
+    numpy = sys.modules.get("numpy")
+    before = random.getstate()
+    numpy_before = numpy.random.get_state() if numpy is not None else None
+    accelerators = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=accelerators):
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            if numpy is not None and numpy_before is not None:
+                numpy.random.set_state(numpy_before)
+
+
+@contextlib.contextmanager
+def threads_set(wanted: int | str | None, captured: Any) -> Iterator[str | None]:
+    """Set the number of torch's threads in the block, see `HarnessConfig.threads`.
+
+    ``captured`` is the number in the live runs; anything but an int if it is not known. Yields a
+    sentence if the number was changed, or could not be that of the live runs; otherwise None.
+    """
+    before, number = torch.get_num_threads(), None
+    if isinstance(wanted, int):
+        number = wanted
+    elif wanted == "captured" and type(captured) is int and not os.environ.get("OMP_NUM_THREADS"):
+        number = captured
+    if number is None or number == before or number < 1:
+        yield None
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if not isinstance(wanted, int) and number > (cores or 1):
+        yield (
+            f"torch uses {_threads(before)}: it used {number} in the live runs, which is more than "
+            f"the {cores} cores available here."
+        )
+        return
+    torch.set_num_threads(number)
+    try:
+        as_live = ", as in the live runs" if number == captured else ""
+        yield (
+            f"torch uses {_threads(number)}{as_live}. The default here is {before} (--threads "
+            f"machine)."
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+def _threads(number: int) -> str:
+    return f"{number} thread{'' if number == 1 else 's'}"
+
+
+@contextlib.contextmanager
+def run_context(context: Mapping[str, Any]) -> Iterator[None]:
+    """Set torch as it was at the capture; gradients are off if that is not known."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(bool(context.get("grad", False))))
+        if context.get("inference"):
+            stack.enter_context(torch.inference_mode())
+        autocast = context.get("autocast")
+        for device, name in (autocast if isinstance(autocast, dict) else {}).items():
+            dtype = getattr(torch, str(name), None)
+            if isinstance(dtype, torch.dtype) and device in ("cpu", *DEVICE_TYPES):
+                stack.enter_context(torch.autocast(device_type=device, dtype=dtype))
+        for is_set, set_to, captured in kernel_settings(context):
+            before = is_set()
+            if before != captured:
+                stack.callback(set_to, before)
+                set_to(captured)
+        yield
+
+
+def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
+    """Return (getter, setter, captured value) of each captured setting that selects kernels."""
+    found: list[tuple[Any, Any, Any]] = []
+    sdpa = context.get("sdpa")
+    backends = torch.backends.cuda
+    enabled_then = sdpa if isinstance(sdpa, list) else None
+    for name in ("flash", "mem_efficient", "math", "cudnn") if enabled_then is not None else ():
+        enabled = getattr(backends, f"{name}_sdp_enabled", None)
+        enable = getattr(backends, f"enable_{name}_sdp", None)
+        if enabled is not None and enable is not None:
+            found.append((enabled, enable, name in (enabled_then or ())))
+    precision = context.get("matmul_precision")
+    if precision in ("highest", "high", "medium"):
+        setter = torch.set_float32_matmul_precision
+        found.append((torch.get_float32_matmul_precision, setter, precision))
+    if isinstance(context.get("deterministic"), bool):
+        is_on = torch.are_deterministic_algorithms_enabled
+        # The capture shows that no operator raised an exception, so a warning is enough here.
+        only_warns = not is_on() or torch.is_deterministic_algorithms_warn_only_enabled()
+
+        def set_deterministic(on: bool) -> None:
+            torch.use_deterministic_algorithms(on, warn_only=on and only_warns)
+
+        found.append((is_on, set_deterministic, context["deterministic"]))
+    return found
