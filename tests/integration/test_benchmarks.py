@@ -78,3 +78,20 @@ def test_the_benchmark_of_recordings_loses_no_span(tmp_path: Path) -> None:
     watched = sum(sum(found["watched"][name]["spans"]) for name in ("file", "memory"))
     assert 0 < watched < found["spans"]
     assert "file, read" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_profilers_prints_each_case() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.profiler", "--rounds", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" µs")[0].rsplit(maxsplit=1) for line in done.stdout.splitlines()]
+    figures = {case: float(figure) for case, figure in rows}
+    assert {"span, named for annotate", "model under the profiler with shapes"} <= figures.keys()
+    assert min(figures.values()) > 0
