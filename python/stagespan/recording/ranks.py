@@ -81,13 +81,12 @@ def findings(all_ranks: list[Rank]) -> list[str]:
         for rank in all_ranks
         if rank.recording.state in _ENDED
     ]
-    behind, stage = _behind(all_ranks)
+    behind, stage, usual = _behind(all_ranks)
     for rank in behind[:_MOST_NAMED]:
-        others = [other for other in all_ranks if other not in behind]
-        most = Counter(other.counts.get(stage, 0) for other in others).most_common(1)[0][0]
+        count = rank.counts.get(stage, 0)
         found.append(
-            f"{rank.label}{_where(rank, since=True)}; it finished `{stage}` "
-            f"{_times(rank.counts.get(stage, 0))}, the others {_times(most)[:-6]}."
+            f"{rank.label}{_where(rank, since=True)}; it finished `{stage}` {count:,} "
+            f"{'time' if count == 1 else 'times'}, the others {usual:,}."
         )
     if behind:
         return found
@@ -97,26 +96,25 @@ def findings(all_ranks: list[Rank]) -> list[str]:
 _ENDED = {"died": "died", "exited": "ended"}
 
 
-def _behind(all_ranks: list[Rank]) -> tuple[list[Rank], str]:
-    """Return the ranks that have finished a stage less often than most others, and that stage."""
+def _behind(all_ranks: list[Rank]) -> tuple[list[Rank], str, int]:
+    """Return the ranks that have finished a stage less often than most others.
+
+    Also returns that stage, and how often most others have finished it.
+    """
     best: tuple[int, int, str] | None = None
-    for stage in sorted({name for rank in all_ranks for name in rank.counts}):
+    found: list[Rank] = []
+    for stage in {name for rank in all_ranks for name in rank.counts}:
         counts = Counter(rank.counts.get(stage, 0) for rank in all_ranks)
         usual, ranks_there = max(counts.items(), key=lambda item: (item[1], item[0]))
-        behind = sum(rank.counts.get(stage, 0) < usual for rank in all_ranks)
-        if behind == 0 or behind >= ranks_there + 1 or 2 * behind > len(all_ranks):
+        behind = [rank for rank in all_ranks if rank.counts.get(stage, 0) < usual]
+        if not behind or len(behind) > ranks_there or 2 * len(behind) > len(all_ranks):
             continue
         # Prefer the stage with the fewest ranks behind, then the one with the fewest runs, which is
         # a step rather than a call inside it.
-        candidate = (behind, usual, stage)
+        candidate = (len(behind), usual, stage)
         if best is None or candidate < best:
-            best = candidate
-    if best is None:
-        return [], ""
-    stage = best[2]
-    counts = Counter(rank.counts.get(stage, 0) for rank in all_ranks)
-    usual = max(counts.items(), key=lambda item: (item[1], item[0]))[0]
-    return [rank for rank in all_ranks if rank.counts.get(stage, 0) < usual], stage
+            best, found = candidate, behind
+    return ([], "", 0) if best is None else (found, best[2], best[1])
 
 
 def _elsewhere(all_ranks: list[Rank]) -> list[str]:
@@ -151,10 +149,6 @@ def _where(rank: Rank, *, since: bool) -> str:
     if rank.position.elapsed_ns is None:
         return f" was in `{stage}` when it ended"
     return f" has been in `{stage}` for {duration(rank.position.elapsed_ns)}"
-
-
-def _times(count: int) -> str:
-    return f"{count:,} times"
 
 
 def duration(ns: int) -> str:
