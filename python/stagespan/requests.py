@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import inspect
 import itertools
 import re
 import sys
@@ -18,6 +17,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from stagespan import _core, forks
 from stagespan.dynamo import compiling
+from stagespan.imports import importing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -160,6 +160,9 @@ class request:
 
     def __call__(self, function: _F) -> _F:
         """Decorate a function: each call is a separate request."""
+        with importing():
+            import inspect  # its import takes long, and few programs need it
+
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"{function.__qualname__} is a generator function, which request cannot decorate: "
