@@ -127,7 +127,7 @@ def warning_line(message: str) -> logging.LogRecord:
 
 
 def log_info(message: str, *args: object) -> None:
-    """Write one line at level INFO. ``args`` are the arguments for ``text``, as in logging."""
+    """Write one line at level INFO. ``args`` are the arguments for ``message``, as in logging."""
     if is_enabled():
         record = _record(message, args)
         current = current_request()
