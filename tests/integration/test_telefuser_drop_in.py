@@ -343,7 +343,50 @@ def test_the_command_line(tmp_path: Path) -> None:
     replayed = cli("--stage", "decode", "--factory", "stages:Decode", "--output_dir", "out")
     assert replayed.returncode == 0, replayed.stderr
     assert (tmp_path / "out" / "decode_trace.json.gz").is_file()
-    assert cli("--stage", "dekode").returncode != 0
+
+    # AND what is wrong is one sentence
+    for arguments, sentence in (
+        (["--stage", "dekode"], "There is no stage 'dekode' in the signature file 's.json'; it"),
+        (["--list_stages", "--signature", "none.json"], "There is no signature file 'none.json'"),
+        (["--stage", "decode", "--factory", "none:Decode"], "'none:Decode' cannot be loaded: "),
+    ):
+        refused = cli(*arguments)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr.startswith(sentence)
+        assert refused.stderr.count("\n") == 1
+
+
+DAMAGED = """
+    import pathlib, sys, tempfile
+
+    lines = [
+        '["dit", 0, 1e300, 1e301, 0]', '["dit", Infinity, 1, 2, 0]', '["dit", 0, Infinity, 2, 0]',
+        '["dit", 0, 1, 2]', '{"dit": 1}', "null", "5", "[", "\\x00",
+    ]
+
+    def work():
+        from stagespan.compat.telefuser.profiler import ProfilingContext, mark_as_worker_process
+
+        mark_as_worker_process()
+        with ProfilingContext("dit"):
+            pass
+        (path,) = pathlib.Path(tempfile.gettempdir()).glob("stagespan-workers-*/rank0_*.jsonl")
+        path.write_text("\\n".join([*lines, path.read_text()]) + '["dit", 0, 17')
+
+    if __name__ == "__main__":
+        import multiprocessing
+        from stagespan.compat.telefuser import profiler
+
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+        print(profiler.get_timing_report()["stages"]["dit"]["count"])
+"""
+
+
+def test_damaged_timings_of_a_worker_are_left_out(tmp_path: Path) -> None:
+    done = run(DAMAGED, tmp_path, TMPDIR=str(tmp_path / "tmp"))
+    assert done.stdout == "1\n"
 
 
 def test_importing_the_package_changes_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stagespan.compat.telefuser import comparison as telefuser
 from stagespan.errors import ReportError
 from stagespan.report.compare import compare_timing_reports
 from stagespan.report.reader import read_timing_report
@@ -109,7 +111,10 @@ def test_a_stage_that_took_no_time_before_has_no_percentage(tmp_path: Path) -> N
     assert rows(compare_timing_reports(a, b))["s"][2:4] == ["+2.000", "-"]
 
 
-def test_the_tables_do_not_control_the_terminal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compare", [compare_timing_reports, telefuser.compare_timing_reports])
+def test_the_tables_do_not_control_the_terminal(
+    compare: Callable[[Any, Any], str], tmp_path: Path
+) -> None:
     paths = []
     for name, text in (("old", "plain"), ("new", "\x1b[2J")):
         path = tmp_path / f"{name}.json"
@@ -117,7 +122,7 @@ def test_the_tables_do_not_control_the_terminal(tmp_path: Path) -> None:
         content = {"stages": stages, "request_id": text, "environment": {"cpu": text}}
         path.write_text(json.dumps(content))
         paths.append(path)
-    assert all(line.isprintable() for line in compare_timing_reports(*paths).splitlines())
+    assert all(line.isprintable() for line in compare(*paths).splitlines())
 
 
 def test_a_different_environment_is_shown(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stagespan.lines import one_line
 from stagespan.report.reader import number, read_timing_report
 
 _THRESHOLD_PERCENT = 5.0
@@ -46,7 +47,7 @@ def _row(label: str, before: float, after: float) -> str:
     mark = "🔴" if percent > _THRESHOLD_PERCENT else "⚪"
     if percent < -_THRESHOLD_PERCENT:
         mark = "🟢"
-    name = " ".join(label.split()).replace("|", "\\|")
+    name = one_line(" ".join(label.split())).replace("|", "\\|")
     return f"| {name} | {before:.1f} | {after:.1f} | {percent:+.1f}% {mark} |"
 
 

@@ -21,12 +21,14 @@ from stagespan.compat.telefuser.signatures import (
     from_entry,
     to_stage,
 )
-from stagespan.errors import HarnessError
+from stagespan.errors import SignatureError, StagespanError
 from stagespan.files import safe_name
 from stagespan.harness import HarnessConfig as _Config
 from stagespan.harness import StageBenchHarness as _Harness
 from stagespan.harness.loading import load_stage
 from stagespan.signature import SignatureFile, StageSignature, make_inputs
+from stagespan.signature.describe import printable
+from stagespan.signature.fit import ReplayError
 
 __all__ = ["HarnessConfig", "StageBenchHarness", "StageIOSignature", "TensorSignature", "main"]
 
@@ -77,12 +79,12 @@ class StageBenchHarness:
     ) -> StageBenchHarness:
         """Return a harness for a stage of a signature file of stagespan or TeleFuser.
 
-        Raises ValueError if the file does not contain the stage, and SignatureError if it cannot be
-        read.
+        Raises SignatureError, which is a ValueError, if the file cannot be read or does not contain
+        the stage.
         """
         stages = SignatureFile.read(signature_path).stages
         if stage_name not in stages:
-            raise ValueError(
+            raise SignatureError(
                 f"There is no stage {stage_name!r} in the signature file {str(signature_path)!r};"
                 f" it contains {', '.join(map(repr, stages)) or 'no stages'}."
             )
@@ -220,9 +222,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--factory", help="module:callable that returns the loaded stage")
     options = parser.parse_args(arguments)
     if options.list_stages:
+        stages = SignatureFile.read(options.signature).stages
         click.echo(f"Available stages in {options.signature}:")
-        for name in SignatureFile.read(options.signature).stages:
-            click.echo(f"  - {name}")
+        for name in stages:
+            click.echo(f"  - {printable(name)}")
         return
     if options.stage is None:
         parser.error("the following arguments are required: --stage")
@@ -261,5 +264,5 @@ def _shown(value: Any) -> str:
 if __name__ == "__main__":
     try:
         main()
-    except HarnessError as error:
+    except (StagespanError, ReplayError) as error:
         raise SystemExit(str(error)) from None

@@ -20,6 +20,7 @@ from stagespan import _core, forks, run
 from stagespan.report import exit as exit_reports
 
 _VARIABLE = "_STAGESPAN_WORKER_TIMINGS"
+_LATEST_NS = (1 << 63) - 1
 
 
 class RankEntry(TypedDict):
@@ -55,10 +56,9 @@ _file: tuple[int, int, int] | None = None  # in a worker: process id, rank, file
 
 def announce() -> None:
     """Set the folder for workers that this process starts from now on."""
-    owner, _, folder = os.environ.get(_VARIABLE, "").partition(" ")
-    is_mine = owner == str(os.getpid())
+    is_own, folder = _folder()
     # A worker uses its parent's folder. Other programs that a worker starts do not.
-    if is_mine or (folder and run.is_worker()):
+    if is_own or (folder and run.is_worker()):
         return
     name = f"stagespan-workers-{os.getpid()}-{secrets.token_hex(8)}"
     os.environ[_VARIABLE] = f"{os.getpid()} {Path(tempfile.gettempdir(), name)}"
@@ -78,8 +78,8 @@ def is_worker() -> bool:
 
 def write(stage: str, begin_ns: int, end_ns: int, peak_memory_gb: float) -> None:
     """Report one run to the process that started this worker. Raises OSError."""
-    owner, _, folder = os.environ.get(_VARIABLE, "").partition(" ")
-    if not folder or owner == str(os.getpid()):
+    is_own, folder = _folder()
+    if is_own or not folder:
         return  # nobody reads it
     global _file
     rank = run.rank()
@@ -144,8 +144,8 @@ class WorkerTimings:
         return found
 
     def _read_files(self) -> None:
-        folder = _own_folder()
-        for path in sorted(folder.glob("*.jsonl")) if folder is not None else ():
+        is_own, folder = _folder()
+        for path in sorted(Path(folder).glob("*.jsonl")) if is_own else ():
             try:
                 with path.open("rb") as file:
                     file.seek(self._read.get(path, 0))
@@ -161,11 +161,11 @@ class WorkerTimings:
         try:
             stage, rank, begin_ns, end_ns, peak_memory_gb = json.loads(line)
             run = _Run(int(begin_ns), int(end_ns), float(peak_memory_gb))
-            if run.begin_ns < self._since_ns or run.end_ns < run.begin_ns:
+            if not self._since_ns <= run.begin_ns <= run.end_ns <= _LATEST_NS:
                 return
             runs = self._stages.setdefault(str(stage), _Stage()).runs
             runs.setdefault(int(rank), []).append(run)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):  # the line is damaged
             return
 
 
@@ -178,15 +178,16 @@ def _entry(rank: int, runs: list[_Run]) -> RankEntry:
     }
 
 
-def _own_folder() -> Path | None:
+def _folder() -> tuple[bool, str]:
+    """Return whether this process set the variable, and the folder in it; "" if it is not set."""
     owner, _, folder = os.environ.get(_VARIABLE, "").partition(" ")
-    return Path(folder) if folder and owner == str(os.getpid()) else None
+    return owner == str(os.getpid()), folder
 
 
 def remove() -> None:
     """Remove the folder of this process's workers, after the reports have been written."""
-    folder = _own_folder()
-    if folder is not None:
+    is_own, folder = _folder()
+    if is_own:
         shutil.rmtree(folder, ignore_errors=True)
 
 
