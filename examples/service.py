@@ -46,12 +46,12 @@ def main() -> None:
     print(f"p99 {generate.p99_ns / 1e6:.1f} ms, {generate.count} calls")
 
     # From any thread, at any time, without stopping the others:
-    started = threading.Event()
+    started, unlocked = threading.Event(), threading.Event()
 
     def stuck() -> None:
         with stagespan.span("waiting for a lock"):
             started.set()
-            time.sleep(0.2)
+            unlocked.wait()
 
     thread = threading.Thread(target=stuck)
     thread.start()
@@ -60,6 +60,7 @@ def main() -> None:
     for open_span in stagespan.open_spans():
         seconds = open_span["elapsed_ns"] / 1e9
         print(f"right now: {open_span['stage']!r} for {seconds:.2f} s")
+    unlocked.set()
     thread.join()
 
 
