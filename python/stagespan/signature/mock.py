@@ -117,9 +117,13 @@ class _Builder(Builder):
             return kind.build(node, path, self)
         try:
             return kind.build(node, path, self)
+        except KeyError as error:
+            raise SignatureError(
+                f"Input {path!r}: its entry of type {node[TYPE]!r} has no {error}."
+            ) from None
         except LookupError as error:
             raise HarnessError(
-                f"Input {path!r} cannot be created: {str(error).strip(chr(34))}, or pass it with "
+                f"Input {path!r} cannot be created: {error}, or pass it with "
                 f"HarnessConfig(inputs={{{top(path)!r}: ...}})."
             ) from None
         except SignatureError:

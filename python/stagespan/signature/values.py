@@ -322,6 +322,8 @@ def member(path: str, name: str) -> Any:
     kind = find_class(path)
     if not issubclass(kind, enum.Enum):
         raise LookupError(f"the class {path!r} is not an enum")
+    if name not in kind.__members__:
+        raise LookupError(f"the enum {path!r} has no member {name!r}")
     return kind[name]
 
 
