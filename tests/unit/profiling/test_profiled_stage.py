@@ -19,7 +19,7 @@ import pytest
 
 import preloaded
 import stagespan
-from stagespan import ProfilingContext, ProfilingContext4Debug, enable_profiler_for_names, run
+from stagespan import ProfilingContext, ProfilingContext4Debug, enable_profiler_for_names
 from stagespan.trace import breakdown, read_trace
 
 Work = Callable[[], None]
@@ -53,21 +53,39 @@ def runs_of(stage: str, count: int, work: Work) -> None:
                 work()
 
 
-def test_workers_do_not_write_each_others_files(
-    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a process that another one started, and a stage that is named for the profiler
-    monkeypatch.setattr(run, "_run", run.current()._replace(owner=os.getpid() + 1))
-    enable_profiler_for_names("denoise")
+_WORKER = """
+import multiprocessing, torch, stagespan
 
-    # WHEN the stage runs
-    with ProfilingContext("denoise"):
-        work()
+def run():
+    with stagespan.ProfilingContext("denoise"):
+        torch.ones(4) + 1
 
-    # THEN the names of the files contain the process's id
-    pid = os.getpid()
-    names = [f"denoise_pid{pid}_breakdown.json", f"denoise_pid{pid}_trace.json.gz"]
-    assert files(folder) == names
+worker = multiprocessing.get_context("fork").Process(target=run)
+worker.start()
+worker.join()
+print(worker.pid)
+run()
+"""
+
+
+def test_workers_do_not_write_each_others_files(tmp_path: Path) -> None:
+    # GIVEN a program that runs a named stage in a worker process, and itself
+    environment = {"ENABLE_PROFILER_NAMES": "denoise", "STAGESPAN_OUTPUT_DIR": str(tmp_path)}
+
+    # WHEN it runs
+    done = subprocess.run(
+        [*preloaded.python(), "-c", _WORKER],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    # THEN the names of the worker's files contain its process id
+    assert done.returncode == 0, done.stderr
+    stems = ("denoise", f"denoise_pid{done.stdout.strip()}")
+    kinds = ("breakdown.json", "trace.json.gz")
+    assert set(files(tmp_path)) == {f"{stem}_{kind}" for stem in stems for kind in kinds}
 
 
 def test_a_named_stage_writes_its_files(
