@@ -11,7 +11,7 @@ from typing import Any, Literal
 from stagespan.errors import ReportError
 from stagespan.lines import one_line
 from stagespan.report.noise import BEST, Times, interval_of_change, relative_times
-from stagespan.report.reader import number, read_json, read_timing_report, report_of
+from stagespan.report.reader import count_of, number, read_json, read_timing_report, report_of
 
 SCHEMA_VERSION = 1
 Statistic = Literal["median", "fastest"]
@@ -549,13 +549,13 @@ def _of_signature(signature: object) -> Times | None:
     median = number(signature.get("p50_ms"))
     if median is None:
         return None
-    counts = [_count(signature), number(signature.get("percentile_runs", _PERCENTILE_RUNS))]
+    counts = [count_of(signature), number(signature.get("percentile_runs", _PERCENTILE_RUNS))]
     known = [int(count) for count in counts if count is not None]
     return Times(median, min(known) if len(known) == 2 else None, _quartiles(signature))
 
 
 def _of_stage(stage: dict[str, Any]) -> Times:
-    count, duration = _count(stage), number(stage["duration_ms"]) or 0.0
+    count, duration = count_of(stage), number(stage["duration_ms"]) or 0.0
     median = number(stage.get("p50_ms"))
     if median is None:  # a file of TeleFuser, with a single run
         median = duration / (count or 1)
@@ -565,11 +565,6 @@ def _of_stage(stage: dict[str, Any]) -> Times:
 def _quartiles(entry: dict[str, Any]) -> tuple[float, float] | None:
     low, high = number(entry.get("p25_ms")), number(entry.get("p75_ms"))
     return None if low is None or high is None else (low, high)
-
-
-def _count(entry: dict[str, Any]) -> int | None:
-    count = number(entry.get("count"))
-    return None if count is None else int(count)
 
 
 def _environment(content: dict[str, Any]) -> dict[str, Any]:

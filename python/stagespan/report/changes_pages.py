@@ -8,6 +8,7 @@ from stagespan.console import set_width, trimmed
 from stagespan.imports import importing
 from stagespan.lines import one_line
 from stagespan.report.changes import Change, Comparison
+from stagespan.report.markdown import code, escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,12 +54,12 @@ def markdown(found: Comparison) -> str:
     lines = [
         "# Comparison",
         "",
-        f"`{_code(found.after)}` against `{_code(found.before)}`: {found.summary}.",
+        f"{code(found.after)} against {code(found.before)}: {found.summary}.",
         "",
         *(f"**Warning:** {warning}\n" for warning in found.warnings),
         "| " + " | ".join(_HEADER) + " |",
         "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
-        *("| " + " | ".join(map(_escaped, row)) + " |" for row in rows),
+        *("| " + " | ".join(map(escaped, row)) + " |" for row in rows),
         "",
         *(f"{note}\n" for note in found.notes),
     ]
@@ -98,11 +99,3 @@ def _runs(change: Change) -> str:
     counts = [times.count for times in (change.before, change.after) if times is not None]
     shown = ["?" if count is None else f"{count}" for count in counts]
     return " / ".join(shown)
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("\\", "\\\\").replace("|", "\\|")
-
-
-def _code(text: str) -> str:
-    return " ".join(text.replace("`", "'").split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from stagespan.lines import one_line
+from stagespan.report.markdown import code, escaped
 from stagespan.report.reader import number, read_timing_report
 
 _NONE = "-"
@@ -19,8 +19,8 @@ def compare_timing_reports(path_a: str | os.PathLike[str], path_b: str | os.Path
     Raises ReportError if a file cannot be read.
     """
     before, after = read_timing_report(path_a), read_timing_report(path_b)
-    before_line = f"- before: {_code(os.fspath(path_a))}{_of_request(before)}"
-    after_line = f"- after: {_code(os.fspath(path_b))}{_of_request(after)}"
+    before_line = f"- before: {code(os.fspath(path_a))}{_of_request(before)}"
+    after_line = f"- after: {code(os.fspath(path_b))}{_of_request(after)}"
     parts = [
         "# Timing comparison",
         f"{before_line}\n{after_line}",
@@ -128,20 +128,12 @@ def _change(before: float | None, after: float | None) -> list[str]:
 
 def _of_request(report: dict[str, Any]) -> str:
     request = report.get("request_id")
-    return f" (request {_code(str(request))})" if request else ""
+    return f" (request {code(str(request))})" if request else ""
 
 
 def _cell(value: object) -> str:
-    """Return text on one line that cannot end its cell; a dash for missing values."""
-    if value is None:
-        return _NONE
-    text = one_line(" ".join(str(value).split())) or _NONE
-    return text.replace("\\", "\\\\").replace("|", "\\|")
-
-
-def _code(text: str) -> str:
-    # A code span ends at its first backtick, and a newline would end the paragraph.
-    return "`" + one_line(" ".join(text.replace("`", "'").split())) + "`"
+    """Return text for a cell; a dash for missing values."""
+    return _NONE if value is None else escaped(str(value)) or _NONE
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

@@ -124,6 +124,12 @@ def _is_place(place: object) -> bool:
     )
 
 
+def count_of(entry: dict[str, Any]) -> int | None:
+    """Return the number of runs in an entry of a file; None if it is not known."""
+    count = number(entry.get("count"))
+    return None if count is None else int(count)
+
+
 def number(value: object) -> float | None:
     """Return ``value`` as a float, or None for anything else, including booleans."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagespan.report.reader import number
+from stagespan.report.reader import count_of, number
 from stagespan.report.stages import SEVERAL
 
 UNATTRIBUTED = "(unattributed)"
@@ -70,7 +70,7 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
             if name not in opened and (place_counts[name] != 1) is is_sum:
                 opened.add(name)
                 ms = entry["duration_ms"]
-                found.append(Row(name, "", ms, None, _count(entry), entry, is_sum=True))
+                found.append(Row(name, "", ms, None, count_of(entry), entry, is_sum=True))
                 found.extend(below(name, ms, ""))
     return found
 
@@ -98,16 +98,13 @@ def _places(
                 continue
             # A parent that is still running is not in the report yet.
             parent = place["parent"] if place["parent"] in stages else None
-            places.setdefault(parent, []).append(_Place(name, place["duration_ms"], _count(place)))
+            places.setdefault(parent, []).append(
+                _Place(name, place["duration_ms"], count_of(place))
+            )
             place_counts[name] += 1
     for found in places.values():
         found.sort(key=lambda place: -place.ms)
     return places, place_counts
-
-
-def _count(entry: dict[str, Any]) -> int | None:
-    count = number(entry.get("count"))
-    return None if count is None else int(count)
 
 
 def _left_over(entry: dict[str, Any], children: list[_Place]) -> list[tuple[str, float]]:

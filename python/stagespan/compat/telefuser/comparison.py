@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stagespan.lines import one_line
+from stagespan.report.markdown import escaped
 from stagespan.report.reader import number, read_timing_report
 
 _THRESHOLD_PERCENT = 5.0
@@ -47,8 +47,7 @@ def _row(label: str, before: float, after: float) -> str:
     mark = "🔴" if percent > _THRESHOLD_PERCENT else "⚪"
     if percent < -_THRESHOLD_PERCENT:
         mark = "🟢"
-    name = one_line(" ".join(label.split())).replace("|", "\\|")
-    return f"| {name} | {before:.1f} | {after:.1f} | {percent:+.1f}% {mark} |"
+    return f"| {escaped(label)} | {before:.1f} | {after:.1f} | {percent:+.1f}% {mark} |"
 
 
 def _total(report: dict[str, Any]) -> float:
