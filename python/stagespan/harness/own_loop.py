@@ -25,7 +25,6 @@ from stagespan.harness.loop_state import LoopState
 from stagespan.harness.steps import drain, function_of
 from stagespan.signature.fit import ReplayError, fit
 
-STEP_NAMES = ("first", "second", "middle", "last")
 STEP_COUNTS = (
     "num_inference_steps",
     "num_sampling_steps",

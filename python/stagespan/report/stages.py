@@ -125,10 +125,6 @@ def _per_second(amount: float, total_ns: int) -> float | None:
     return rate if math.isfinite(rate) else None
 
 
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / _MS
-
-
 def _device_ms(summary: Distribution | None) -> float | None:
     """Return the sum over the runs with a known device time; None without such runs."""
     return None if summary is None else summary.total_ns / _MS

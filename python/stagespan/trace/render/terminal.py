@@ -53,7 +53,6 @@ _FOR_FINDINGS = 6
 _BAR = 25
 # The width of a page, unless COLUMNS is set.
 _WIDTH = 100
-_LEAST_WIDTH = 40
 _CAUSES = 5
 # The least percentage of idle time that is shown here.
 _LEAST_CAUSE = 1.0
