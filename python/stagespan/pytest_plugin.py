@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from stagespan.report.changes import Change, Timed, Tolerance
+    from stagespan.report.changes import Change, Tolerance
     from stagespan.report.noise import Times
+    from stagespan.report.timed import Timed
 
 _MORE_MEASUREMENTS = 2
 _SHARED = "stagespan_baseline_times"

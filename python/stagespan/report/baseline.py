@@ -11,8 +11,9 @@ import msgspec
 from stagespan.environment import machine
 from stagespan.errors import ReportError
 from stagespan.files import write_whole
-from stagespan.report.changes import NoTimesError, Timed, machine_differences, read
+from stagespan.report.changes import machine_differences
 from stagespan.report.noise import Times
+from stagespan.report.timed import NoTimesError, Timed, read
 
 SCHEMA_VERSION = 1
 KIND = "stagespan baseline"

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from stagespan.errors import ReportError
 from stagespan.lines import one_line
-from stagespan.report.noise import BEST, Times, interval_of_change, relative_times
-from stagespan.report.reader import count_of, number, read_json, read_timing_report, report_of
+from stagespan.report.noise import BEST, Times, interval_of_change
+from stagespan.report.timed import Timed, read
 
 SCHEMA_VERSION = 1
 Statistic = Literal["median", "fastest"]
 Verdict = Literal["slower", "faster", "same", "added", "removed"]
-_PERCENTILE_RUNS = 512
-"""The number of runs of a signature's percentiles, for reports that do not contain it."""
 SPEED_CHANGE = 0.05
 """The relative change of the processor's speed between two measurements that is reported."""
 _MACHINE = ("cpu", "cpu_count", "platform", "device")
 _SOFTWARE = ("python", "torch", "stagespan")
-_WRITE_AGAIN = "write it again (a baseline with --stage-baseline-write), or name another file."
 _NAMES = {
     "report": "a timing report",
     "breakdown": "a kernel breakdown",
@@ -113,19 +109,6 @@ class Change:
             "change": self.change,
             "slowdown": self.slowdown,
         }
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A file of times."""
-
-    path: str
-    kind: str
-    times: dict[tuple[str, str | None], Times]
-    """The times by stage or kernel, and by signature, which is None if there is only one."""
-    environment: dict[str, Any] = field(default_factory=dict)
-    replayed: dict[str, Any] = field(default_factory=dict)
-    """The adapter and similar facts of a bench result, which must agree in both files."""
 
 
 @dataclass(frozen=True)
@@ -401,172 +384,3 @@ def _listed(names: Iterable[str]) -> str:
     found = [repr(name) for name in names]
     shown = ", ".join(found[:4])
     return f"{shown} and {len(found) - 4} more" if len(found) > 4 else shown or "none"
-
-
-# --- reading ------------------------------------------------------------------------------------
-
-
-class NoTimesError(ReportError):
-    """A file is empty, or is a baseline without times."""
-
-
-def read(path: str | os.PathLike[str]) -> Timed:
-    """Read a file of times. Its keys show its kind. Raises ReportError."""
-    file = Path(path)
-    if os.path.isdir(file):
-        return _of_report(str(path), read_timing_report(file))
-    content = read_json(file)
-    if content == {}:
-        raise NoTimesError(f"{path} is empty: {_WRITE_AGAIN}")
-    if not isinstance(content, dict):
-        content = {}
-    if "top_kernels" in content:
-        return _of_breakdown(str(path), content)
-    if _is_baseline(content):
-        return _of_baseline(str(path), content)
-    if _samples(content):
-        return _of_bench(str(path), content)
-    if "stages" not in content and "traceEvents" not in content:
-        raise ReportError(
-            f"{path} contains no times: name a timing report, a kernel breakdown, a bench result or"
-            " a baseline."
-        )
-    return _of_report(str(path), report_of(content, file))
-
-
-def _is_baseline(content: dict[str, Any]) -> bool:
-    if content.get("kind") == "stagespan baseline":
-        return True
-    stages = content.get("stages")
-    if not isinstance(stages, dict):
-        return False
-    return bool(stages) and all(isinstance(s, dict) and "samples_ms" in s for s in stages.values())
-
-
-def _of_baseline(path: str, content: dict[str, Any]) -> Timed:
-    times: dict[tuple[str, str | None], Times] = {}
-    stages = content.get("stages")
-    for name, stage in stages.items() if isinstance(stages, dict) else ():
-        samples = _numbers(stage.get("samples_ms")) if isinstance(stage, dict) else ()
-        if samples:
-            disturbed = stage.get("disturbed")
-            times[name, None] = Times.of(
-                samples,
-                disturbed if isinstance(disturbed, bool) else None,
-                number(stage.get("fixed_ns")),
-                _numbers(stage.get("relative")),
-            )
-    if not times:
-        raise NoTimesError(f"{path} is a baseline without times: {_WRITE_AGAIN}")
-    return Timed(path, "baseline", times, _environment(content))
-
-
-def _of_bench(path: str, content: dict[str, Any]) -> Timed:
-    name = str(content.get("stage") or content.get("stage_name") or "stage")
-    timing = content.get("timing_ms")
-    disturbed = bool(timing.get("busy")) if isinstance(timing, dict) else None
-    fixed_ns = number(timing.get("fixed_ns")) if isinstance(timing, dict) else None
-    samples = Times.of(_samples(content), disturbed, fixed_ns, _relative(content))
-    signature = content.get("signature")
-    key = signature.get("key") if isinstance(signature, dict) else None
-    times: dict[tuple[str, str | None], Times] = {
-        (name, key if isinstance(key, str) else None): samples
-    }
-    return Timed(path, "bench", times, _environment(content), _replayed(content))
-
-
-def _relative(content: dict[str, Any]) -> tuple[float, ...]:
-    """Return the times of a replay relative to the processor's speed; () if not on the CPU."""
-    times, cpu, fixed = (
-        _numbers(content.get(key)) for key in ("times_ms", "cpu_times_ms", "fixed_times_ns")
-    )
-    if content.get("device") != "cpu" or not 0 < len(times) == len(cpu) == len(fixed):
-        return ()
-    return relative_times(times, sum(cpu), [*fixed, fixed[-1]])
-
-
-def _replayed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts about one iteration of a bench result; unknown ones are None."""
-    step, device, settings = (content.get(key) for key in ("step", "device", "settings"))
-    number_of = step.get("number") if isinstance(step, dict) else None
-    return {
-        "adapter": content.get("adapter"),
-        "step": "whole" if step is None and "step" in content else number_of,
-        "inputs on": device.partition(":")[0] if isinstance(device, str) else None,
-        "dtype": settings.get("dtype") or "as captured" if isinstance(settings, dict) else None,
-        "threads": settings.get("threads") if isinstance(settings, dict) else None,
-    }
-
-
-def _samples(content: dict[str, Any]) -> tuple[float, ...]:
-    """Return the times of single runs in a bench result of stagespan or TeleFuser."""
-    return _numbers(content.get("times_ms")) or _numbers(content.get("timing_ms"))
-
-
-def _numbers(values: object) -> tuple[float, ...]:
-    found = [number(value) for value in values] if isinstance(values, list) else []
-    return tuple(value for value in found if value is not None and value >= 0)
-
-
-def _of_breakdown(path: str, content: dict[str, Any]) -> Timed:
-    steps = number(content.get("profile_steps")) or 1.0
-    rows = content["top_kernels"]
-    if not isinstance(rows, list):
-        raise ReportError(f'{path} is not a kernel breakdown: "top_kernels" is not a list.')
-    times: dict[tuple[str, str | None], Times] = {}
-    for row in rows:
-        ms = number(row.get("ms")) if isinstance(row, dict) else None
-        if ms is not None:
-            times[str(row.get("name")), None] = Times(ms / steps)
-    return Timed(path, "breakdown", times, _environment(content))
-
-
-def _of_report(path: str, report: dict[str, Any]) -> Timed:
-    times: dict[tuple[str, str | None], Times] = {}
-    for name, stage in report["stages"].items():
-        listed = stage.get("signatures")
-        signatures = [
-            signature
-            for signature in (listed if isinstance(listed, list) else ())
-            if _of_signature(signature) is not None
-        ]
-        whole = _of_stage(stage)
-        if len(signatures) == 1:
-            # All runs had this signature, so the quartiles of the stage are those of the signature.
-            times[name, str(signatures[0].get("key"))] = whole
-        elif not signatures:
-            times[name, None] = whole
-        for signature in signatures if len(signatures) > 1 else ():
-            known = _of_signature(signature)
-            if known is not None:
-                times[name, str(signature.get("key"))] = known
-    return Timed(path, "report", times, _environment(report))
-
-
-def _of_signature(signature: object) -> Times | None:
-    if not isinstance(signature, dict):
-        return None
-    median = number(signature.get("p50_ms"))
-    if median is None:
-        return None
-    counts = [count_of(signature), number(signature.get("percentile_runs", _PERCENTILE_RUNS))]
-    known = [int(count) for count in counts if count is not None]
-    return Times(median, min(known) if len(known) == 2 else None, _quartiles(signature))
-
-
-def _of_stage(stage: dict[str, Any]) -> Times:
-    count, duration = count_of(stage), number(stage["duration_ms"]) or 0.0
-    median = number(stage.get("p50_ms"))
-    if median is None:  # a file of TeleFuser, with a single run
-        median = duration / (count or 1)
-    return Times(median, count, _quartiles(stage))
-
-
-def _quartiles(entry: dict[str, Any]) -> tuple[float, float] | None:
-    low, high = number(entry.get("p25_ms")), number(entry.get("p75_ms"))
-    return None if low is None or high is None else (low, high)
-
-
-def _environment(content: dict[str, Any]) -> dict[str, Any]:
-    found = content.get("environment")
-    return found if isinstance(found, dict) else {}
