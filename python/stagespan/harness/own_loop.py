@@ -385,18 +385,20 @@ class ForwardReturns:
         depth = 0
         thread = threading.get_ident()
 
-        def before(module: Any, args: Any) -> None:
+        def entered(module: Any, args: Any) -> None:
             nonlocal depth
             if threading.get_ident() == thread:
                 depth += 1
 
-        def after(module: Any, args: Any, result: Any) -> None:
+        def left(module: Any, args: Any, result: Any) -> None:
             nonlocal depth
+            if threading.get_ident() == thread:
+                depth -= 1
+
+        def returned(module: Any, args: Any, result: Any) -> None:
             if threading.get_ident() != thread:
                 on_return(_unknown)
-                return
-            depth -= 1
-            if self.owner is not None:
+            elif self.owner is not None:
                 self.is_guess = False
                 on_return(_unknown)
             elif depth == 0:
@@ -407,12 +409,12 @@ class ForwardReturns:
                     raise OwnerFound
 
         with contextlib.ExitStack() as stack:
-            for module in [self.owner] if self.owner is not None else self.modules:
-                for handle in (
-                    module.register_forward_pre_hook(before),
-                    module.register_forward_hook(after),
-                ):
-                    stack.callback(handle.remove)
+            for module in self.modules if self.owner is None else []:
+                stack.callback(module.register_forward_pre_hook(entered).remove)
+                # A stage can catch an exception of a model, and call another one instead.
+                stack.callback(module.register_forward_hook(left, always_call=True).remove)
+            for module in self.modules if self.owner is None else [self.owner]:
+                stack.callback(module.register_forward_hook(returned).remove)
             yield
         most = max(counts.values(), default=0)
         if self.owner is None and most > 1:

@@ -347,6 +347,30 @@ def test_transformers_generate_is_run_one_token_at_a_time(tmp_path: Path) -> Non
     assert "decode step" in decode.iteration
 
 
+class WithFallback:
+    """Calls another model if the first one raises an exception."""
+
+    def __init__(self) -> None:
+        self.fast, self.slow = torch.nn.Bilinear(4, 4, 4), torch.nn.Linear(4, 4)
+
+    def generate(self, x: Any) -> Any:
+        for _ in range(6):
+            try:
+                x = self.fast(x)  # without its second argument
+            except TypeError:
+                x = self.slow(x)
+        return x
+
+
+@pytest.mark.parametrize("step", [None, 3])
+def test_a_model_that_raises_does_not_hide_the_model_of_the_loop(tmp_path: Path, step: Any) -> None:
+    signature = signature_of("generate", x=torch.zeros(1, 4))
+
+    result = harness(WithFallback().generate, signature, tmp_path, step=step).profile()
+
+    assert "between two returns of Linear.forward" in result.iteration
+
+
 class WithUnusedScheduler(Engine):
     def __init__(self) -> None:
         super().__init__()
