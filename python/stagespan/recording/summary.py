@@ -7,6 +7,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from stagespan.recording.reading import OpenSpan, Recording
 
 LATEST = 5
@@ -35,14 +38,14 @@ def positions(recording: Recording) -> list[Position]:
         if not span["detached"]:
             by_thread[span["thread"]].append(span)
     finished = {thread["thread"]: thread["spans"] for thread in recording.threads()}
-    ended = _last_ends(recording)
+    latest = _latest_spans(recording) if recording.has_spans else {}
     found = []
     for thread, spans in by_thread.items():
         # Spans of different asyncio tasks are not nested, so use the one that began last.
         innermost = max(spans, key=lambda span: (span["begin_ns"], span["depth"]))
         idle = innermost["elapsed_ns"]
-        if idle is not None and recording.read_ns is not None and thread in ended:
-            idle = min(idle, max(recording.read_ns - ended[thread], 0))
+        if idle is not None and recording.read_ns is not None and thread in latest:
+            idle = min(idle, max(recording.read_ns - int(latest[thread]["end_ns"][0]), 0))
         found.append(
             Position(
                 thread,
@@ -69,14 +72,19 @@ def _path(innermost: OpenSpan, spans: list[OpenSpan]) -> tuple[str, ...]:
     return tuple(reversed(path))
 
 
-def _last_ends(recording: Recording) -> dict[int, int]:
-    if not recording.has_spans:
-        return {}
+def _latest_spans(recording: Recording) -> dict[int, NDArray[np.void]]:
+    """Return the latest finished spans of each thread, newest first."""
     spans = recording.spans()
-    found: dict[int, int] = {}
-    for thread, end_ns in zip(spans["thread"].tolist(), spans["end_ns"].tolist(), strict=True):
-        found[thread] = max(end_ns, found.get(thread, end_ns))
-    return found
+    order = spans["end_ns"].argsort(kind="stable")
+    order = order[spans["thread"][order].argsort(kind="stable")]
+    threads = spans["thread"][order]
+    begins = [0, *((threads[1:] != threads[:-1]).nonzero()[0] + 1).tolist()]
+    ends = [*begins[1:], len(threads)]
+    return {
+        int(threads[begin]): spans[order[max(begin, end - LATEST) : end][::-1]]
+        for begin, end in zip(begins, ends, strict=True)
+        if begin < end
+    }
 
 
 def finished_spans(recording: Recording) -> int:
@@ -131,21 +139,19 @@ def stalled(recording: Recording, seconds: float, stage: str | None = None) -> l
 def as_dict(recording: Recording) -> dict[str, Any]:
     """Return what `stagespan recover` shows as plain data for JSON. Times are Unix ns."""
     names = recording.stage_names()
-    latest: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     ids = {request["number"]: request["id"] for request in recording.requests()}
-    spans = recording.spans()
-    in_order = spans[spans["end_ns"].argsort(kind="stable")][::-1]
-    for row in in_order:
-        newest = latest[int(row["thread"])]
-        if len(newest) < LATEST:
-            newest.append(
-                {
-                    "stage": names[int(row["stage"])],
-                    "begin_ns": int(row["begin_ns"]),
-                    "end_ns": int(row["end_ns"]),
-                    "request": ids.get(int(row["request"])),
-                }
-            )
+    latest = {
+        thread: [
+            {
+                "stage": names[int(row["stage"])],
+                "begin_ns": int(row["begin_ns"]),
+                "end_ns": int(row["end_ns"]),
+                "request": ids.get(int(row["request"])),
+            }
+            for row in rows
+        ]
+        for thread, rows in _latest_spans(recording).items()
+    }
     open_spans = recording.open_spans()
     return {
         "schema_version": 1,
