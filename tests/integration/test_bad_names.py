@@ -207,9 +207,9 @@ def test_ten_thousand_names(tmp_path: Path) -> None:
         tmp_path,
     )
     # THEN each name that fits has its own figures, and the others are counted together and shown
-    own, told = done.stdout.split()
+    own, is_shown = done.stdout.split()
     assert 4000 <= int(own) < 4096
-    assert told == "True"
+    assert is_shown == "True"
 
 
 def test_names_from_the_command_line(tmp_path: Path) -> None:

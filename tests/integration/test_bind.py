@@ -92,10 +92,10 @@ def test_what_is_bound_outside_of_everything_belongs_to_nothing() -> None:
 
     with request("r"), span("outer"):
         assert bound() is None
-        work("beside")
+        work("other")
 
     expect("work", None, 0)
-    assert parents()["beside"] == {"outer"}
+    assert parents()["other"] == {"outer"}
 
 
 def test_time_in_another_thread_is_not_charged_to_the_parent(pool: ThreadPoolExecutor) -> None:

@@ -124,9 +124,9 @@ def test_a_greenlet_takes_the_request_of_its_creator() -> None:
         job("in a request")
 
     with request("r") as current:
-        take_turns(work, lambda: job("beside it"))
+        take_turns(work, lambda: job("in another greenlet"))
 
-    for name in ("in a request", "beside it"):
+    for name in ("in a request", "in another greenlet"):
         assert {one.request for one in recorded(f"step {name}")} == {current.number}
     assert current_request() is None
 

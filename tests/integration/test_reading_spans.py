@@ -154,7 +154,7 @@ def read_all(cursors: list[SpanCursor], pause_s: float, threads: int) -> list[li
             for i in range(each // 3):
                 with span("outer"):
                     work("inner")
-                work("beside")
+                work("other")
                 if i % 500 == 0:
                     time.sleep(chance.random() * 0.002)
         finally:

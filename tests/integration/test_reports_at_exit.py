@@ -311,8 +311,8 @@ def test_a_folder_that_cannot_be_created_gives_a_warning_per_file(tmp_path: Path
 
     done = python(ONE_STAGE, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="taken")
     # THEN the program ended normally, one sentence per file says why, and nothing was changed
-    told = [line for line in done.stderr.splitlines() if "not saved" in line]
-    assert len(told) == 2
-    assert "taken" in told[0]
+    warnings = [line for line in done.stderr.splitlines() if "not saved" in line]
+    assert len(warnings) == 2
+    assert "taken" in warnings[0]
     assert (tmp_path / "taken").read_text() == "mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["script.py", "taken"]

@@ -65,12 +65,12 @@ def test_a_missing_device_cannot_be_attached(kind: str) -> None:
 def test_an_import_is_reported_once_and_survives_a_failing_callback(tmp_path: Path) -> None:
     # GIVEN a module that is awaited by a callback that fails
     (tmp_path / "waited_for.py").write_text("value = 42\n")
-    told: list[Exception] = []
+    errors: list[Exception] = []
 
     def fails() -> None:
         raise RuntimeError("as planned")
 
-    finder = ImportFinder("waited_for", fails, told.append)
+    finder = ImportFinder("waited_for", fails, errors.append)
     sys.meta_path.insert(0, finder)
     sys.path.insert(0, str(tmp_path))
     try:
@@ -79,7 +79,7 @@ def test_an_import_is_reported_once_and_survives_a_failing_callback(tmp_path: Pa
 
         # THEN the import works, the failure was logged, and nothing waits any more
         assert waited_for.value == 42
-        assert [str(error) for error in told] == ["as planned"]
+        assert [str(error) for error in errors] == ["as planned"]
         assert finder not in sys.meta_path
     finally:
         sys.path.remove(str(tmp_path))

@@ -87,10 +87,10 @@ def test_standard_output_that_is_a_file_is_written_to(tmp_path: Path) -> None:
     with path.open("w") as out:
         opened = os.fstat(out.fileno()).st_ino
         # WHEN it writes to its standard output by name
-        program = "from stagespan.files import write_whole; write_whole('/dev/stdout', 'told')"
+        program = "from stagespan.files import write_whole; write_whole('/dev/stdout', 'written')"
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
     # THEN the same file has been written
-    assert path.read_text() == "told"
+    assert path.read_text() == "written"
     assert path.stat().st_ino == opened
 
 

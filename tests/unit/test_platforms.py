@@ -205,27 +205,27 @@ def test_first_use_calls_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN an unused device
     device = Device(initialized=False)
     use(monkeypatch, torch_with(cuda=device))
-    told: list[str] = []
+    calls: list[str] = []
 
-    def tell() -> None:
-        told.append("used")
+    def callback_that_fails() -> None:
+        calls.append("used")
         raise RuntimeError("must not reach the application")
 
-    assert platforms.on_first_use(tell)
-    assert told == []
+    assert platforms.on_first_use(callback_that_fails)
+    assert calls == []
     # THEN torch's own initialisation calls it, and its exception is ignored
     for callback in device.queued:
         callback()
-    assert told == ["used"]
+    assert calls == ["used"]
 
 
 def test_first_use_has_happened_or_cannot_happen(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    calls: list[str] = []
     use(monkeypatch, torch_with(cuda=Device()))
-    assert platforms.on_first_use(lambda: told.append("now"))
+    assert platforms.on_first_use(lambda: calls.append("now"))
     use(monkeypatch, torch_with())
-    assert not platforms.on_first_use(lambda: told.append("never"))
-    assert told == ["now"]
+    assert not platforms.on_first_use(lambda: calls.append("never"))
+    assert calls == ["now"]
 
 
 def test_the_resident_memory_of_the_cpu() -> None:

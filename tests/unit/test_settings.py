@@ -112,8 +112,8 @@ def test_a_program_with_only_spans_gets_a_warning_for_every_invalid_value(tmp_pa
     # THEN it runs, and prints one sentence for each
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert len(wrong) > 5
-    told = sorted(line.split()[1].partition("=")[0] for line in done.stderr.splitlines())
-    assert told == sorted(wrong)
+    warned = sorted(line.split()[1].partition("=")[0] for line in done.stderr.splitlines())
+    assert warned == sorted(wrong)
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
