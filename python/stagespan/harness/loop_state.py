@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 MOST_CONTAINERS = 50_000
-MOST_ITEMS = 4096  # larger containers, such as vocabularies, are not examined
+LARGEST_CONTAINER = 4096  # larger ones, such as vocabularies, are not examined
 NUMBERS = (bool, int, float, complex, str, bytes)
 OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
 MISSING = object()
@@ -118,7 +118,7 @@ class _Snapshot:
 def _container_of(value: Any) -> Any:
     """The dictionary or list with the values of an object; None if nothing is put back in it."""
     if isinstance(value, (dict, list, collections.deque)):
-        return value if len(value) <= MOST_ITEMS else None
+        return value if len(value) <= LARGEST_CONTAINER else None
     attributes = getattr(value, "__dict__", None)
     if type(attributes) is not dict or isinstance(value, (type, types.ModuleType)):
         return None

@@ -446,6 +446,30 @@ def test_every_run_begins_with_the_original_state_of_the_stage(
     assert stage.model.features == {}
 
 
+class CountsBlocks(Denoiser):
+    """Counts the steps of its many blocks, and never resets them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = [0] * 100
+
+    def process(self, latents: Any, num_inference_steps: int = 8) -> Any:
+        self.counts[:] = [count + 1 for count in self.counts]
+        return super().process(latents, num_inference_steps)
+
+
+def test_a_long_list_of_a_stage_is_restored_by_harness_and_script(tmp_path: Path) -> None:
+    stage = CountsBlocks()
+
+    result = harness(stage, signature_of("denoise", latents=LATENTS), tmp_path).profile()
+    by_harness = set(stage.counts)
+    script = runpy.run_path(str(result.script_path))["profile_stage"]
+    script(stage, timing_steps=2, output_dir=tmp_path)
+
+    assert by_harness == {0}
+    assert set(stage.counts) == {0}
+
+
 def test_objects_that_a_stage_creates_once_are_not_created_in_each_run(tmp_path: Path) -> None:
     # GIVEN a stage that has not run before, and creates a table in its first run
     stage = CachedDenoiser()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import runpy
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import preloaded
 from stagespan.environment import machine
 from stagespan.harness import HarnessConfig, StageBenchHarness
-from stagespan.harness.adapters import CallAdapter, DenoiseAdapter
+from stagespan.harness.adapters import CallAdapter, DenoiseAdapter, LoopAdapter
 from stagespan.signature import StageSignature, capture
 
 torch = pytest.importorskip("torch")
@@ -196,6 +197,25 @@ def run_script(path: Path, *arguments: str) -> int:
     finally:
         sys.argv = before
     return 0
+
+
+@pytest.mark.parametrize("adapter", [LoopAdapter(), DenoiseAdapter(), CallAdapter()])
+def test_modules_of_a_script_do_not_define_the_same_name(adapter: Any) -> None:
+    # GIVEN a script with the source of several modules
+    step = adapter.script(None, {})
+    text = script_text(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem="s")
+
+    # WHEN its constants, functions and classes are listed
+    names: list[str] = []
+    for part in ast.parse(text).body:
+        if isinstance(part, (ast.FunctionDef, ast.ClassDef)):
+            names.append(part.name)
+        elif isinstance(part, ast.Assign):
+            names += [each.id for each in ast.walk(part.targets[0]) if isinstance(each, ast.Name)]
+
+    # THEN none has replaced another one
+    assert len(names) > 20
+    assert sorted(names) == sorted(set(names))
 
 
 def test_without_profiled_steps_no_profiler_runs(
