@@ -6,6 +6,7 @@ in a baseline file, beyond the tolerance and the noise of both measurements.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import warnings
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 _MORE_MEASUREMENTS = 2
 _SHARED = "stagespan_baseline_times"
+_NOT_RUN_BY_A_CALL = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
 _MARK = (
     "stage_limit(ms=None, regress=None, regress_ms=0.01): a stage measured with stage_bench may"
     ' take at most "ms" milliseconds, and may be slower than in the baseline by at most "regress",'
@@ -170,6 +176,13 @@ class StageBench:
         seconds = MOST_SECONDS if most_seconds is None else _number(most_seconds)
         if seconds is None or not 0 < seconds < math.inf:
             _fail(f"{key}: most_seconds={most_seconds!r} is not a time in seconds above 0.")
+        if not callable(function):
+            _fail(f"{key}: {function!r} cannot be called: pass a function and its arguments.")
+        if any(is_kind(function) for is_kind in _NOT_RUN_BY_A_CALL):
+            _fail(
+                f"{key}: a call of {function!r} does not run it, but returns a coroutine or"
+                " generator: pass a function that also awaits or consumes it."
+            )
         run = partial(function, *arguments, **keywords)
         times = measure(run, most_seconds=seconds)
         measurements = [times]

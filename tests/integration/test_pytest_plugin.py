@@ -339,6 +339,13 @@ def test_wrong_limits_and_calls_are_refused_in_one_sentence(tmp_path: Path) -> N
         def test_seconds(stage_bench, seconds):
             stage_bench(sum, [], most_seconds=seconds)
 
+        async def coroutine(): pass
+        def generator(): yield
+
+        @pytest.mark.parametrize("function", [5, coroutine, generator])
+        def test_functions(stage_bench, function):
+            stage_bench(function)
+
         @mark(regress="5%")
         def test_twice(stage_bench):
             stage_bench.check([1.0] * 30)
@@ -352,7 +359,7 @@ def test_wrong_limits_and_calls_are_refused_in_one_sentence(tmp_path: Path) -> N
 
     # THEN each fails with one sentence
     assert status == 1
-    assert "22 failed" in output
+    assert "25 failed" in output
     pages = re.split(r"^_+ (test_\S+) _+$", output.split("= FAILURES =")[1], flags=re.MULTILINE)
     failures = dict(zip(pages[1::2], pages[2::2], strict=True))
     takes = "stage_limit takes ms=, regress= and regress_ms=, not"
@@ -374,6 +381,10 @@ def test_wrong_limits_and_calls_are_refused_in_one_sentence(tmp_path: Path) -> N
         assert failures[name].strip().count("\n") == 0
     for name in ("0", "-1", "x", "nan"):
         assert "is not a time in seconds above 0." in failures[f"test_seconds[{name}]"]
+    assert "]: 5 cannot be called: pass a function" in failures["test_functions[5]"]
+    for name in ("coroutine", "generator"):
+        problem = "does not run it, but returns a coroutine or generator: pass a function that"
+        assert problem in failures[f"test_functions[{name}]"]
     assert "test_stage.py::test_twice is measured twice: pass another name=" in output
 
 
