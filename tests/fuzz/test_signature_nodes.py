@@ -169,9 +169,9 @@ def test_a_file_with_a_million_entries_is_read_in_time(tmp_path: Path) -> None:
     path.write_text(
         json.dumps({"schema_version": 1, "stages": {"s": {"input_signatures": inputs}}})
     )
-    begin = time.monotonic()
+    begin = time.process_time()
 
     made = make_inputs(SignatureFile.read(path).stage("s"))
 
     assert len(made) == 1_000_000
-    assert time.monotonic() - begin < 120
+    assert time.process_time() - begin < 120
