@@ -1,4 +1,4 @@
-"""Timing reports with any content: shown and compared, or refused in one sentence; no crash."""
+"""Files of times with any content: shown and compared, or refused in one sentence; no crash."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from stagespan.errors import ReportError
+from stagespan.report import changes_pages
+from stagespan.report.changes import compare_files
 from stagespan.report.compare import compare_timing_reports
 from stagespan.report.reader import read_timing_report
 from stagespan.report.tables import print_report
@@ -63,6 +65,40 @@ WHOLE = {
     "lost": {"overwritten": 3, "names": 0},
 }
 
+TIMES_MS = [1.0, 2.0, 3.0] * 9
+COMPARED = {
+    "report": WHOLE,
+    "baseline": {
+        "kind": "stagespan baseline",
+        "environment": {"cpu": "EPYC"},
+        "stages": {
+            "denoise": {
+                "samples_ms": TIMES_MS,
+                "disturbed": True,
+                "fixed_ns": 1e5,
+                "relative": TIMES_MS,
+            }
+        },
+    },
+    "bench": {
+        "stage": "denoise",
+        "device": "cpu",
+        "adapter": "loop",
+        "step": {"number": 2},
+        "settings": {"dtype": None, "threads": "captured"},
+        "signature": {"key": "k"},
+        "times_ms": TIMES_MS,
+        "cpu_times_ms": TIMES_MS,
+        "fixed_times_ns": [1e5] * len(TIMES_MS),
+        "timing_ms": {"fixed_ns": 1e5, "busy": None},
+    },
+    "breakdown": {
+        "name": "denoise",
+        "profile_steps": 2,
+        "top_kernels": [{"name": "gemm", "ms": 1.0}, {"name": "copy", "ms": 2.0}],
+    },
+}
+
 
 def damaged(node: Any, chance: random.Random) -> Any:
     """Return the node with one part replaced, removed or added."""
@@ -108,6 +144,34 @@ def test_damaged_reports_are_shown_or_refused(chance: random.Random, tmp_path: P
     assert "\n" not in refused
 
 
+@pytest.mark.parametrize("kind", COMPARED)
+@QUIET
+@given(chance=st.randoms(use_true_random=False))
+def test_damaged_files_are_compared_or_refused(
+    kind: str, chance: random.Random, tmp_path: Path
+) -> None:
+    # GIVEN two files of one kind, one of which is damaged
+    whole, path = tmp_path / "whole.json", tmp_path / "damaged.json"
+    whole.write_text(json.dumps(COMPARED[kind]))
+    path.write_text(json.dumps(damaged(damaged(COMPARED[kind], chance), chance)))
+
+    # WHEN they are compared, in either order
+    for pair in ((whole, path), (path, whole)):
+        pages, refused = [], ""
+        try:
+            found = compare_files(*pair)
+        except ReportError as error:
+            refused = str(error)
+        else:
+            stream = io.StringIO()
+            changes_pages.show(found, Console(file=stream, width=200))
+            pages = [stream.getvalue(), changes_pages.markdown(found)]
+        # THEN the pages do not control the terminal, or one sentence contains the name of the file
+        assert pages or str(path) in refused
+        lines = [refused, *(line for page in pages for line in page.splitlines())]
+        assert all(line.isprintable() for line in lines)
+
+
 @QUIET
 @given(content=st.binary(max_size=200))
 def test_any_file_is_refused(content: bytes, tmp_path: Path) -> None:
@@ -120,6 +184,15 @@ def test_any_file_is_refused(content: bytes, tmp_path: Path) -> None:
         read_timing_report(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", COMPARED)
+def test_undamaged_files_are_compared(kind: str, tmp_path: Path) -> None:
+    # The tests above start from files that can be compared.
+    path = tmp_path / "whole.json"
+    path.write_text(json.dumps(COMPARED[kind]))
+    found = compare_files(path, path)
+    assert (found.kind, {change.verdict for change in found.changes}) == (kind, {"same"})
 
 
 def test_the_report_itself_is_shown(tmp_path: Path) -> None:
