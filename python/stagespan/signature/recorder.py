@@ -10,10 +10,8 @@ from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
 from stagespan.signature.capture import capture, capture_arguments
 from stagespan.signature.key import key_of
 from stagespan.signature.model import StageSignature
-from stagespan.signature.store import STORE
+from stagespan.signature.store import SCALARS, STORE
 from stagespan.signature.target import callable_of
-
-_SCALARS = (bool, int, float, str)
 
 
 class CallLike(Protocol):
@@ -84,9 +82,8 @@ def _begin(stage: str, arguments: dict[str, Any], call: CallLike | None = None) 
     form = key_of(nodes)
     key = STORE.key_for(stage, form, key_of(nodes, sizes=False))
     target: dict[str, str] = {}
-    if not STORE.knows(
-        stage, key
-    ):  # reading values may wait for a device, so it is done only for new signatures
+    # Only for new signatures, because reading values may wait for a device.
+    if not STORE.knows(stage, key):
         nodes = capture_arguments(arguments)
         if call is not None:
             function = undecorated(call.function)
@@ -94,7 +91,7 @@ def _begin(stage: str, arguments: dict[str, Any], call: CallLike | None = None) 
     signature = StageSignature(
         stage_name=stage,
         inputs=nodes,
-        metadata={name: node for name, node in nodes.items() if type(node) in _SCALARS},
+        metadata={name: node for name, node in nodes.items() if type(node) in SCALARS},
         context=run_context(),
         key=key,
         target=target,

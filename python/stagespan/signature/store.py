@@ -25,7 +25,8 @@ MAX_LENGTHS = 8
 """The most signatures that differ only in sizes and ran once. Others are counted together."""
 GROWING = "+"
 _KEPT_DURATIONS = 512
-_SCALARS = (bool, int, float, str)
+SCALARS = (bool, int, float, str)
+"""The types of the arguments that the metadata of a signature contains."""
 
 
 class _Entry:
@@ -67,7 +68,7 @@ class _Scalars(NamedTuple):
             name: value
             for name, value in signature.inputs.items()
             # The length of a redacted text counts as its value.
-            if type(value) in _SCALARS or (isinstance(value, dict) and value.get(TYPE) == "str")
+            if type(value) in SCALARS or (isinstance(value, dict) and value.get(TYPE) == "str")
         }
         return cls(scalars, signature.metadata)
 

@@ -225,9 +225,8 @@ def sparse_tensor(layout: str, shape: Sequence[int], offsets: Any, values: Any) 
     else:
         along = 0 if layout in ("sparse_csc", "sparse_bsc") else 1
         width = int(shape[along]) // int(by_block[along])
-    if (
-        rows and int(offsets.diff().max()) > width
-    ):  # the offsets are approximate, and the tensor is nearly full
+    # Offsets are approximate, so a row of a nearly full tensor can get too many elements.
+    if rows and int(offsets.diff().max()) > width:
         even = torch.arange(rows + 1, device=offsets.device) * len(values) // rows
         offsets = even.to(offsets.dtype)
     counts = offsets.diff()
