@@ -65,7 +65,7 @@ class Window:
         self._backend: Backend | None = None
         self._deadline: Deadline | None = None
         self._running: list[Backend] = []  # the call that takes it from here stops the profiler
-        self._thread = 0
+        self._native_id = 0  # of the thread that has opened it; greenlets have other identifiers
 
     @property
     def profiler(self) -> object:
@@ -117,8 +117,8 @@ class Window:
             self._release()
             raise
         self._running.append(self._backend)
-        self._thread = threading.get_ident()
-        if threading.current_thread() is not threading.main_thread():
+        self._native_id = threading.get_native_id()
+        if self._native_id != threading.main_thread().native_id:
             _of_thread.end = _ThreadEnd(self)
         if self._max_seconds is not None:
             self._deadline = Deadline(self._max_seconds, self._close_early)
@@ -158,7 +158,7 @@ class Window:
 
     def is_open_here(self) -> bool:
         """Whether the window is open, and this thread has opened it."""
-        return bool(self._running) and self._thread == threading.get_ident()
+        return bool(self._running) and self._native_id == threading.get_native_id()
 
     def close_if_due(self) -> None:
         """Close the window if it has been open for `max_seconds`; threads may lack a deadline."""
