@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stagespan.trace.analyses.breakdown import Breakdown, KernelRow, breakdown
-from stagespan.trace.derived.device import DeviceUse, device_use
+from stagespan.trace.derived.device_time import DeviceUse, device_use
 from stagespan.trace.read.model import MISSING, Events, Flows, Trace
 from stagespan.trace.read.reader import read_trace
 

@@ -13,9 +13,6 @@ from stagespan.trace.derived.device import (
     COMMUNICATION,
     COMPUTE,
     COPY,
-    DeviceUse,
-    DeviceUseFigures,
-    device_use,
     device_work,
     launch_of,
     streams,
@@ -24,8 +21,11 @@ from stagespan.trace.derived.device import (
 from stagespan.trace.derived.device_time import (
     DeviceTime,
     DeviceTimeFigures,
+    DeviceUse,
+    DeviceUseFigures,
     device_rows,
     device_times,
+    device_use,
     stream_times,
     together,
 )

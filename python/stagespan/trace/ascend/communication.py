@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stagespan.trace.ascend.csv_tables import disagreement, scaled
+from stagespan.trace.ascend.folder import disagreement
 from stagespan.trace.derived.device import COMMUNICATION as DEVICE_COMMUNICATION
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.read.csv_tables import scaled
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
@@ -331,7 +332,7 @@ def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str
 
 
 def _entries(document: Any) -> list[tuple[str, str, dict[str, Any]]]:
-    """Yield step, name and content of each operation."""
+    """Return step, name and content of each operation."""
     found = []
     for step, groups in _items(document):
         for _, operations in _items(groups):

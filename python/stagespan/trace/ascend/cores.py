@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from stagespan.trace.ascend.overlap import on_device
+from stagespan.trace.ascend.device import on_device
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import by_group

@@ -1,10 +1,10 @@
-"""An Ascend result folder: which of its files exist, and their contents."""
+"""An Ascend result folder: which of its files exist, their contents, and their disagreements."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from stagespan.errors import TraceError
-from stagespan.trace.ascend.csv_tables import CsvTable, bytes_of, read_table
+from stagespan.trace.read.csv_tables import CsvTable, bytes_of, read_table
 from stagespan.trace.read.model import Trace
+from stagespan.trace.result import Evidence, Finding, Severity
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 TRACE = "trace_view.json"
@@ -251,3 +252,17 @@ def _nothing(folder: Path, output: Path, problems: list[str]) -> str:
             " torch_npu.profiler.profiler.analyse(path) first."
         )
     return f"{folder} contains no files of torch_npu.profiler: check the path."
+
+
+# --- Disagreement between two files ---
+
+
+def disagreement(severity: Severity, what: str, differences: Sequence[str], code: str) -> Finding:
+    """Return the finding that two sources differ. `what` names them; `differences` is not empty."""
+    return Finding(
+        severity,
+        f"{what} do not agree: {differences[0]}.",
+        tuple(Evidence(each, None, None, "") for each in differences[:5]),
+        code,
+        numbers={"differences": len(differences)},
+    )

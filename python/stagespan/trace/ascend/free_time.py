@@ -12,8 +12,7 @@ from typing import Annotated
 
 import numpy as np
 
-from stagespan.trace.ascend.flows import QUEUE, launched, started_by
-from stagespan.trace.ascend.overlap import on_device
+from stagespan.trace.ascend.device import QUEUE, launched, on_device, started_by
 from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, covered, merged

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.ascend.flows import launched
+from stagespan.trace.ascend.device import launched
 from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.derived.threads import Cover
 from stagespan.trace.figures import Count, Figures, Ns

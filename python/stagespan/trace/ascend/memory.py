@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from stagespan.trace.ascend.csv_tables import CsvTable, scaled
 from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.read.csv_tables import CsvTable, scaled
 from stagespan.trace.result import Evidence, Finding, Result, Table, Unavailable, in_words, share
 
 RECORD, OPERATOR = "memory_record.csv", "operator_memory.csv"

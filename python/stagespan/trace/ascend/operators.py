@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stagespan.trace.ascend.csv_tables import CsvTable, count, disagreement, scaled
+from stagespan.trace.ascend.folder import disagreement
 from stagespan.trace.figures import Count, Figures, MeanNs, Ns
+from stagespan.trace.read.csv_tables import CsvTable, count, scaled
 from stagespan.trace.result import (
     Evidence,
     Finding,

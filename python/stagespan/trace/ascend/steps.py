@@ -10,25 +10,27 @@ import numpy as np
 
 from stagespan.trace.ascend import waits as ascend_waits
 from stagespan.trace.ascend.communication import CollectiveStats
-from stagespan.trace.ascend.csv_tables import CsvTable, scaled
-from stagespan.trace.ascend.flows import LAUNCHES, flows_of
-from stagespan.trace.ascend.flows import OPERATORS as OPERATOR_FLOWS
-from stagespan.trace.ascend.overlap import (
+from stagespan.trace.ascend.device import (
     COMMUNICATING,
     COMPUTING,
     EXPOSED,
     FREE,
+    LAUNCHES,
+    RECEIVE,
     RECEIVING,
     Interval,
     Overlap,
-    minus,
+    flows_of,
     overlap_from_events,
     overlap_in,
+    overlap_of,
 )
+from stagespan.trace.ascend.device import OPERATORS as OPERATOR_FLOWS
 from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.figures import Figures, Ns, one_of
-from stagespan.trace.read.intervals import Numbers, merged
+from stagespan.trace.read.csv_tables import CsvTable, scaled
+from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
@@ -255,7 +257,6 @@ def step_times_of_file(table: CsvTable) -> list[StepTime]:
 
 _COMMUNICATES = re.compile(r"^(?:HCCL|COMMUNICATION)", re.IGNORECASE)
 _COLLECTIVE = re.compile(r"^hcom_|^hccl", re.IGNORECASE)
-_RECEIVE = re.compile(r"^hcom_receive")
 
 
 def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
@@ -311,7 +312,7 @@ def _rows(table: CsvTable) -> dict[tuple[str, str], list[tuple[int, int, int]]]:
 
 
 def _kind(core: str, name: str) -> int:
-    if _RECEIVE.match(name):
+    if RECEIVE.match(name):
         return RECEIVING
     return COMMUNICATING if _COMMUNICATES.match(core) or _COLLECTIVE.match(name) else COMPUTING
 
@@ -319,17 +320,10 @@ def _kind(core: str, name: str) -> int:
 def _lanes(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Overlap:
     begin, end, kind = rows[:, 0], rows[:, 1], rows[:, 2]
     computes, receives = kind == COMPUTING, kind == RECEIVING
-    computing = merged(begin[computes], end[computes])
-    talking = merged(begin[~computes], end[~computes])
-    busy = merged(begin, end)
-    return Overlap(
-        {
-            COMPUTING: computing,
-            COMMUNICATING: talking,
-            EXPOSED: minus(talking, computing),
-            FREE: (busy[1][:-1], busy[0][1:]),
-            RECEIVING: (begin[receives], end[receives]),
-        }
+    return overlap_of(
+        (begin[computes], end[computes]),
+        (begin[~computes], end[~computes]),
+        (begin[receives], end[receives]),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.ascend.overlap import Interval, minus, on_device
+from stagespan.trace.ascend.device import Interval, minus, on_device
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
 from stagespan.trace.derived.threads import named
 from stagespan.trace.figures import Count, Figures, Ns

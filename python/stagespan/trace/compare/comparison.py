@@ -10,8 +10,7 @@ from typing import Literal
 from msgspec import structs
 
 from stagespan.trace.compare import cost_table as parts
-from stagespan.trace.compare.attribution import DONE
-from stagespan.trace.compare.cost_table import Cell, Cells
+from stagespan.trace.compare.cost_table import DONE, Cell, Cells
 from stagespan.trace.derived.idle_causes import CAUSES, MEMORY_ALLOCATION, SYNCHRONISATION
 from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.derived.windows import Windows
@@ -316,17 +315,14 @@ class Comparison(Titled):
 
     def findings(self) -> list[Finding]:
         """The change, and the parts that caused it, if they are large enough."""
-
         return findings(self)
 
     def title(self) -> tuple[str, str]:
         """The change in a few words, and as a sentence."""
-
         return title(self), headline(self)
 
     def tables(self) -> list[Table]:
         """The parts of the change, then changes by stage, layer, operator and kernel."""
-
         return tables(self)
 
     def _by_kernel(self) -> list[Change]:

@@ -25,7 +25,12 @@ from stagespan.trace.derived.kernel_kinds import (
     inductor_kind,
     kind_of,
 )
-from stagespan.trace.derived.launch_sources import NO_OPERATOR, compiler_parts, forward_operators
+from stagespan.trace.derived.launch_sources import (
+    NO_OPERATOR,
+    compiler_parts,
+    forward_operators,
+    values_at,
+)
 from stagespan.trace.derived.threads import Cover, Nesting, ThreadIndex, named, processes
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -497,8 +502,8 @@ def _add_kernels(
     trace, events, nodes = forest.trace, forest.trace.events, forest.nodes
     calls = launch_of(trace, rows)
     inside = _inside(forest, calls)
-    in_graph = _at(nodes.first_around(graphs), inside) >= 0
-    under = _at(nodes.first_around(direct & (forest.role == OPERATOR)), inside)
+    in_graph = values_at(nodes.first_around(graphs), inside) >= 0
+    under = values_at(nodes.first_around(direct & (forest.role == OPERATOR)), inside)
     by_operator = in_graph & (under >= 0)
     time: Numbers = events.dur_ns[rows]
     if by_operator.any():
@@ -507,7 +512,7 @@ def _add_kernels(
             name = trace.names[group.code]
             found.setdefault((_class_of(name), name), [0, 0, 0])[2] += group.time_ns
     rest = ~by_operator
-    operator = _at(nodes.first_around(forest.role == OPERATOR), inside)
+    operator = values_at(nodes.first_around(forest.role == OPERATOR), inside)
     aten = np.array([name.startswith("aten::") for name in trace.names] + [False])
     by_aten = aten[np.append(forest.name, -1)[operator]] & (operator >= 0)
     driver = np.array([_DRIVER.match(name) is not None for name in trace.names] + [False])
@@ -564,10 +569,6 @@ def _inside(forest: Forest, calls: Rows) -> Rows:
     there = places >= 0
     found[known[there]] = forest.nodes.at(places[there])
     return found
-
-
-def _at(values: Rows, index: Rows) -> Rows:
-    return np.where(index >= 0, np.append(values, -1)[index], -1)
 
 
 def triton_by_kind(forest: Forest) -> dict[str, tuple[int, int]]:

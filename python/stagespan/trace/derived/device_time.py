@@ -1,12 +1,10 @@
-"""Computes how each device and each stream spent its time.
-
-Communication is defined by `DeviceWork.kind`, for any library.
-"""
+"""Computes how all devices together, each device, and each stream spent their time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +15,11 @@ from stagespan.trace.derived.device import (
     DeviceWork,
     device_work,
     is_ascend,
+    launch_of,
     streams,
     work_by_stream,
 )
-from stagespan.trace.figures import Figures, Ns
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Rows, by_group, covered
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
@@ -41,7 +40,10 @@ class DeviceTimeFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """Times in ns; compute + exposed communication + exposed copies + idle = span, exactly."""
+    """Times in ns; compute + exposed communication + exposed copies + idle = span, exactly.
+
+    Communication is that of any library, by `DeviceWork.kind`.
+    """
 
     span_ns: int
     """From the begin of the first event to the end of the last, or the length of `within`."""
@@ -146,3 +148,140 @@ def _time(
         exposed_copy_ns=busy - not_copying,
         custom_ns=covered(begin[own], end[own]),
     )
+
+
+# --- All devices together ---
+
+
+class DeviceUseFigures(Figures, frozen=True):
+    """A `DeviceUse` in JSON; times in ns, None without device events."""
+
+    events: Count
+    gpu_events: dict[str, Count]
+    span_ns: Ns | None
+    busy_ns: Ns | None
+    idle_ns: Ns | None
+    compute_union_ns: Ns | None
+    comm_union_ns: Ns | None
+    exposed_comm_ns: Ns | None
+    memcpy_union_ns: Ns | None
+    exposed_memcpy_ns: Ns | None
+    kernel_dur_sum_ns: Ns | None
+    n_streams: Count
+    gpu_events_without_launch_in_trace: Count
+    triton_kernels: Count
+    per_stream_busy_ns: dict[str, Ns]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Times in ns, over all devices of the trace; None if the trace has no device events.
+
+    Only the kernels of NCCL, RCCL and HCCL count as communication. Other communication
+    (`DeviceWork.is_custom`) counts as computing in this class, unlike elsewhere.
+
+    compute + exposed communication + exposed copies + idle = span, exactly.
+    """
+
+    entries: int
+    """Entries in the trace's list of events."""
+    device_events: dict[str, int]
+    """Device events by category."""
+    span_ns: int | None
+    """From the begin of the first device event to the end of the last."""
+    busy_ns: int | None
+    compute_ns: int | None
+    communication_ns: int | None
+    copy_ns: int | None
+    exposed_communication_ns: int | None
+    """Communication while nothing computes."""
+    exposed_copy_ns: int | None
+    """Copies while nothing computes or communicates."""
+    kernel_sum_ns: int | None
+    """Sum of the kernels' durations; overlapping kernels count fully."""
+    stream_busy_ns: dict[tuple[int, int], int]
+    """Busy time by (device, stream)."""
+    without_launch: int
+    """Device events whose launch is not in the trace."""
+    triton_kernels: int
+
+    @property
+    def idle_ns(self) -> int | None:
+        """`span_ns` minus `busy_ns`."""
+        return None if self.span_ns is None or self.busy_ns is None else self.span_ns - self.busy_ns
+
+    def figures(self) -> DeviceUseFigures:
+        """Return the figures for JSON. With several devices, streams are named "device/stream"."""
+        devices = {device for device, _ in self.stream_busy_ns}
+        return DeviceUseFigures(
+            events=self.entries,
+            gpu_events=dict(self.device_events),
+            span_ns=self.span_ns,
+            busy_ns=self.busy_ns,
+            idle_ns=self.idle_ns,
+            compute_union_ns=self.compute_ns,
+            comm_union_ns=self.communication_ns,
+            exposed_comm_ns=self.exposed_communication_ns,
+            memcpy_union_ns=self.copy_ns,
+            exposed_memcpy_ns=self.exposed_copy_ns,
+            kernel_dur_sum_ns=self.kernel_sum_ns,
+            n_streams=len(self.stream_busy_ns),
+            gpu_events_without_launch_in_trace=self.without_launch,
+            triton_kernels=self.triton_kernels,
+            per_stream_busy_ns={
+                (str(stream) if len(devices) == 1 else f"{device}/{stream}"): busy
+                for (device, stream), busy in self.stream_busy_ns.items()
+            },
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures for JSON, times in microseconds."""
+        return self.figures().to_dict()
+
+
+@once
+def device_use(trace: Trace) -> DeviceUse:
+    """Compute the unions of the device's events by kind and by stream."""
+    events = trace.events
+    work = device_work(trace)
+    rows = work.rows
+    begin, end = events.begin_ns[rows], events.end_ns[rows]
+    kind = np.where(work.is_custom, COMPUTE, work.kind)[rows]
+
+    def union(*kinds: int) -> int | None:
+        chosen = np.isin(kind, kinds)
+        return covered(begin[chosen], end[chosen]) if len(rows) else None
+
+    busy, compute = union(COMPUTE, COMMUNICATION, COPY), union(COMPUTE)
+    not_copying = union(COMPUTE, COMMUNICATION)
+    categories, counts = np.unique(events.category[rows], return_counts=True)
+    kernels = work.kernels
+    triton = np.array([name.startswith("triton_") for name in trace.names] + [False])
+    return DeviceUse(
+        entries=trace.total,
+        device_events={
+            trace.categories[c]: int(n) for c, n in zip(categories, counts, strict=True)
+        },
+        span_ns=int(end.max() - begin.min()) if len(rows) else None,
+        busy_ns=busy,
+        compute_ns=compute,
+        communication_ns=union(COMMUNICATION),
+        copy_ns=union(COPY),
+        exposed_communication_ns=_less(not_copying, compute),
+        exposed_copy_ns=_less(busy, not_copying),
+        kernel_sum_ns=int(events.dur_ns[kernels].sum()) if len(rows) else None,
+        stream_busy_ns=_by_stream(trace),
+        without_launch=int((launch_of(trace, rows) < 0).sum()),
+        triton_kernels=int(triton[events.name[kernels]].sum()),
+    )
+
+
+def _by_stream(trace: Trace) -> dict[tuple[int, int], int]:
+    rows = device_work(trace).rows
+    begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
+    of_stream, _ = work_by_stream(trace)
+    return {stream: covered(begin[mine], end[mine]) for stream, mine in of_stream.items()}
+
+
+def _less(whole: int | None, part: int | None) -> int | None:
+    return None if whole is None or part is None else whole - part

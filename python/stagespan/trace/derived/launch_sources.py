@@ -10,9 +10,9 @@ import numpy as np
 from stagespan.trace.derived.device import launch_of
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.threads import Nesting, ThreadIndex, joined, named, processes
+from stagespan.trace.derived.threads import Nesting, ThreadIndex, named, processes
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, pairs
-from stagespan.trace.read.model import Trace
+from stagespan.trace.read.model import Flows, Trace
 from stagespan.trace.read.view import once
 
 EVALUATES = "autograd::engine::evaluate_function: "
@@ -46,7 +46,7 @@ def _forward_by_flows(
     trace: Trace, lanes: ThreadIndex, forest: Nesting
 ) -> tuple[Rows, Rows] | None:
     flows = trace.flows
-    starts, ends = joined(flows, np.isin(flows.category, trace.category_codes(["fwdbwd"])))
+    starts, ends = _joined(flows, np.isin(flows.category, trace.category_codes(["fwdbwd"])))
     if len(ends) == 0:
         return None
     source = forest.at(lanes.places_of_flows(trace, starts))
@@ -60,6 +60,16 @@ def _forward_by_flows(
         if not same.any():
             return target, source
         target = np.where(same, outer, target)
+
+
+def _joined(flows: Flows, chosen: Mask) -> tuple[Rows, Rows]:
+    """Return start and end of the chosen flows that have both ends."""
+    starts, ends = np.flatnonzero(chosen & flows.starts), np.flatnonzero(chosen & ~flows.starts)
+    starts = starts[np.argsort(flows.id[starts], kind="stable")]
+    at = np.searchsorted(flows.id[starts], flows.id[ends])
+    hit = np.flatnonzero(at < len(starts))
+    hit = hit[flows.id[starts[at[hit]]] == flows.id[ends[hit]]]
+    return starts[at[hit]], ends[hit]
 
 
 def _forward_by_sequence(trace: Trace, forest: Nesting) -> tuple[Rows, Rows] | None:
@@ -116,7 +126,7 @@ _TIMED = re.compile(r"^(?P<name>.+?)(?: \(dynamo_timed\)|_data: .*compile_id=.*)
 
 @dataclass(frozen=True, slots=True)
 class LaunchSources:
-    """Return what launched each device event: rows of `Trace.events`, or -1 if unknown."""
+    """What launched each device event: rows of `Trace.events`, or -1 if unknown."""
 
     rows: Rows
     calls: Rows
@@ -156,9 +166,9 @@ def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
         rows=rows,
         calls=calls,
         of_graph=graph_calls(trace, calls),
-        operator=_at(forest.rows, _at(forest.first_around(work), inside)),
+        operator=values_at(forest.rows, values_at(forest.first_around(work), inside)),
         stage=stage,
-        forward=_at(forward_operators(trace, lanes, forest), inside),
+        forward=values_at(forward_operators(trace, lanes, forest), inside),
     )
 
 
@@ -187,7 +197,7 @@ def no_operators(trace: Trace) -> Mask:
     return rows
 
 
-def _at(values: Rows, index: Rows) -> Rows:
+def values_at(values: Rows, index: Rows) -> Rows:
     """Return values[index], and -1 where the index is -1."""
     return np.where(index >= 0, np.append(values, -1)[index], -1)
 
@@ -195,7 +205,7 @@ def _at(values: Rows, index: Rows) -> Rows:
 def _by_flows(trace: Trace, rows: Rows, inside: Rows, lanes: ThreadIndex, forest: Nesting) -> None:
     """Find operators by flows, because Ascend's queue launches from its own thread."""
     flows, events = trace.flows, trace.events
-    starts, ends = joined(flows, np.isin(flows.category, trace.category_codes(["async_npu"])))
+    starts, ends = _joined(flows, np.isin(flows.category, trace.category_codes(["async_npu"])))
     missing = np.flatnonzero(inside < 0)
     if len(ends) == 0 or len(missing) == 0 or len(forest) == 0:
         return
@@ -240,7 +250,7 @@ def stages(trace: Trace, calls: Rows) -> Rows:
     if len(with_stages) == 1:
         same = lanes.threads[lane][:, 0] == lanes.threads[with_stages[0]][0]
         lane = np.where(same, with_stages[0], lane)
-    return _at(forest.rows, forest.at(lanes.axis.place(lane, events.begin_ns[calls])))
+    return values_at(forest.rows, forest.at(lanes.axis.place(lane, events.begin_ns[calls])))
 
 
 # --- Self time of operators ---

@@ -22,7 +22,7 @@ from stagespan.trace.read.intervals import (
     outermost_first,
     pairs,
 )
-from stagespan.trace.read.model import Flows, Trace
+from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
 _MOST = 1 << 61
@@ -361,6 +361,15 @@ def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
     return pairs(processes(trace)[rows], trace.events.tid[rows])
 
 
+def threads_of(wanted: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
+    """Return the number of each event's thread among `wanted`, or -1."""
+    found, lane = threads(trace, rows)
+    known = {(int(pid), int(tid)): number for number, (pid, tid) in enumerate(wanted)}
+    number = [known.get((int(pid), int(tid)), -1) for pid, tid in found]
+    result: Numbers = np.array(number, dtype=np.int64)[lane]
+    return result
+
+
 def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.int32]:
     """Return the number of every event's thread among `lanes`, or -1."""
     events, process = trace.events, processes(trace)
@@ -382,16 +391,6 @@ def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.int3
 # Processing by depth is faster than by event, unless there are too many depths.
 _DEEP = 1000
 _MOST_TURNS = 100
-
-
-def joined(flows: Flows, chosen: Mask) -> tuple[Rows, Rows]:
-    """Return start and end of the chosen flows that have both ends."""
-    starts, ends = np.flatnonzero(chosen & flows.starts), np.flatnonzero(chosen & ~flows.starts)
-    starts = starts[np.argsort(flows.id[starts], kind="stable")]
-    at = np.searchsorted(flows.id[starts], flows.id[ends])
-    hit = np.flatnonzero(at < len(starts))
-    hit = hit[flows.id[starts[at[hit]]] == flows.id[ends[hit]]]
-    return starts[at[hit]], ends[hit]
 
 
 class ThreadIndex:
@@ -573,12 +572,3 @@ class Nesting:
             longer[at] = above
             last = at
         return np.array(parent, dtype=np.intp), np.array(longer, dtype=np.intp)
-
-
-def threads_of(wanted: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
-    """Return the number of each event's thread among `wanted`, or -1."""
-    found, lane = threads(trace, rows)
-    known = {(int(pid), int(tid)): number for number, (pid, tid) in enumerate(wanted)}
-    number = [known.get((int(pid), int(tid)), -1) for pid, tid in found]
-    result: Numbers = np.array(number, dtype=np.int64)[lane]
-    return result

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from stagespan.errors import TraceError
-from stagespan.trace.read.csv_cells import long_cells
+from stagespan.trace.read.csv_tables import long_cells
 
 DURATION = "gpu__time_duration.sum"
 COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"

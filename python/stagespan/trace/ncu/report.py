@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from stagespan.trace.figures import Count, Figures
 from stagespan.trace.ncu import reading as m
 from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, without_parameters
+from stagespan.trace.ncu.limits import (
+    CANNOT_TELL,
+    Judgement,
+    Point,
+    Roofs,
+    bytes_of,
+    judge,
+    point_of,
+    roofs_of,
+)
 from stagespan.trace.ncu.reading import Measured, Reading
-from stagespan.trace.ncu.roofline import Placed, Point, Roofs, bytes_of, point_of, roofs_of
-from stagespan.trace.ncu.verdict import CANNOT_TELL, Judgement, judge
 from stagespan.trace.result import (
     Evidence,
     Finding,
@@ -46,6 +54,15 @@ class Judged:
     """The kernel of the breakdown; None if none or several match."""
     operator: str | None
     stage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A kernel in the roofline."""
+
+    name: str
+    bound: str
+    point: Point
 
 
 class RoofFigures(Figures, frozen=True):

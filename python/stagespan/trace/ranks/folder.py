@@ -9,9 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from stagespan.errors import TraceError
-from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks, align
 from stagespan.trace.ranks.collectives import MOST
-from stagespan.trace.ranks.match import Matched, match
+from stagespan.trace.ranks.match import (
+    UNKNOWN_CLOCK,
+    Clocks,
+    Matched,
+    align,
+    match,
+)
 from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.ranks.summary import RankSummary, Unreadable
 from stagespan.trace.ranks.waits import waits

@@ -16,9 +16,8 @@ from stagespan.errors import StagespanError
 from stagespan.files import whole_file
 from stagespan.trace.ascend.folder import OUTPUT, TRACE
 from stagespan.trace.ranks.report import Ranks
-from stagespan.trace.read.raw_events import copy_raw_events
+from stagespan.trace.read.reader import RawEvent, copy_raw_events
 
-Entry = dict[str, msgspec.Raw]
 # Ids from here on (64-bit patterns) are renumbered; smaller ones are shifted.
 _LARGE_ID = 1 << 40
 # Arguments with ids that connect the events of one process.
@@ -136,11 +135,11 @@ class _Rank:
         copy_raw_events(_file_of(path), lambda entries: self._take(entries, shift_ns))
         self._write(self._about_processes())
 
-    def _take(self, entries: list[Entry], shift_ns: int) -> None:
+    def _take(self, entries: list[RawEvent], shift_ns: int) -> None:
         kept = [each for each in entries if self._rewrite(each, shift_ns)]
         self._write(kept)
 
-    def _rewrite(self, entry: Entry, shift_ns: int) -> bool:
+    def _rewrite(self, entry: RawEvent, shift_ns: int) -> bool:
         """Change an entry in place; False if it is to be skipped."""
         phase = bytes(entry.get("ph", _NOTHING))
         pid = entry.get("pid")
@@ -187,7 +186,7 @@ class _Rank:
             self._threads_as_written[process, written] = known
         return known
 
-    def _metadata(self, entry: Entry, process: int | None) -> bool:
+    def _metadata(self, entry: RawEvent, process: int | None) -> bool:
         name = _text(bytes(entry.get("name", _NOTHING)))
         if process is None or name not in ("process_name", "process_sort_index", "thread_name"):
             return True

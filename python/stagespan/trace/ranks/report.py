@@ -13,8 +13,7 @@ from typing import Annotated
 import numpy as np
 
 from stagespan.trace.figures import Count, Figures, Ns, one_of
-from stagespan.trace.ranks.clocks import COLLECTIVES, HOST, UNKNOWN_CLOCK, Clocks
-from stagespan.trace.ranks.match import Matched
+from stagespan.trace.ranks.match import COLLECTIVES, HOST, UNKNOWN_CLOCK, Clocks, Matched
 from stagespan.trace.ranks.summary import RankSummary, Unreadable
 from stagespan.trace.ranks.waits import (
     BEFORE,

@@ -8,8 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks
-from stagespan.trace.ranks.match import UNKNOWN, Matched, MatchedCalls
+from stagespan.trace.ranks.match import (
+    UNKNOWN,
+    UNKNOWN_CLOCK,
+    Clocks,
+    Matched,
+    MatchedCalls,
+)
 from stagespan.trace.ranks.summary import RankSummary
 
 BEFORE, COMPUTING, COMMUNICATION, HOST, NOT_KNOWN = (

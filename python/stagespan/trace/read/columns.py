@@ -11,9 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan import _core
-from stagespan.trace.read.arguments import ArgumentTable, Shapes, Texts
 from stagespan.trace.read.intervals import Codes, Numbers
-from stagespan.trace.read.model import MISSING, Events, Flows, Trace
+from stagespan.trace.read.model import (
+    MISSING,
+    ArgumentTable,
+    Events,
+    Flows,
+    Shapes,
+    Texts,
+    Trace,
+)
 
 _OLD_CATEGORIES = {
     "operator": "cpu_op",

@@ -1,11 +1,11 @@
-"""Reads a file of torch.profiler or torch_npu.profiler piece by piece."""
+"""Reads a file of torch.profiler or torch_npu.profiler piece by piece, into columns or as JSON."""
 
 from __future__ import annotations
 
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
@@ -15,7 +15,7 @@ import msgspec
 
 from stagespan import _core
 from stagespan.errors import TraceError
-from stagespan.trace.read import json_repair as split
+from stagespan.trace.read import json_repair
 from stagespan.trace.read.columns import gather
 from stagespan.trace.read.model import Trace
 
@@ -225,9 +225,9 @@ class EventReader:
 
     def _read_head(self) -> None:
         """Read the text before the list of events. The buffer then begins inside the list."""
-        start, keys, tried, depths = 0, 0, 0, split.Depths()
+        start, keys, tried, depths = 0, 0, 0, json_repair.Depths()
         while True:
-            found = split.events_key(self._buffer, start)
+            found = json_repair.events_key(self._buffer, start)
             keys += found is not None
             if (found is None and len(self._buffer) > MOST_BYTES) or keys > _MOST_KEYS:
                 raise TraceError(
@@ -301,7 +301,7 @@ class EventReader:
         self._window = min(self._window * 2, len(self._buffer)) if close else _WINDOW_BYTES
         if self._escape_names(at, self._window) or self._escape_names(at, len(self._buffer)):
             return at
-        end = split.entry_end(self._buffer, at)
+        end = json_repair.entry_end(self._buffer, at)
         if end is not None:
             self._scanner.leave_out("malformed entry", 1)
         return end
@@ -309,7 +309,7 @@ class EventReader:
     def _escape_names(self, at: int, window: int) -> bool:
         """Escape quotes in names from `at` on. Returns whether there were any."""
         start = max(at, self._names_right_to)
-        self._buffer, names, self._names_right_to = split.with_quotes_in_names_escaped(
+        self._buffer, names, self._names_right_to = json_repair.with_quotes_in_names_escaped(
             self._buffer, start, start + window
         )
         if names:
@@ -375,8 +375,66 @@ def _finished(
 def _decode_object(text: bytes) -> dict[str, Any] | None:
     for attempt in (text, None):
         try:
-            value = msgspec.json.decode(split.repaired(text) if attempt is None else attempt)
+            value = msgspec.json.decode(json_repair.repaired(text) if attempt is None else attempt)
         except _UNDECODABLE:
             continue
         return value if isinstance(value, dict) else None
     return None
+
+
+# --- Events as unchanged JSON ---
+
+
+RawEvent = dict[str, msgspec.Raw]
+_entries = msgspec.json.Decoder(list[RawEvent])
+_entry = msgspec.json.Decoder(RawEvent)
+
+
+def copy_raw_events(path: Path, take: Callable[[list[RawEvent]], None]) -> None:
+    """Pass all complete entries to `take`, in pieces and in order.
+
+    Raises TraceError like `read_trace`.
+    """
+    EventReader(ByteStream(path, CHUNK_BYTES), _Tap(take)).read_events()
+
+
+class _Tap:
+    """Passes the text of complete entries to `take`."""
+
+    def __init__(self, take: Callable[[list[RawEvent]], None]) -> None:
+        self._take = take
+
+    def scan(self, buffer: bytes, start: int) -> tuple[int, int]:
+        """Do the same as `TraceScanner.scan`, but discard its columns at once."""
+        behind, state = _core.TraceScanner().scan(buffer, start)
+        piece = buffer[start:behind].strip(b" \t\r\n,")
+        if state == _core.SCAN_CLOSED:
+            piece = piece.removesuffix(b"]").rstrip(b" \t\r\n,")
+        if piece:
+            self._take(_decoded(piece))
+        return behind, state
+
+    def leave_out(self, cause: str, count: int) -> None:
+        """Do nothing, because `read_trace` counts these entries."""
+
+
+def _decoded(piece: bytes) -> list[RawEvent]:
+    try:
+        return _entries.decode(b"[" + piece + b"]")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    # Some part is not valid JSON or not an object, so take each entry separately.
+    found: list[RawEvent] = []
+    at = 0
+    while (begin := piece.find(b"{", at)) >= 0:
+        end = json_repair.entry_end(piece, begin)
+        if end is None:
+            break
+        for text in (piece[begin:end], json_repair.repaired(piece[begin:end])):
+            try:
+                found.append(_entry.decode(text))
+                break
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+        at = end
+    return found

@@ -8,7 +8,15 @@ from pathlib import Path
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.kernel_names import labels, printable
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import MOST_LETTERS, Table, Unavailable, in_words, texts_of, window_of
+from stagespan.trace.result import (
+    MOST_LETTERS,
+    Finding,
+    Table,
+    Unavailable,
+    in_words,
+    texts_of,
+    window_of,
+)
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
@@ -20,14 +28,7 @@ def markdown(analysis: Analysis) -> str:
     lines = ["# Trace analysis", "", f"{name}: {summary(analysis)}.", ""]
     if trace.incomplete:
         lines += [f"**{escaped(trace.incomplete)}**", ""]
-    findings = analysis.findings()
-    if findings:
-        lines += ["## Findings", ""]
-    for finding in findings:
-        lines.append(f"- **{finding.severity}** {escaped(finding.sentence)}")
-        lines += [f"  - {escaped(str(each))}" for each in finding.evidence]
-    if findings:
-        lines.append("")
+    lines += listed_findings(analysis.findings())
     for name, result in analysis.results.items():
         tables = result.tables()
         if tables:
@@ -137,6 +138,15 @@ def _full_names(analysis: Analysis) -> dict[str, str]:
 def escaped(text: str) -> str:
     """Escape text for Markdown."""
     return _SPECIAL.sub(r"\\\1", printable(text))
+
+
+def listed_findings(findings: list[Finding]) -> list[str]:
+    """Return a section with the findings and their evidence as lines; [] without findings."""
+    lines = []
+    for finding in findings:
+        lines.append(f"- **{finding.severity}** {escaped(finding.sentence)}")
+        lines += [f"  - {escaped(str(each))}" for each in finding.evidence]
+    return ["## Findings", "", *lines, ""] if lines else []
 
 
 def markdown_table(table: Table) -> list[str]:

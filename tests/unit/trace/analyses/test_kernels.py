@@ -12,7 +12,7 @@ from planted import HOST, Program
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import kernels
 from stagespan.trace.analyses.kernels import Kernels
-from stagespan.trace.derived.device import device_use
+from stagespan.trace.derived.device_time import device_use
 from stagespan.trace.derived.kernel_kinds import inductor_kind, kind_of
 from stagespan.trace.render.json_schema import json_schema
 from stagespan.trace.result import Unavailable

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses.device_use import analyze as use_of
 from stagespan.trace.compare import Comparison, compare
-from stagespan.trace.compare.attribution import apportioned, attribute
-from stagespan.trace.compare.cost_table import device_cells, host_cells
+from stagespan.trace.compare.cost_table import apportioned, attribute, device_cells, host_cells
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
 from stagespan.trace.derived.windows import Windows, steps_of, whole
 from stagespan.trace.result import Unavailable

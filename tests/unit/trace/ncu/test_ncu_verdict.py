@@ -27,10 +27,9 @@ from ncu_files import (
 )  # fmt: skip
 
 from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, without_parameters
+from stagespan.trace.ncu.limits import Judgement, judge, point_of, roofs_of
 from stagespan.trace.ncu.reading import Measured, parse
 from stagespan.trace.ncu.report import NcuReport, report
-from stagespan.trace.ncu.roofline import point_of, roofs_of
-from stagespan.trace.ncu.verdict import Judgement, judge
 from stagespan.trace.render.ncu import markdown
 from stagespan.trace.render.ncu import roofline as drawn
 

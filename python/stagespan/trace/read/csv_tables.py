@@ -1,19 +1,18 @@
-"""CSV files of an Ascend folder: columns by name, exact numbers, and disagreements."""
+"""Reads CSV tables: columns by name, exact numbers with their units, and long cells."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
 import re
+import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal, DecimalException
 from pathlib import Path
-
-from stagespan.trace.read.csv_cells import long_cells
-from stagespan.trace.result import Evidence, Finding, Severity, counted
 
 _UNIT = re.compile(r"^(.*?)\s*\(\s*(ns|us|ms|s|b|kb|mb|gb|%)\s*\)$", re.IGNORECASE)
 # Nanoseconds, or bytes.
@@ -87,6 +86,25 @@ def count(text: str) -> int | None:
 # --- Tables ---
 
 
+_LONGEST_CELL_BYTES = 1 << 27
+# Re-entrant, because a signal handler may also read a file.
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def long_cells() -> Iterator[None]:
+    """Allow cells of up to 128 MiB, for one thread at a time, because the limit is global.
+
+    A call stack is in one cell, and can exceed the default limit of 128 KiB.
+    """
+    with _lock:
+        before = csv.field_size_limit(_LONGEST_CELL_BYTES)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
+
+
 @dataclass(frozen=True, slots=True)
 class CsvTable:
     """The cells of a table. `texts` returns those of a column without surrounding whitespace."""
@@ -149,7 +167,7 @@ def read_table(path: Path) -> CsvTable:
         problem = (
             f"{name} ends in the middle of a row, which is skipped."
             if odd == 1 and last
-            else f"{name}: skipped {counted(odd, 'row')}"
+            else f"{name}: skipped {odd:,} {'row' if odd == 1 else 'rows'}"
             " with a different number of cells than the heading."
         )
     return CsvTable(name, headings, whole, problem)
@@ -176,17 +194,3 @@ def _gunzipped(data: bytes) -> tuple[bytes, bool]:
         return zlib.decompressobj(wbits=31).decompress(data), True
     except zlib.error:
         return b"", True
-
-
-# --- Disagreement between two files ---
-
-
-def disagreement(severity: Severity, what: str, differences: Sequence[str], code: str) -> Finding:
-    """Return the finding that two sources differ. `what` names them; `differences` is not empty."""
-    return Finding(
-        severity,
-        f"{what} do not agree: {differences[0]}.",
-        tuple(Evidence(each, None, None, "") for each in differences[:5]),
-        code,
-        numbers={"differences": len(differences)},
-    )

@@ -1,9 +1,10 @@
-"""Decides what limits a kernel, with the metrics and thresholds of Nsight Compute's guidance.
+"""Decides what limits a kernel, and where it is in the roofline of its device.
 
-Throughput decides, as in the rule `SOLBottleneck` of the section "GPU Speed Of Light Throughput"
-(Nsight Compute, sections/SpeedOfLight.py). If computing and memory both stay below 60 % of their
-peak, latencies limit the kernel; otherwise the one that is at least 10 points higher; otherwise
-both. Occupancy and stalls show why a kernel waits: a grid of less than one wave (the same rule, and
+The verdict uses the metrics and thresholds of Nsight Compute's guidance. Throughput decides, as in
+the rule `SOLBottleneck` of the section "GPU Speed Of Light Throughput" (Nsight Compute,
+sections/SpeedOfLight.py). If computing and memory both stay below 60 % of their peak, latencies
+limit the kernel; otherwise the one that is at least 10 points higher; otherwise both. Occupancy and
+stalls show why a kernel waits: a grid of less than one wave (the same rule, and
 LaunchStatistics.py), a theoretical occupancy below 80 % (TheoreticalOccupancy.py) or an achieved
 one 10 points below it (AchievedOccupancy.py), and the reasons that take at least 30 % of the cycles
 between two instructions of a warp while schedulers issue in less than 80 % of the cycles
@@ -150,3 +151,126 @@ def _waits(values: dict[str, float | int], stall: tuple[str, float] | None) -> l
             f"its warps spend {stall[1]:.1f} % of the time waiting for {m.STALLS[stall[0]]}"
         )
     return reasons or ["neither computing nor memory is in use for most of the time"]
+
+
+# --- The roofline ---
+
+
+# Operations and bytes are defined as in the section "GPU Speed Of Light Roofline Chart": additions
+# and multiplications count once, fused operations twice; bytes are those of device memory. Work of
+# the tensor cores is not in the counted instructions, so kernels with such work have no point.
+_KINDS = {"single": "f", "double": "d", "half": "h"}
+_COUNTS = (
+    "sm__sass_thread_inst_executed_op_{}{}_pred_on.sum",
+    "smsp__sass_thread_inst_executed_op_{}{}_pred_on.sum",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One launch in the roofline."""
+
+    precision: str
+    """The precision of most of its operations: "single", "double" or "half"."""
+    operations: float
+    bytes: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Operations per second."""
+        return self.operations / self.seconds
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte of device memory."""
+        return self.operations / self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """The device's peaks at the clocks that ncu measured; None if unknown."""
+
+    bandwidth: float | None
+    """Bytes per second of device memory."""
+    rates: dict[str, float]
+    """Operations per second by precision."""
+
+    @property
+    def ridges(self) -> dict[str, float]:
+        """Return the operations per byte from which computing is the lower roof, by precision."""
+        if not self.bandwidth:
+            return {}
+        return {name: rate / self.bandwidth for name, rate in self.rates.items()}
+
+
+def point_of(kernel: Measured) -> Point | None:
+    """Return the point of a launch; None if figures are missing or tensor cores were used."""
+    values = kernel.metrics
+    seconds, moved = values.get(m.DURATION), bytes_of(kernel)
+    if any(values.get(name, 0) > 0 for name in m.TENSOR):
+        return None
+    # A damaged table may contain negative figures.
+    if not seconds or seconds < 0 or not moved or moved < 0:
+        return None
+    counted = {name: _operations(kernel, letter) for name, letter in _KINDS.items()}
+    known = {name: count for name, count in counted.items() if count and count > 0}
+    if not known:
+        return None
+    return Point(
+        precision=max(known, key=lambda name: known[name]),
+        operations=sum(known.values()),
+        bytes=moved,
+        seconds=seconds,
+    )
+
+
+def bytes_of(kernel: Measured) -> float | None:
+    """Return the bytes read from and written to device memory."""
+    values = kernel.metrics
+    if m.DRAM_BYTES in values:
+        return float(values[m.DRAM_BYTES])
+    if m.DRAM_READ in values and m.DRAM_WRITTEN in values:
+        return float(values[m.DRAM_READ] + values[m.DRAM_WRITTEN])
+    if m.DRAM_RATE in values and m.DURATION in values:
+        return float(values[m.DRAM_RATE] * values[m.DURATION])
+    return None
+
+
+def roofs_of(kernels: list[Measured]) -> Roofs:
+    """Return the highest roofs of all kernels, from throughputs if peaks are missing."""
+    bandwidth: float | None = None
+    rates: dict[str, float] = {}
+    for kernel in kernels:
+        values = kernel.metrics
+        peak, clock = values.get(m.DRAM_PEAK), values.get(m.DRAM_CLOCK)
+        found = None if peak is None or clock is None else peak * clock
+        moved, seconds, share = bytes_of(kernel), values.get(m.DURATION), values.get(m.DRAM)
+        if found is None and moved and seconds and seconds > 0 and share and share >= 1:
+            found = moved / seconds / (share / 100.0)
+        if found is not None and found > 0:
+            bandwidth = max(bandwidth or 0.0, found)
+        for name, letter in _KINDS.items():
+            fused = values.get(_COUNTS[0].format(letter, "fma") + ".peak_sustained")
+            clock = values.get(m.SM_CLOCK)
+            if fused and clock and fused > 0 and clock > 0:
+                rates[name] = max(rates.get(name, 0.0), 2.0 * fused * clock)
+    return Roofs(bandwidth, rates)
+
+
+def _operations(kernel: Measured, letter: str) -> float | None:
+    values = kernel.metrics
+    total, known = 0.0, False
+    for operation, weight in (("add", 1), ("mul", 1), ("fma", 2)):
+        for pattern in _COUNTS:
+            name = pattern.format(letter, operation)
+            count = values.get(name)
+            if count is None:
+                # Per cycle, as the roofline's section collects it.
+                rate, seconds = values.get(f"{name}.per_cycle_elapsed"), values.get(m.DURATION)
+                clock = values.get(m.SMSP_CLOCK, values.get(m.SM_CLOCK))
+                count = rate * clock * seconds if rate is not None and clock and seconds else None
+            if count is not None:
+                total, known = total + weight * count, True
+                break
+    return total if known else None

@@ -1,0 +1,213 @@
+"""An Ascend device in a trace: its rows, its time by `Overlap Analysis`, and flows to its work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, DeviceWork, launch_of
+from stagespan.trace.read.intervals import Numbers, merged
+from stagespan.trace.read.model import MISSING, Trace
+
+_DEVICE = re.compile(r"NPU\s*(\d*)")
+
+
+def devices(trace: Trace) -> dict[int, str]:
+    """Return the device of each process, as the text of its number, or "" if unknown."""
+    found = {pid: _DEVICE.search(label) for pid, label in trace.process_labels.items()}
+    return {pid: match[1] for pid, match in found.items() if match}
+
+
+def on_device(trace: Trace) -> NDArray[np.bool_]:
+    """Return the rows of `trace.events` in the process that shows the device's streams."""
+    pids = [pid for pid, name in trace.process_names.items() if name == "Ascend Hardware"]
+    rows: NDArray[np.bool_] = np.isin(trace.events.pid, np.array(pids, dtype=np.int64))
+    return rows
+
+
+# --- Computing, communicating and free time ---
+
+
+COMPUTING, COMMUNICATING, EXPOSED, FREE, RECEIVING = range(5)
+_ROWS = {
+    "Computing": COMPUTING,
+    "Communication": COMMUNICATING,
+    "Communication(Not Overlapped)": EXPOSED,
+    "Free": FREE,
+}
+RECEIVE = re.compile(r"^hcom_receive")
+"""Collectives that receive from another stage of a pipeline."""
+Interval = tuple[Numbers, Numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Intervals of one device in ns, by kind."""
+
+    of: dict[int, Interval] = field(default_factory=dict)
+
+    def __getitem__(self, kind: int) -> Interval:
+        none = np.empty(0, dtype=np.int64)
+        return self.of.get(kind, (none, none))
+
+
+def overlap_in(trace: Trace) -> dict[str, Overlap]:
+    """Return the tracks that the profiler wrote, by device; empty for traces without them."""
+    known = devices(trace)
+    of_pid = {
+        pid: known.get(pid, "")
+        for pid, name in trace.process_names.items()
+        if name == "Overlap Analysis"
+    }
+    codes = {code: _ROWS[name] for code, name in enumerate(trace.names) if name in _ROWS}
+    events = trace.events
+    found: dict[str, Overlap] = {}
+    for pid, device in of_pid.items():
+        mine = np.flatnonzero(events.pid == pid)
+        lanes = found.setdefault(device, Overlap())
+        for code, kind in codes.items():
+            rows = mine[events.name[mine] == code]
+            if len(rows):
+                lanes.of[kind] = _joined(lanes[kind], (events.begin_ns[rows], events.end_ns[rows]))
+    received = _received(trace)
+    for device, lanes in found.items():
+        if lanes.of and device in received:
+            lanes.of[RECEIVING] = received[device]
+    return {device: lanes for device, lanes in found.items() if lanes.of}
+
+
+def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, Overlap]:
+    """Return the same tracks, computed from the operators, by device."""
+    events, rows, of_pid = trace.events, work.rows, devices(trace)
+    pids = {pid: of_pid.get(pid, "") for pid in np.unique(events.pid[rows]).tolist()}
+    received = _received(trace)
+    found: dict[str, Overlap] = {}
+    for device in sorted(set(pids.values())):
+        mine = rows[np.isin(events.pid[rows], [p for p, d in pids.items() if d == device])]
+        kind = work.kind[mine]
+        begin, end = events.begin_ns[mine], events.end_ns[mine]
+        computes, talks = kind == COMPUTE, kind == COMMUNICATION
+        if not (computes | talks).any():
+            continue
+        found[device] = overlap_of(
+            (begin[computes], end[computes]), (begin[talks], end[talks]), received.get(device)
+        )
+    return found
+
+
+def overlap_of(
+    computing: Interval, communicating: Interval, receiving: Interval | None = None
+) -> Overlap:
+    """Return the tracks of a device's work. Intervals of one kind may overlap each other."""
+    busy = merged(*_joined(computing, communicating))
+    computing, communicating = merged(*computing), merged(*communicating)
+    tracks = {
+        COMPUTING: computing,
+        COMMUNICATING: communicating,
+        EXPOSED: minus(communicating, computing),
+        FREE: (busy[1][:-1], busy[0][1:]),
+    }
+    return Overlap(tracks if receiving is None else tracks | {RECEIVING: receiving})
+
+
+def minus(whole: Interval, part: Interval) -> Interval:
+    """Return the parts of disjoint ascending intervals that other such intervals do not cover."""
+    time = np.concatenate((*whole, *part))
+    count, other = len(whole[0]), len(part[0])
+    step = np.repeat([1, -1, -2, 2], [count, count, other, other])
+    order = np.argsort(time, kind="stable")
+    time, state = time[order], np.cumsum(step[order])
+    # 1: within the whole (+1) and outside the part, which counts -2.
+    inside = np.flatnonzero((state[:-1] == 1) & (time[1:] > time[:-1])) if len(time) else state
+    return merged(time[inside], time[inside + 1])
+
+
+def _received(trace: Trace) -> dict[str, Interval]:
+    """Return receiving operators, which are the bubbles of a pipeline, by device."""
+    codes = [code for code, name in enumerate(trace.names) if RECEIVE.match(name)]
+    events, of_pid = trace.events, devices(trace)
+    rows = np.flatnonzero(np.isin(events.name, codes)) if codes else np.empty(0, np.intp)
+    found: dict[str, Interval] = {}
+    for pid in np.unique(events.pid[rows]).tolist():
+        if pid in of_pid:
+            mine = rows[events.pid[rows] == pid]
+            found[of_pid[pid]] = (events.begin_ns[mine], events.end_ns[mine])
+    return found
+
+
+def _joined(first: Interval, second: Interval) -> Interval:
+    return np.concatenate((first[0], second[0])), np.concatenate((first[1], second[1]))
+
+
+# --- Flows from calls on the host to the work that they launched ---
+
+
+# At level 0, the profiler leaves out CANN's calls, but keeps the flows that begin in them.
+LAUNCHES, OPERATORS, QUEUE = "hosttodevice", "async_npu", "async_task_queue"
+
+
+def flows_of(trace: Trace, category: str) -> tuple[Numbers, Numbers]:
+    """Return the rows of `trace.flows` where each flow of a category starts and ends.
+
+    A flow that starts once and ends several times counts as several flows.
+    """
+    flows = trace.flows
+    mine = np.isin(flows.category, trace.category_codes([category]))
+    starts, ends = np.flatnonzero(mine & flows.starts), np.flatnonzero(mine & ~flows.starts)
+    starts = starts[np.argsort(flows.id[starts], kind="stable")]
+    if len(starts) == 0 or len(ends) == 0:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    at = np.searchsorted(flows.id[starts], flows.id[ends], side="right") - 1
+    hit = (at >= 0) & (flows.id[starts[np.maximum(at, 0)]] == flows.id[ends])
+    return starts[at[hit]], ends[hit]
+
+
+def started_by(trace: Trace, category: str, rows: Numbers) -> Numbers:
+    """Return, for each event, the row of `trace.flows` where a flow to this event starts, or -1."""
+    events, flows = trace.events, trace.flows
+    found = np.full(len(rows), -1, dtype=np.int64)
+    starts, ends = flows_of(trace, category)
+    if len(ends) == 0 or len(rows) == 0:
+        return found
+    # A flow ends where its event begins, in its lane.
+    time = np.concatenate((flows.begin_ns[ends], events.begin_ns[rows]))
+    pid = np.concatenate((flows.pid[ends], events.pid[rows]))
+    tid = np.concatenate((flows.tid[ends], events.tid[rows]))
+    code = np.zeros(len(time), dtype=np.int64)
+    for column in (pid, tid, time):
+        values, place = np.unique(column, return_inverse=True)
+        code = code * len(values) + place.reshape(-1)
+        _, code = np.unique(code, return_inverse=True)
+        code = code.reshape(-1).astype(np.int64)
+    known, targets = code[: len(ends)], code[len(ends) :]
+    order = np.argsort(known, kind="stable")
+    at = np.searchsorted(known[order], targets)
+    at = np.minimum(at, len(known) - 1)
+    hit = known[order[at]] == targets
+    found[hit] = starts[order[at[hit]]]
+    return found
+
+
+def launched(trace: Trace, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Return begin and end in ns of each device operator's launch, and the thread.
+
+    All are `MISSING` if the trace shows no launch. If it shows when the launch began, but not the
+    call, the end equals the begin.
+    """
+    events, flows = trace.events, trace.flows
+    call = launch_of(trace, rows)
+    seen = call >= 0
+    begin = np.where(seen, events.begin_ns[call], MISSING)
+    end = np.where(seen, events.end_ns[call], MISSING)
+    thread = np.where(seen, events.tid[call], MISSING)
+    if seen.all():
+        return begin, end, thread
+    rest = np.flatnonzero(~seen)
+    start = started_by(trace, LAUNCHES, rows[rest])
+    rest, start = rest[start >= 0], start[start >= 0]
+    begin[rest] = end[rest] = flows.begin_ns[start]
+    thread[rest] = flows.tid[start]
+    return begin, end, thread
