@@ -15,7 +15,7 @@ import msgspec
 from stagespan.errors import StagespanError
 from stagespan.files import whole_file
 from stagespan.trace.ascend.folder import OUTPUT, TRACE
-from stagespan.trace.ranks.report import Ranks
+from stagespan.trace.ranks.job import Job
 from stagespan.trace.read.reader import RawEvent, copy_raw_events
 
 # Ids from here on (64-bit patterns) are renumbered; smaller ones are shifted.
@@ -44,7 +44,7 @@ _PER_RANK = 10_000
 _LEVEL = 4
 
 
-def merge(found: Ranks, target: str | os.PathLike[str]) -> int:
+def merge(found: Job, target: str | os.PathLike[str]) -> int:
     """Write the timelines of all ranks, on the common clock, to one file.
 
     Returns the number of entries. The file is compressed if the name of `target` ends in .gz. Ids
@@ -67,7 +67,7 @@ def merge(found: Ranks, target: str | os.PathLike[str]) -> int:
         ) from error
 
 
-def _write(found: Ranks, file: BinaryIO | gzip.GzipFile) -> int:
+def _write(found: Job, file: BinaryIO | gzip.GzipFile) -> int:
     base = found.window_begin_ns() // 10**9 * 10**9 if _all_unix(found) else 0
     file.write(b'{"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": %d,' % base)
     merged = [
@@ -99,7 +99,7 @@ def _write(found: Ranks, file: BinaryIO | gzip.GzipFile) -> int:
     return count
 
 
-def _all_unix(found: Ranks) -> bool:
+def _all_unix(found: Job) -> bool:
     return all(summary.unix_clock for summary in found.summaries)
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated
 
-import numpy as np
-
 from stagespan.trace.figures import Count, Figures, Ns, one_of
-from stagespan.trace.ranks.match import COLLECTIVES, HOST, UNKNOWN_CLOCK, Clocks, Matched
-from stagespan.trace.ranks.summary import RankSummary, Unreadable
+from stagespan.trace.ranks.job import (
+    PARTS,
+    Imbalance,
+    Job,
+    chance_of_being_last,
+    most_often_last,
+    most_waited_for,
+    place_in_step,
+    word_of,
+)
+from stagespan.trace.ranks.match import (
+    COLLECTIVES,
+    HOST,
+    UNKNOWN_CLOCK,
+)
 from stagespan.trace.ranks.waits import (
     BEFORE,
     NOBODY,
     NOT_KNOWN,
     REASONS,
-    CollectiveWaits,
     Instance,
     bus_speed,
     by_op,
@@ -41,45 +47,6 @@ from stagespan.trace.result import (
 
 TOP = 50
 _MOST_DRAWN = 256
-
-
-PARTS = {
-    "computing": "computing",
-    "waiting": "waiting for other ranks",
-    "communicating": "other communication",
-    "copying": "copying, nothing else",
-    "idle": "idle",
-}
-"""The parts of a rank's time. Each moment belongs to the first part that applies."""
-
-
-@dataclass(frozen=True, slots=True)
-class Imbalance:
-    """Ranks (indices of summaries) that computed longer than the others; times in ns."""
-
-    ranks: list[int]
-    others: list[int]
-    percent: float
-    """By how much the rank that computed longest exceeds the mean of all ranks."""
-    mean_ns: float
-    others_mean_ns: float
-
-    @property
-    def times(self) -> float | None:
-        """`mean_ns` divided by `others_mean_ns`; None if the others computed nothing."""
-        return self.mean_ns / self.others_mean_ns if self.others_mean_ns else None
-
-
-def word_of(parts_ns: dict[str, int], on_device: bool) -> str:
-    """Return the verdict for a time with these `PARTS`, according to the largest part."""
-    computing, idle = parts_ns["computing"], parts_ns["idle"]
-    communicating = parts_ns["waiting"] + parts_ns["communicating"]
-    most = max(communicating, computing, idle)
-    if not most or most == idle:
-        return "cannot tell"
-    if most == communicating:
-        return "communication-bound"
-    return "device-busy" if on_device else "computing"
 
 
 class JobVerdict(Figures, frozen=True):
@@ -215,123 +182,8 @@ class RanksFigures(Figures, frozen=True):
 
 
 @dataclass(frozen=True)
-class Ranks(Titled):
-    """The result of analysing many ranks; ranks are in ascending order, times in ns."""
-
-    folder: str
-    summaries: Sequence[RankSummary]
-    world_size: int | None
-    world_size_from: str | None
-    """Its source: "metadata", or the process groups, which give the least possible size."""
-    missing: list[int]
-    """Ranks of the job whose traces were not found."""
-    duplicated: dict[int, list[str]]
-    """The other files of a rank, by rank, which are skipped."""
-    without_rank: list[str]
-    """Traces without a rank, which are skipped."""
-    unreadable: list[Unreadable]
-    matched: Matched
-    clocks: Clocks
-    waits: CollectiveWaits
-    remarks: tuple[str, ...]
-    """Notes on the files, windows and clocks that limit what the figures mean."""
-
-    @cached_property
-    def numbers(self) -> list[int]:
-        """The ranks' numbers, by index of the summary."""
-        return [-1 if each.rank is None else each.rank for each in self.summaries]
-
-    @cached_property
-    def lost_ns(self) -> int:
-        """Time that all ranks waited in collectives without computing."""
-        return int(self.waits.lost_ns.sum())
-
-    @cached_property
-    def common_ns(self) -> int:
-        """Time from the first collective to the end of the last, summed over comparable ranks."""
-        return int(self.waits.common_ns[self.waits.compared > 0].sum())
-
-    @cached_property
-    def compared(self) -> list[int]:
-        """Ranks (by index) whose computing time covers the same collectives; empty if unknown."""
-        took = self.waits.took_part
-        whole = np.flatnonzero((took == took.max(initial=0)) & (took > 1))
-        return [int(at) for at in whole] if len(whole) > 1 else []
-
-    @cached_property
-    def computing(self) -> dict[int, tuple[int, int]]:
-        """Computing time and total time of each comparable rank, by its index.
-
-        Measured between the same collectives; or over the same number of steps, if a trace does
-        not show what the rank computed between collectives.
-        """
-        if all(each.collectives.computing_known for each in self.summaries):
-            computed, common = self.waits.computed_ns, self.waits.common_ns
-            return {at: (int(computed[at]), int(common[at])) for at in self.compared}
-        usages = [each.usage for each in self.summaries]
-        if len(usages) < 2 or not usages[0].steps or len({each.steps for each in usages}) > 1:
-            return {}
-        return {at: (each.computing_ns, each.time_ns) for at, each in enumerate(usages)}
-
-    @cached_property
-    def imbalance(self) -> Imbalance | None:
-        """The ranks that computed longest, and by how much; None if unknown."""
-        if not self.computing:
-            return None
-        order = sorted(self.computing, key=lambda at: (-self.computing[at][0], at))
-        times = [self.computing[at][0] for at in order]
-        mean = sum(times) / len(times)
-        if mean <= 0:
-            return None
-        gaps = [first - second for first, second in itertools.pairwise(times)]
-        split = max(range(len(gaps)), key=lambda at: gaps[at])
-        # The ranks form two groups if the largest gap exceeds all other gaps together.
-        has_groups = gaps[split] > sum(gaps) - gaps[split]
-        count = split + 1 if has_groups else 1
-        above, below = times[:count], times[count:]
-        others = sum(below) / len(below)
-        return Imbalance(
-            ranks=sorted(order[:count]),
-            others=sorted(order[count:]),
-            percent=share(times[0] - mean, mean),
-            mean_ns=sum(above) / len(above),
-            others_mean_ns=others,
-        )
-
-    def usage(self, at: int) -> dict[str, int]:
-        """The time of a rank (by its index), split into `PARTS`, which sum to its time."""
-        usage = self.summaries[at].usage
-        waiting = min(int(self.waits.lost_ns[at]), usage.communicating_ns)
-        times = (
-            usage.computing_ns,
-            waiting,
-            usage.communicating_ns - waiting,
-            usage.copying_ns,
-            usage.idle_ns,
-        )
-        return dict(zip(PARTS, times, strict=True))
-
-    def verdict_of(self, at: int) -> str:
-        """The verdict of the rank's own page; otherwise the verdict on its largest part."""
-        summary = self.summaries[at]
-        return summary.verdict or word_of(self.usage(at), summary.backend != "cpu")
-
-    @cached_property
-    def exposed(self) -> tuple[int, int]:
-        """Exposed communication of all ranks, and the time that it is a part of."""
-        times = [each.usage.exposed for each in self.summaries]
-        return sum(exposed for exposed, _ in times), sum(whole for _, whole in times)
-
-    def rank_name(self, at: int) -> str:
-        """The name of the rank whose summary has this index."""
-        return "nobody" if at == NOBODY else f"rank {self.numbers[at]}"
-
-    def window_begin_ns(self) -> int:
-        """The time at which the first trace begins, on the common clock."""
-        return min(
-            each.begin_ns - int(offset)
-            for each, offset in zip(self.summaries, self.clocks.offset_ns, strict=True)
-        )
+class Ranks(Job, Titled):
+    """The result of analysing many ranks."""
 
     def figures(self) -> RanksFigures:
         """The job's verdict, its ranks, and their collectives."""
@@ -367,18 +219,12 @@ class Ranks(Titled):
             times_the_others=found.times,
         )
 
-    def worst(self, count: int) -> list[Instance]:
-        """The collectives in which the ranks waited longest."""
-        return sorted(self.waits.instances, key=lambda each: -each.lost_ns)[:count]
-
     def verdict(self) -> tuple[str, str]:
         """One word for the job, and one sentence on what its ranks spent their time on."""
-
         return verdict(self)
 
     def findings(self) -> list[Finding]:
         """Waiting, late ranks, imbalance; the most severe first."""
-
         return findings(self)
 
     def title(self) -> tuple[str, str]:
@@ -387,7 +233,6 @@ class Ranks(Titled):
 
     def tables(self) -> list[Table]:
         """Ranks, collectives, and the single collectives with the longest waits."""
-
         return tables(self)
 
     def chart(self) -> Chart | None:
@@ -485,42 +330,6 @@ class Ranks(Titled):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WaitedFor:
-    """A rank (index of its summary) for which others waited."""
-
-    rank: int
-    lost_ns: int
-    """The time that all ranks lost in the collectives to which it came last."""
-    times: int
-    """The number of these collectives."""
-
-
-def most_waited_for(instances: Sequence[Instance]) -> WaitedFor | None:
-    """The rank for which the others lost most; None if no rank was last."""
-    lost: dict[int, int] = {}
-    times: dict[int, int] = {}
-    for each in instances:
-        if each.last != NOBODY:
-            lost[each.last] = lost.get(each.last, 0) + each.lost_ns
-            times[each.last] = times.get(each.last, 0) + 1
-    if not lost:
-        return None
-    rank = max(lost, key=lambda at: (lost[at], times[at], -at))
-    return WaitedFor(rank, lost[rank], times[rank])
-
-
-def most_often_last(instances: Sequence[Instance]) -> tuple[int, int] | None:
-    """The rank that was last most often, and how often; None if no rank was ever last."""
-    counts: dict[int, int] = {}
-    for each in instances:
-        if each.last != NOBODY:
-            counts[each.last] = counts.get(each.last, 0) + 1
-    if not counts:
-        return None
-    return max(counts.items(), key=lambda item: (item[1], -item[0]))
-
-
 # --- Findings and tables ---
 
 
@@ -538,16 +347,11 @@ _MUCH_BEFORE = 25.0
 _BEFORE = list(REASONS).index(BEFORE)
 # Percent of the collectives' time: from here on, time in which no data moved is reported.
 _STILL = 50.0
-# A rank is late at a place in the step if it is last there this often, and for this percentage of
-# the time lost there.
-_LEAST_TIMES, _MOSTLY = 3, 200 / 3
-# Otherwise a rank is late if it is last more often than chance explains.
+# A rank is late at a place in the step, or if it is last more often than chance explains.
 _CHANCE = 0.05
-# Terms below this part of a sum do not change its significant digits.
-_NEGLIGIBLE = 1e-12
 
 
-def verdict(found: Ranks) -> tuple[str, str]:
+def verdict(found: Job) -> tuple[str, str]:
     """One word for the job, and one sentence on what its ranks spent their time on.
 
     The word is that of most ranks; if they differ, it names the largest part of all ranks' time.
@@ -582,7 +386,7 @@ def verdict(found: Ranks) -> tuple[str, str]:
     return word, f"{sentence}."
 
 
-def headline(found: Ranks) -> str:
+def headline(found: Job) -> str:
     """The ranks, their collectives and their waiting, in one sentence."""
     ranks = len(found.summaries)
     if ranks == 1:
@@ -608,7 +412,7 @@ def headline(found: Ranks) -> str:
     )
 
 
-def _hidden(found: Ranks) -> str:
+def _hidden(found: Job) -> str:
     """The part of the sentence on waiting during which the rank also computed."""
     hidden = int(found.waits.waited_ns.sum()) - found.lost_ns
     return (
@@ -616,7 +420,7 @@ def _hidden(found: Ranks) -> str:
     )
 
 
-def findings(found: Ranks) -> list[Finding]:
+def findings(found: Job) -> list[Finding]:
     """Time lost waiting, ranks that come late, exposed communication, uneven computing."""
     listed = [*_exposed(found), *_imbalance(found)]
     if found.matched.count:
@@ -624,7 +428,7 @@ def findings(found: Ranks) -> list[Finding]:
     return by_severity(listed)
 
 
-def _waiting(found: Ranks) -> list[Finding]:
+def _waiting(found: Job) -> list[Finding]:
     percent = share(found.lost_ns, found.common_ns)
     severity = _WAITED.severity(percent)
     if severity is None or not found.waits.instances:
@@ -655,7 +459,7 @@ def _waiting(found: Ranks) -> list[Finding]:
     return [Finding(severity, sentence, evidence, "ranks.waiting", numbers=numbers)]
 
 
-def _late(found: Ranks) -> list[Finding]:
+def _late(found: Job) -> list[Finding]:
     """The rank for which the others waited most, unless chance explains it."""
     waits = found.waits
     if not int(waits.last.sum()):
@@ -664,8 +468,8 @@ def _late(found: Ranks) -> list[Finding]:
     times, caused = int(waits.last[at]), int(waits.caused_ns[at])
     lost, own_time = int(waits.waited_for_ns[at]), int(waits.common_ns[at])
     severity = _CAUSED.severity(share(caused, own_time))
-    place = _place(found, at)
-    by_chance = _by_chance(times, int(waits.last.sum()), int((waits.compared > 0).sum()))
+    place = place_in_step(found, at)
+    by_chance = chance_of_being_last(times, int(waits.last.sum()), int((waits.compared > 0).sum()))
     if severity is None or (place is None and by_chance > _CHANCE):
         return []
     reasons = dict(zip(REASONS, waits.reasons_ns[at].tolist(), strict=True))
@@ -713,44 +517,7 @@ def _late(found: Ranks) -> list[Finding]:
     return [Finding(severity, sentence, evidence, "ranks.late", numbers=numbers)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A place in the step at which a rank mostly comes last."""
-
-    op: str
-    group: str
-    position: int
-    times: int
-    """How often the rank came last there."""
-    of: int
-    """How many steps have a collective at this place."""
-
-
-def _place(found: Ranks, at: int) -> _Place | None:
-    """Return the place in the step at which the others wait most for a rank.
-
-    Returns None if they do not wait mostly for this rank there.
-    """
-    places: dict[tuple[str, int], list[Instance]] = {}
-    for each in found.waits.instances:
-        if each.position is not None:
-            places.setdefault((each.group, each.position), []).append(each)
-    best: tuple[int, _Place] | None = None
-    for (group, position), instances in places.items():
-        mine = [each for each in instances if each.last == at]
-        lost = sum(each.lost_ns for each in mine)
-        if (
-            len(mine) >= _LEAST_TIMES
-            and share(lost, sum(each.lost_ns for each in instances)) >= _MOSTLY
-            and (best is None or lost > best[0])
-        ):
-            best = lost, _Place(mine[0].op, group, position, len(mine), len(instances))
-    if best is None or share(best[0], int(found.waits.waited_for_ns[at])) < _MOSTLY / 2:
-        return None
-    return best[1]
-
-
-def _exposed(found: Ranks) -> list[Finding]:
+def _exposed(found: Job) -> list[Finding]:
     """Exposed communication without the time in which the ranks waited for each other."""
     exposed, whole = found.exposed
     severity = _EXPOSED.severity(share(exposed - found.lost_ns, whole))
@@ -799,13 +566,13 @@ def _exposed(found: Ranks) -> list[Finding]:
     return [Finding(severity, sentence, shown, EXPOSED_COMMUNICATION, numbers=numbers)]
 
 
-def _missing(found: Ranks) -> str:
+def _missing(found: Job) -> str:
     more = len(found.missing) - 10
     ranks = ", ".join(str(each) for each in found.missing[:10])
     return f"{ranks} and {more:,} more" if more > 0 else ranks
 
 
-def _without_data(found: Ranks) -> tuple[str, list[Evidence]]:
+def _without_data(found: Job) -> tuple[str, list[Evidence]]:
     """Time in collectives after all ranks with a trace had arrived, in which no data moved."""
     known = [each for each in found.waits.instances if each.still_ns is not None]
     still = sum(each.still_ns or 0 for each in known)
@@ -838,24 +605,7 @@ def _without_data(found: Ranks) -> tuple[str, list[Evidence]]:
     return sentence, evidence
 
 
-def _by_chance(times: int, of: int, ranks: int) -> float:
-    """Return the probability that a rank is last in at least `times` of `of` collectives by chance.
-
-    Each of the `ranks` ranks is last with the same probability.
-    """
-    # Logarithms are needed because the binomial coefficient overflows from 1,000 collectives on.
-    ways = math.lgamma(of + 1) - math.lgamma(times + 1) - math.lgamma(of - times + 1)
-    chance = ways - times * math.log(ranks) + (of - times) * math.log1p(-1 / ranks)
-    term, found = math.exp(chance), 0.0
-    for n in range(times, of + 1):
-        found += term
-        term *= (of - n) / (n + 1) / (ranks - 1)
-        if term <= _NEGLIGIBLE * found:
-            break
-    return found
-
-
-def _imbalance(found: Ranks) -> list[Finding]:
+def _imbalance(found: Job) -> list[Finding]:
     uneven = found.imbalance
     if uneven is None:
         return []
@@ -893,13 +643,13 @@ def _imbalance(found: Ranks) -> list[Finding]:
     return [Finding(severity, sentence, evidence, "ranks.imbalance", numbers=numbers)]
 
 
-def _ranks_named(found: Ranks, ranks: list[int]) -> str:
+def _ranks_named(found: Job, ranks: list[int]) -> str:
     names = ", ".join(str(found.numbers[at]) for at in ranks[:10])
     more = f" and {len(ranks) - 10:,} more" if len(ranks) > 10 else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}{more}"
 
 
-def _of_pipeline(found: Ranks, uneven: Imbalance) -> str:
+def _of_pipeline(found: Job, uneven: Imbalance) -> str:
     """A sentence if the ranks that compute more are a stage of the pipeline; otherwise ""."""
     stages = {found.summaries[at].pipeline_stage for at in uneven.ranks}
     others = {found.summaries[at].pipeline_stage for at in uneven.others}
@@ -909,7 +659,7 @@ def _of_pipeline(found: Ranks, uneven: Imbalance) -> str:
     return f" They are stage {stage} of the pipeline (counted from 0). Give it fewer layers."
 
 
-def _shown(found: Ranks, instances: list[Instance], late: bool = False) -> list[Evidence]:
+def _shown(found: Job, instances: list[Instance], late: bool = False) -> list[Evidence]:
     begin = found.window_begin_ns()
     return [
         Evidence(
@@ -927,7 +677,7 @@ def _named(op: str, group: str) -> str:
     return f"{op} of group {group}" if group else op
 
 
-def tables(found: Ranks) -> list[Table]:
+def tables(found: Job) -> list[Table]:
     """Ranks, collectives by operation, and the single collectives with the longest waits."""
     shown = [_ranks(found)]
     instances = found.waits.instances
@@ -976,7 +726,7 @@ def tables(found: Ranks) -> list[Table]:
     return shown
 
 
-def _most_waited_for(found: Ranks, instances: list[Instance]) -> str:
+def _most_waited_for(found: Job, instances: list[Instance]) -> str:
     """The rank that was waited for most, its share of the waiting, and in how many collectives."""
     most = most_waited_for(instances)
     if most is None:
@@ -985,7 +735,7 @@ def _most_waited_for(found: Ranks, instances: list[Instance]) -> str:
     return f"{found.rank_name(most.rank)} ({percent:.1f} %, {counted(most.times, 'time')})"
 
 
-def _places(found: Ranks) -> Table | None:
+def _places(found: Job) -> Table | None:
     """The places in a step with the most waiting; None if steps do not repeat."""
     places: dict[tuple[str, str, int], list[Instance]] = {}
     for each in found.waits.instances:
@@ -1011,7 +761,7 @@ def _places(found: Ranks) -> Table | None:
     return Table("Collectives by their place in the step", columns, rows[:TOP], _left(len(rows)))
 
 
-def _ranks(found: Ranks) -> Table:
+def _ranks(found: Job) -> Table:
     """The ranks; those that made others wait most come first."""
     waits = found.waits
     order = sorted(range(len(found.summaries)), key=lambda at: (-int(waits.caused_ns[at]), at))
@@ -1046,7 +796,7 @@ def _ranks(found: Ranks) -> Table:
         ("made others wait", "ns"), ("clock ahead by", "ns"), ("within", "ns"),
     )  # fmt: skip
     note = " ".join(
-        [found.verdict()[1], headline(found), *found.remarks, _left(len(order))]
+        [verdict(found)[1], headline(found), *found.remarks, _left(len(order))]
     ).rstrip()
     return Table("Ranks", columns, rows, note)
 

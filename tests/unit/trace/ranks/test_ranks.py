@@ -11,7 +11,7 @@ from planted_ranks import US, codes_in, finding_in, ranks_in, together, write_ra
 
 from stagespan.trace import read_trace
 from stagespan.trace.analyses import verdict
-from stagespan.trace.ranks import report as words
+from stagespan.trace.ranks.job import chance_of_being_last
 from stagespan.trace.ranks.waits import BEFORE, REASONS, bus_bytes
 from stagespan.trace.result import in_words
 
@@ -154,7 +154,9 @@ def test_chances_are_those_of_exact_fractions(of: int, ranks: int) -> None:
                 break
         # THEN they are the same, for any number of collectives
         expected = float(Fraction(exact, ranks**of))
-        assert words._by_chance(times, of, ranks) == pytest.approx(expected, rel=1e-8, abs=1e-300)
+        assert chance_of_being_last(times, of, ranks) == pytest.approx(
+            expected, rel=1e-8, abs=1e-300
+        )
 
 
 def test_ranks_that_arrive_last_in_turn_are_not_stragglers(tmp_path: Path) -> None:
