@@ -262,13 +262,21 @@ def chance_of_being_last(times: int, of: int, ranks: int) -> float:
 
     Each of the `ranks` ranks is last with the same probability.
     """
+    # The sum begins at its largest term: the one for `times` may be too small for a double.
+    largest = max(times, of // ranks)
     # Logarithms are needed because the binomial coefficient overflows from 1,000 collectives on.
-    ways = math.lgamma(of + 1) - math.lgamma(times + 1) - math.lgamma(of - times + 1)
-    chance = ways - times * math.log(ranks) + (of - times) * math.log1p(-1 / ranks)
-    term, found = math.exp(chance), 0.0
-    for n in range(times, of + 1):
+    ways = math.lgamma(of + 1) - math.lgamma(largest + 1) - math.lgamma(of - largest + 1)
+    first = math.exp(ways - largest * math.log(ranks) + (of - largest) * math.log1p(-1 / ranks))
+    term, found = first, 0.0
+    for n in range(largest, of + 1):
         found += term
         term *= (of - n) / (n + 1) / (ranks - 1)
+        if term <= _NEGLIGIBLE * found:
+            break
+    term = first
+    for n in range(largest, times, -1):
+        term *= n * (ranks - 1) / (of - n + 1)
+        found += term
         if term <= _NEGLIGIBLE * found:
             break
     return found

@@ -159,6 +159,16 @@ def test_chances_are_those_of_exact_fractions(of: int, ranks: int) -> None:
         )
 
 
+@pytest.mark.parametrize(("of", "ranks"), [(30, 2), (400, 2), (4_000, 2), (30_000, 8)])
+def test_being_last_less_often_than_the_others_is_chance(of: int, ranks: int) -> None:
+    # GIVEN a rank that is last a third as often as it would be by chance
+    times = of // ranks // 3
+    # WHEN the probability of at least that often is computed
+    probability = chance_of_being_last(times, of, ranks)
+    # THEN it is almost 1, also if the probability of exactly that often is too small for a double
+    assert probability == pytest.approx(1.0, abs=0.05)
+
+
 def test_ranks_that_arrive_last_in_turn_are_not_stragglers(tmp_path: Path) -> None:
     # GIVEN two ranks that each arrive late at half of the collectives
     arrivals = [
