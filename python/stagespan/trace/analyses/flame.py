@@ -14,8 +14,16 @@ from stagespan.errors import TraceError
 from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
-from stagespan.trace.derived.threads import Nesting, ThreadIndex, named
-from stagespan.trace.derived.trees import Paths, levels, sums
+from stagespan.trace.derived.threads import (
+    ThreadIndex,
+    named,
+)
+from stagespan.trace.derived.trees import (
+    Nesting,
+    Paths,
+    levels,
+    sums,
+)
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, exclusive
 from stagespan.trace.read.model import Trace

@@ -13,8 +13,15 @@ from stagespan.trace.derived.call_site import CallSites
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.launch_sources import stage_marks
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
-from stagespan.trace.derived.threads import Nesting, ThreadIndex, named, processes
-from stagespan.trace.derived.trees import Tree
+from stagespan.trace.derived.threads import (
+    ThreadIndex,
+    named,
+    processes,
+)
+from stagespan.trace.derived.trees import (
+    Nesting,
+    Tree,
+)
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Numbers, Rows, pairs
 from stagespan.trace.read.model import Trace

@@ -31,8 +31,16 @@ from stagespan.trace.derived.gaps import (
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.launch_sources import launch_sources
 from stagespan.trace.derived.step_ranges import step_begins, step_ranges
-from stagespan.trace.derived.threads import Cover, Nesting, ThreadIndex, named, threads
-from stagespan.trace.derived.trees import Paths
+from stagespan.trace.derived.threads import (
+    Cover,
+    ThreadIndex,
+    named,
+    threads,
+)
+from stagespan.trace.derived.trees import (
+    Nesting,
+    Paths,
+)
 from stagespan.trace.derived.windows import Windows
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace

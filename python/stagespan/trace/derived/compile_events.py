@@ -31,7 +31,13 @@ from stagespan.trace.derived.launch_sources import (
     forward_operators,
     values_at,
 )
-from stagespan.trace.derived.threads import Cover, Nesting, ThreadIndex, named, processes
+from stagespan.trace.derived.threads import (
+    Cover,
+    ThreadIndex,
+    named,
+    processes,
+)
+from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 

@@ -10,7 +10,12 @@ import numpy as np
 from stagespan.trace.derived.device import launch_of
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.threads import Nesting, ThreadIndex, named, processes
+from stagespan.trace.derived.threads import (
+    ThreadIndex,
+    named,
+    processes,
+)
+from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, pairs
 from stagespan.trace.read.model import Flows, Trace
 from stagespan.trace.read.view import once

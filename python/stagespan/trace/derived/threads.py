@@ -1,13 +1,11 @@
-"""The activity of a program's threads: nested events, calls, waits and quiet time."""
+"""The threads of a program on one axis, and their activity: calls, waits and quiet time."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from re import Pattern
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +15,7 @@ from stagespan.trace.read.intervals import (
     Mask,
     Numbers,
     Rows,
-    exclusive,
     merged,
-    outermost_first,
     pairs,
 )
 from stagespan.trace.read.model import Trace
@@ -385,14 +381,6 @@ def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.int3
     return numbers[code[len(lanes) :]]
 
 
-# --- Nesting: which event lies within which ---
-
-
-# Processing by depth is faster than by event, unless there are too many depths.
-_DEEP = 1000
-_MOST_TURNS = 100
-
-
 class ThreadIndex:
     """The threads of some events as lanes of one axis; events of other threads have no lane."""
 
@@ -431,144 +419,3 @@ class ThreadIndex:
         lane = lane[code[len(self.threads) :]]
         result: Numbers = np.where(lane >= 0, self.axis.place(lane, begin_ns), -1)
         return result
-
-
-class Nesting:
-    """Events on an axis as a forest: the parent is the innermost open event when an event begins.
-
-    Events without a duration have no children. `rows` are the events with a duration, by place.
-    """
-
-    def __init__(
-        self, axis: Axis, rows: Rows, begin: Numbers, end: Numbers, *ties: NDArray[Any]
-    ) -> None:
-        """If events begin and end together, the lowest by `ties` contains the others."""
-        longer = np.flatnonzero(end > begin)
-        order = longer[
-            outermost_first(begin[longer], end[longer], *(each[longer] for each in ties))
-        ]
-        self.axis = axis
-        self.rows = rows[order]
-        self.begin, self.end = begin[order], end[order]
-
-    @classmethod
-    def of(
-        cls, trace: Trace, axis: Axis, rows: Rows, lane: Numbers, *ties: NDArray[Any]
-    ) -> Nesting:
-        """Return the forest of some rows of `trace.events`."""
-        events = trace.events
-        return cls(
-            axis,
-            rows,
-            axis.place(lane, events.begin_ns[rows]),
-            axis.place(lane, events.end_ns[rows]),
-            *ties,
-        )
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def at(self, place: Numbers) -> Rows:
-        """Return the index in `rows` of the innermost event at each place, or -1."""
-        found = np.searchsorted(self.begin, place, side="right") - 1
-        return self._enclosing_open(found, place)
-
-    @property
-    def parent(self) -> Rows:
-        """The index in `rows` of each row's parent, or -1."""
-        return self._links[0]
-
-    @property
-    def _longer(self) -> Rows:
-        """The next enclosing event that ends later; all events between the two have ended then."""
-        return self._links[1]
-
-    def own_ns(self) -> Numbers:
-        """Each row's time without its children; the sum is the length of the union."""
-        if self.parent is not self._longer:
-            return exclusive(self.begin, self.end, np.zeros(len(self), dtype=np.int64))
-        time = self.end - self.begin
-        inner = self.parent >= 0
-        # Whole numbers below 2**53: doubles add them exactly.
-        within = np.bincount(self.parent[inner], weights=time[inner], minlength=len(self))
-        own: Numbers = time - within.astype(np.int64)
-        return own
-
-    def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
-        """Return the innermost chosen event around each row, or the row itself, or -1."""
-        found = np.where(chosen, np.arange(len(self), dtype=np.intp), self.parent)
-        # Each iteration doubles the number of levels that are searched.
-        while len(other := np.flatnonzero(found >= 0)):
-            other = other[found[other] != found[found[other]]]
-            if len(other) == 0:
-                break
-            found[other] = found[found[other]]
-        return found
-
-    def _enclosing_open(self, found: Rows, place: Numbers) -> Rows:
-        """Return the first enclosing event that has not ended at the place."""
-        found = found.copy()
-        for _ in range(_MOST_TURNS):
-            over = np.flatnonzero(found >= 0)
-            over = over[self.end[found[over]] <= place[over]]
-            if len(over) == 0:
-                return found
-            found[over] = self._longer[found[over]]
-        found[over] = self._swept(place[over])
-        return found
-
-    def _swept(self, place: Numbers) -> Rows:
-        """Compute `at` place by place, for deep nesting."""
-        begins, ends, longer = self.begin.tolist(), self.end.tolist(), self._longer.tolist()
-        order = np.argsort(place, kind="stable")
-        found = []
-        last, next_begin = -1, 0
-        for where in place[order].tolist():
-            while next_begin < len(begins) and begins[next_begin] <= where:
-                last = next_begin
-                next_begin += 1
-            # Events that have ended are never innermost again.
-            while last >= 0 and ends[last] <= where:
-                last = longer[last]
-            found.append(last)
-        result = np.empty(len(place), dtype=np.intp)
-        result[order] = found
-        return result
-
-    @cached_property
-    def _links(self) -> tuple[Rows, Rows]:
-        """`parent` and `_longer`, which are equal if all events nest."""
-        ended = np.searchsorted(np.sort(self.end, kind="stable"), self.begin, side="right")
-        depth = np.subtract(np.arange(len(self)), ended, out=ended)
-        if len(self) == 0:
-            return depth, depth
-        if depth.max() > _DEEP:
-            return self._links_of_crossing()
-        # An event is contained in the last one that began at the depth above.
-        by_depth = np.argsort(depth.astype(np.int16), kind="stable")
-        counts = np.bincount(depth)
-        firsts = np.concatenate(([0], np.cumsum(counts)))
-        parent = np.full(len(self), -1, dtype=np.intp)
-        for level in range(1, len(counts)):
-            above = by_depth[firsts[level - 1] : firsts[level]]
-            here = by_depth[firsts[level] : firsts[level + 1]]
-            parent[here] = above[np.searchsorted(above, here) - 1]
-        inner = parent >= 0
-        if np.all(self.end[parent[inner]] >= self.end[inner]):
-            return parent, parent
-        return self._links_of_crossing()
-
-    def _links_of_crossing(self) -> tuple[Rows, Rows]:
-        """Return both if events overlap without nesting: the parent is the latest open event."""
-        begins, ends = self.begin.tolist(), self.end.tolist()
-        parent, longer = [-1] * len(self), [-1] * len(self)
-        last = -1
-        for at, begin in enumerate(begins):
-            while last >= 0 and ends[last] <= begin:
-                last = longer[last]
-            parent[at] = above = last
-            while above >= 0 and ends[above] <= ends[at]:
-                above = longer[above]
-            longer[at] = above
-            last = at
-        return np.array(parent, dtype=np.intp), np.array(longer, dtype=np.intp)

@@ -15,7 +15,12 @@ from stagespan.trace.ascend.steps import intervals_of_kernels
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work, launch_of
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import step_ranges
-from stagespan.trace.derived.threads import Cover, Nesting, ThreadIndex, named
+from stagespan.trace.derived.threads import (
+    Cover,
+    ThreadIndex,
+    named,
+)
+from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace

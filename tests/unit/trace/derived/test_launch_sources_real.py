@@ -11,7 +11,10 @@ import pytest
 from stagespan.trace import read_trace
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.launch_sources import EVALUATES, forward_operators, launch_sources
-from stagespan.trace.derived.threads import Nesting, ThreadIndex
+from stagespan.trace.derived.threads import (
+    ThreadIndex,
+)
+from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.read.model import MISSING, Flows, Trace
 
 

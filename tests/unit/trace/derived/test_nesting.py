@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from stagespan.trace.derived.kernel_kinds import grouped, prevailing
-from stagespan.trace.derived.threads import Axis, Nesting
+from stagespan.trace.derived.threads import (
+    Axis,
+)
+from stagespan.trace.derived.trees import Nesting
 
 AXIS = Axis(0, 40, 1)
 
