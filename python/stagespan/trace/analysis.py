@@ -26,11 +26,10 @@ from stagespan.trace.analyses import (
     steps,
     verdict,
 )
-from stagespan.trace.ascend import cores, free_time, graph_mode, host_waits, waits
+from stagespan.trace.ascend import free_time, graph_mode, host_waits, operators, waits
 from stagespan.trace.ascend import report as ascend_report
 from stagespan.trace.ascend import steps as ascend_steps
 from stagespan.trace.ascend.folder import AscendFolder
-from stagespan.trace.ascend.operators import Operators
 from stagespan.trace.derived.device import is_ascend
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.columns import without_events
@@ -68,7 +67,7 @@ ASCEND: dict[str, Analyze] = {
     "ascend_free": free_time.analyze,
     "ascend_waits": waits.analyze,
     "ascend_host_waits": host_waits.analyze,
-    "ascend_cores": cores.analyze,
+    "ascend_cores": operators.cores,
 }
 """Analyses that apply only to traces of torch_npu.profiler."""
 
@@ -177,7 +176,7 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
     results = {} if trace is None else analyze(trace).results
     of_files = ascend_report.analyze_files(folder)
     by_type = of_files["ascend_operators"]
-    if isinstance(by_type, Operators) and any(each.core for each in by_type.types):
+    if isinstance(by_type, operators.Operators) and any(each.core for each in by_type.types):
         results.pop("ascend_cores", None)  # the file contains more
     first = {name: results[name] for name in ("verdict", *ASCEND) if name in results}
     shown = without_events(str(folder.path)) if trace is None else trace

@@ -1,6 +1,7 @@
 """Operators on the device by type and core, from op_statistic.csv and kernel_details.csv.
 
 If both files exist, op_statistic.csv is used, because it sums durations before rounding them to ns.
+The trace shows only the core. operator_details.csv lists the operators of the framework.
 """
 
 from __future__ import annotations
@@ -10,20 +11,28 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+import numpy as np
+
+from stagespan.trace.ascend.device import on_device
 from stagespan.trace.ascend.folder import disagreement
+from stagespan.trace.derived.device import device_work
 from stagespan.trace.figures import Count, Figures, MeanNs, Ns
 from stagespan.trace.read.csv_tables import CsvTable, count, scaled
+from stagespan.trace.read.intervals import by_group
+from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
     Result,
-    Severity,
     Table,
     Thresholds,
     Unavailable,
     counted,
+    evidence,
     in_words,
     share,
+    shortened,
 )
 
 KERNELS, STATISTIC = "kernel_details.csv", "op_statistic.csv"
@@ -36,6 +45,7 @@ _CONVERSIONS = {
 _SHARES = Thresholds(50.0, 25.0, 10.0)
 _NOT_GIVEN = ("", "N/A")
 _TOP = 50
+_NAMED = 5
 # The file's cells are rounded to ns, and each is a sum of doubles.
 _NS_EACH = 1
 
@@ -132,29 +142,9 @@ class Operators(Result):
         slow = [each for each in self.types if _AI_CPU.search(each.core)]
         if slow:
             time, calls = sum(t.total_ns for t in slow), sum(t.count for t in slow)
-            percent = share(time, self.total_ns)
-            severity: Severity = _SHARES.severity(percent) or "low"
-            names = ", ".join(each.type for each in slow[:5])
-            found.append(
-                Finding(
-                    severity,
-                    f"{counted(calls, 'operator')} ran on the AI CPU, which is slow:"
-                    f" {in_words(time, 'ns')} ({percent:.1f} % of all operators' time), of types"
-                    f" {names}. With other data types, or other operators, this work runs on the AI"
-                    " Core.",
-                    tuple(
-                        Evidence(
-                            f"{t.type} on {t.core}, {counted(t.count, 'time')}",
-                            None,
-                            t.total_ns,
-                            "ns",
-                        )
-                        for t in slow[:5]
-                    ),
-                    "ascend.ai_cpu",
-                    numbers={"operators": calls, "time_ns": time, "percent": percent},
-                )
-            )
+            names = ", ".join(each.type for each in slow[:_NAMED])
+            shown = tuple(map(_evidence, slow[:_NAMED]))
+            found.append(_on_ai_cpu(calls, time, self.total_ns, f", of types {names}", shown))
         changes = [t for t in self.types if t.type in _CONVERSIONS]
         time = sum(t.total_ns for t in changes)
         percent = share(time, self.total_ns)
@@ -169,15 +159,7 @@ class Operators(Result):
                     f"Conversions take {in_words(time, 'ns')} ({percent:.1f} % of all operators'"
                     f" time): {listed}. Keep data in one format and type between operators to avoid"
                     " them.",
-                    tuple(
-                        Evidence(
-                            f"{t.type} on {t.core}, {counted(t.count, 'time')}",
-                            None,
-                            t.total_ns,
-                            "ns",
-                        )
-                        for t in changes[:5]
-                    ),
+                    tuple(map(_evidence, changes[:_NAMED])),
                     "ascend.conversions",
                     numbers={"time_ns": time, "percent": percent},
                 )
@@ -225,6 +207,27 @@ class Operators(Result):
         if self.unread:
             note += f" {self.unread:,} rows without a duration are skipped."
         return [Table("Operators by type", columns, rows, note)]
+
+
+def _evidence(each: OperatorType) -> Evidence:
+    name = f"{each.type} on {each.core}, {counted(each.count, 'time')}"
+    return Evidence(name, None, each.total_ns, "ns")
+
+
+def _on_ai_cpu(
+    count: int, time_ns: int, whole_ns: int, which: str, shown: tuple[Evidence, ...]
+) -> Finding:
+    """Return the finding about operators that ran on the AI CPU; `which` lists some of them."""
+    percent = share(time_ns, whole_ns)
+    return Finding(
+        _SHARES.severity(percent) or "low",
+        f"{counted(count, 'operator')} ran on the AI CPU, which is slow: {in_words(time_ns, 'ns')}"
+        f" ({percent:.1f} % of all operators' time){which}. With other data types, or other"
+        " operators, this work runs on the AI Core.",
+        shown,
+        "ascend.ai_cpu",
+        numbers={"operators": count, "time_ns": time_ns, "percent": percent},
+    )
 
 
 def operators(tables: dict[str, CsvTable]) -> Operators | Unavailable:
@@ -322,6 +325,100 @@ def _differences(mine: list[OperatorType], theirs: list[OperatorType]) -> list[s
             )
     found += [f"{type_} on {core} is not in {KERNELS}" for type_, core in other]
     return found
+
+
+# --- Operators by core, from the trace ---
+
+
+class Core(Figures, frozen=True):
+    """All operators of one kind of core; times in ns."""
+
+    name: str = msgspec.field(name="core")
+    count: Count = msgspec.field(name="operators")
+    total_ns: Ns
+
+
+class AiCpuOperator(Figures, frozen=True):
+    """All runs of an operator on the AI CPU; times in ns."""
+
+    name: str
+    count: Count
+    total_ns: Ns
+
+
+class CoresFigures(Figures, frozen=True):
+    """Time by the kind of core."""
+
+    cores: list[Core]
+    ai_cpu_operators: list[AiCpuOperator]
+
+
+@dataclass(frozen=True, slots=True)
+class Cores(Result):
+    """Kinds of cores, the one with the most time first."""
+
+    cores: list[Core]
+    slow: list[tuple[str, int, int, Evidence]]
+    """Operators of the AI CPU: name, count, time, and the longest run; the most time first."""
+
+    def figures(self) -> CoresFigures:
+        """For JSON."""
+        return CoresFigures(
+            cores=self.cores,
+            ai_cpu_operators=[AiCpuOperator(*each[:3]) for each in self.slow],
+        )
+
+    def findings(self) -> list[Finding]:
+        """A finding about operators that ran on the AI CPU."""
+        if not self.slow:
+            return []
+        time, count = sum(t for _, _, t, _ in self.slow), sum(n for _, n, _, _ in self.slow)
+        names = ", ".join(shortened(name) for name, *_ in self.slow[:_NAMED])
+        shown = tuple(longest for *_, longest in self.slow[:_NAMED])
+        whole = sum(core.total_ns for core in self.cores)
+        return [_on_ai_cpu(count, time, whole, f": {names}", shown)]
+
+    def tables(self) -> list[Table]:
+        """A table of the kinds of core."""
+        whole = sum(core.total_ns for core in self.cores)
+        rows = [
+            (core.name, core.count, core.total_ns, share(core.total_ns, whole))
+            for core in self.cores
+        ]
+        columns = (("core", ""), ("operators", ""), ("time", "ns"), ("of all", "%"))
+        return [Table("Operators by core", columns, rows)]
+
+
+def cores(trace: Trace) -> Cores | Unavailable:
+    """Group by kind of core; Unavailable without operators on an Ascend device."""
+    events = trace.events
+    rows = np.flatnonzero(device_work(trace).is_kernel & on_device(trace))
+    if len(rows) == 0:
+        return Unavailable(
+            "The trace has no operators on an Ascend device: record the NPU's activity.",
+            "no_device",
+        )
+    codes, group = np.unique(events.task_type[rows], return_inverse=True)
+    group = group.reshape(-1)
+    by_core = []
+    for code, here in zip(codes.tolist(), by_group(group, len(codes)), strict=True):
+        mine = rows[here]
+        by_core.append(Core(trace.names[code], len(mine), int(events.dur_ns[mine].sum())))
+    slow = []
+    on_cpu = rows[
+        np.isin(
+            events.task_type[rows], [c for c in codes.tolist() if _AI_CPU.match(trace.names[c])]
+        )
+    ]
+    names, named = np.unique(events.name[on_cpu], return_inverse=True)
+    for code, here in zip(names.tolist(), by_group(named.reshape(-1), len(names)), strict=False):
+        mine = on_cpu[here]
+        longest = evidence(trace, int(mine[np.argmax(events.dur_ns[mine])]))
+        slow.append((trace.names[code], len(mine), int(events.dur_ns[mine].sum()), longest))
+    return Cores(
+        sorted(by_core, key=lambda core: (-core.total_ns, core.name)),
+        sorted(slow, key=lambda each: -each[2]),
+    )
 
 
 # --- Operators of the framework ---

@@ -8,9 +8,9 @@ import pytest
 from commands import unstated
 from synthetic_ascend import QUEUE, SyntheticAscend
 
-from stagespan.trace.ascend import cores as ascend_cores
 from stagespan.trace.ascend import free_time as ascend_free
 from stagespan.trace.ascend.free_time import Free
+from stagespan.trace.ascend.operators import cores
 from stagespan.trace.result import Unavailable
 
 
@@ -141,7 +141,7 @@ def test_operators_of_the_ai_cpu_are_named(tmp_path: Path) -> None:
         it.kernel("a_Mul", number * 100_000, number * 100_000 + 100_000)
     it.kernel("b_Nonzero", 700_000, 900_000, core="AI_CPU")
     it.kernel("c_Unique", 900_000, 1_000_000, core="AI_CPU")
-    found = ascend_cores.analyze(it.trace(tmp_path))
+    found = cores(it.trace(tmp_path))
     # WHEN cores are distinguished
     assert found.to_dict()["cores"] == [
         {"core": "AI_CORE", "operators": 7, "total_us": 700.0},
@@ -155,4 +155,4 @@ def test_operators_of_the_ai_cpu_are_named(tmp_path: Path) -> None:
     # AND without them there is none
     it = SyntheticAscend()
     it.kernel("a_Mul", 0, 100_000)
-    assert ascend_cores.analyze(it.trace(tmp_path)).findings() == []
+    assert cores(it.trace(tmp_path)).findings() == []
