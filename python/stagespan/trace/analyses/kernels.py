@@ -667,8 +667,8 @@ _OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
 class Kernels(Result):
     """The kernels of a trace with their launches; for a trace without a device, its operators.
 
-    `rows` are device events, copies and memsets among them, or else operators with their own time.
-    All arrays have one element a row; codes of names are those of `Trace.names`, -1 for unknown.
+    `rows` are device events, including copies and memsets, or else operators with their own time.
+    All arrays have one element per row; codes of names are those of `Trace.names`, -1 for unknown.
     """
 
     trace: Trace
@@ -712,7 +712,7 @@ class Kernels(Result):
         return grouped(self.name[self.is_kernel], self.time_ns[self.is_kernel])
 
     def prevailing(self, other: NDArray[np.int64]) -> dict[int, int]:
-        """The operator and the stage of most of the time of each kernel name."""
+        """Return the code in `other`, such as the operator, with most time of each kernel name."""
         chosen = self.is_kernel
         return prevailing(self.name[chosen], other[chosen], self.time_ns[chosen])
 

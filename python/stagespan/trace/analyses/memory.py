@@ -234,8 +234,10 @@ class Place:
         return self._operators.around(instants)
 
     def stages(self, instants: Rows) -> Rows:
-        """Of each the row of the innermost annotation: of its own thread, else of the only one
-        that was in any at that time; or -1.
+        """Return the row of the innermost annotation around each instant on its thread, or -1.
+
+        Without one, the annotation of another thread counts if it is the only thread in an
+        annotation at that time.
         """
         trace, rows = self._trace, self._marks
         found = np.full(len(instants), -1, dtype=np.intp)

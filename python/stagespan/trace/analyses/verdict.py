@@ -122,7 +122,7 @@ class Verdict(Result):
     """The time by part of `VERDICT_PARTS`, the longest first; they sum to `whole_ns`."""
     cause: str | None
     """The largest cause, for a verdict on idle time. None for other verdicts, and if a device was
-    mostly idle while another one worked. """
+    mostly idle while another one worked."""
     preparing: str | None = None
     """The host's activity for most of the time before the device's first work."""
     devices: int = 1
@@ -310,7 +310,7 @@ def _between(found: Gaps, spans: dict[int, tuple[int, int]]) -> int:
 
 
 def _most(times: dict[str, int], preferred: str) -> str:
-    """Return the part with the most time; `wanted` if it is one of several equal ones."""
+    """Return the part with the most time; `preferred` if it is one of several equal ones."""
     return max(times, key=lambda name: (times[name], name == preferred))
 
 

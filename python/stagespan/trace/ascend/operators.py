@@ -405,11 +405,8 @@ def cores(trace: Trace) -> Cores | Unavailable:
         mine = rows[here]
         by_core.append(Core(trace.names[code], len(mine), int(events.dur_ns[mine].sum())))
     slow = []
-    on_cpu = rows[
-        np.isin(
-            events.task_type[rows], [c for c in codes.tolist() if _AI_CPU.match(trace.names[c])]
-        )
-    ]
+    cpu_types = [code for code in codes.tolist() if _AI_CPU.match(trace.names[code])]
+    on_cpu = rows[np.isin(events.task_type[rows], cpu_types)]
     names, named = np.unique(events.name[on_cpu], return_inverse=True)
     for code, here in zip(names.tolist(), by_group(named.reshape(-1), len(names)), strict=False):
         mine = on_cpu[here]

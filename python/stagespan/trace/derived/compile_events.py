@@ -312,7 +312,7 @@ class Break:
     time_ns: int | None
     """From the end of a graph or region to the begin of the next one, without compilation. None if
     the trace shows no graphs, as with backends that create none, because graphs and the time
-    between them cannot be distinguished then. """
+    between them cannot be distinguished then."""
     operators: dict[str, int] | None
     """The operators outside of graphs between them, with counts; None like `time_ns`."""
     called: dict[str, int]

@@ -56,7 +56,7 @@ class Earlier:
     """When the device had finished it; None if the trace shows no such work."""
     recorded: bool = True
     """Whether its events are in the trace. If not, the first recorded device event began so late
-    after its launch that the device must have been busy with other work. """
+    after its launch that the device must have been busy with other work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,10 +357,10 @@ def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
     return pairs(processes(trace)[rows], trace.events.tid[rows])
 
 
-def threads_of(wanted: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
-    """Return the number of each event's thread among `wanted`, or -1."""
+def threads_of(chosen: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
+    """Return the number of each event's thread among `chosen`, or -1."""
     found, lane = threads(trace, rows)
-    known = {(int(pid), int(tid)): number for number, (pid, tid) in enumerate(wanted)}
+    known = {(int(pid), int(tid)): number for number, (pid, tid) in enumerate(chosen)}
     number = [known.get((int(pid), int(tid)), -1) for pid, tid in found]
     result: Numbers = np.array(number, dtype=np.int64)[lane]
     return result
