@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +38,17 @@ def write_trace(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    """Let torch.compile begin afresh, without Inductor's test of vector units.
+
+    The test runs g++ for about 15 s. All tests that compile need the same choice, because Inductor
+    keeps its precompiled header for the whole process.
+    """
+    torch = pytest.importorskip("torch")
+    torch._dynamo.reset()
+    with torch._inductor.config.patch({"cpp.simdlen": 0, "cpp.vec_isa_ok": False}):
+        yield
+    torch._dynamo.reset()

@@ -95,6 +95,7 @@ def test_names_of_annotations_are_unchanged(tmp_path: Path) -> None:
     assert {row.name for row in breakdown(trace, "s").rows}.isdisjoint(names)
 
 
+@pytest.mark.usefixtures("compiler")
 def test_a_compiled_graph_is_one_operator_with_and_without_shapes(tmp_path: Path) -> None:
     # GIVEN a compiled function of one fused loop
     @torch.compile

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,7 @@ from stagespan.trace.analyses.compiled import Compiled
 torch = pytest.importorskip("torch")
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    with contextlib.ExitStack() as stack:
-        # Without Inductor's test of vector units, which runs g++ for about 15 s.
-        stack.enter_context(
-            torch._inductor.config.patch({"cpp.simdlen": 0, "cpp.vec_isa_ok": False})
-        )
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def profiled(folder: Path, function: Callable[[], object], with_stack: bool = False) -> Compiled:
