@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.advice import EVERY
@@ -276,19 +278,19 @@ def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
 
 def test_advice_on_copies_depends_on_their_kind(traces: Path) -> None:
     # GIVEN the traces with findings about copies, and the copies' time by kind from raw events
+    seen = 0
     for path in every_trace(traces):
         findings = analyze(read_trace(path), ["device_use"]).findings()
         copies = [f for f in findings if f.code.endswith("exposed_copies")]
-        if not copies:
-            continue
-        raw = Raw(path)
-        rows = raw.of("gpu_memcpy", "Memcpy")
+        rows = Raw(path).of("gpu_memcpy", "Memcpy") if copies else []
         pageable = sum(e["dur"] for e in rows if "Pageable" in e["name"])
         within = sum(e["dur"] for e in rows if "DtoD" in e["name"])
-        whole = sum(e["dur"] for e in rows)
+        others = sum(e["dur"] for e in rows) - pageable - within
         for finding in copies:
-            # WHEN pinned memory is advised
-            # THEN pageable copies take the most time, and not those within the device
-            if "pinned memory" in finding.sentence.lower():
-                assert 2 * pageable > whole, path.name
-                assert pageable > within, path.name
+            # WHEN advice is given THEN it is for the kind that takes the most time
+            seen += 1
+            advised = "pinned memory" in finding.sentence, "within the device" in finding.sentence
+            longest = max(pageable, within, others)
+            assert advised == (longest == pageable, longest == within), path.name
+    if not seen:
+        pytest.skip("no real trace has a finding about copies")
