@@ -421,7 +421,7 @@ class _Tap:
 def _decoded(piece: bytes) -> list[RawEvent]:
     try:
         return _entries.decode(b"[" + piece + b"]")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNDECODABLE:
         pass
     # Some part is not valid JSON or not an object, so take each entry separately.
     found: list[RawEvent] = []
@@ -434,7 +434,7 @@ def _decoded(piece: bytes) -> list[RawEvent]:
             try:
                 found.append(_entry.decode(text))
                 break
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            except _UNDECODABLE:
                 continue
         at = end
     return found
