@@ -30,6 +30,7 @@ from stagespan import (
 from stagespan.history import SPACING_S, History
 
 _LONGEST_SLEEP_S = 60.0  # `tick_every` can shorten it
+_GREENLET_SLEEP_S = 0.1
 _LONGEST_FORK_WAIT_S = 0.01
 _LONGEST_WAIT_FOR_FORKS_S = 1.0
 _LONGEST_DEVICE_WAIT_S = 2.0
@@ -72,7 +73,9 @@ class _Service:
             return
         if running is not None:
             self._threads.pop("service", None)
-        thread = requests.UnboundThread(target=self._run, name="stagespan", daemon=True)
+        thread = requests.UnboundThread(
+            target=self._run, args=(threading.get_native_id(),), name="stagespan", daemon=True
+        )
         # If several callers get here at the same time, one of them starts the thread. There is no
         # lock, because a handler that interrupts that caller may get here too.
         if self._threads.setdefault("service", thread) is not thread:
@@ -82,10 +85,17 @@ class _Service:
         except RuntimeError:  # the interpreter is shutting down, and the exit handler drains
             self._threads.pop("service", None)
 
-    def _run(self) -> None:
+    def _run(self, starter: int) -> None:
+        """Write lines and take snapshots; ``starter`` is the native id of the starting thread."""
+        # gevent and eventlet replace threads by greenlets of the thread that starts them. If one
+        # waits in the extension, all greenlets of that thread wait; if it sleeps, they run.
+        is_greenlet = threading.get_native_id() == starter
         sleep_s, before = SPACING_S, -1
         while not self._stopping:
-            _core.wait_for_work(min(sleep_s, _longest_sleep_s))
+            if is_greenlet:
+                time.sleep(min(_GREENLET_SLEEP_S, _longest_sleep_s))
+            else:
+                _core.wait_for_work(min(sleep_s, _longest_sleep_s))
             self.drain()
             for callback in tuple(_on_tick):
                 _guarded(callback)

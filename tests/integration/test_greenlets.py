@@ -323,6 +323,41 @@ def test_gevent(tmp_path: Path) -> None:
     ]
 
 
+GEVENT_LINES = """
+    from gevent import monkey
+    monkey.patch_all()
+    import logging, sys
+    import gevent
+    import stagespan as s
+
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+    lines = []
+    logging.getLogger().handlers[0].addFilter(lambda record: not lines.append(record))
+
+    def job():
+        with s.ProfilingContext("stage"):
+            gevent.sleep(0.001)
+
+    gevent.joinall([gevent.spawn(job) for _ in range(3)])
+    while sum("cost" in line.getMessage() for line in lines) < 3:
+        gevent.sleep(0.01)
+    for _ in range(30):
+        gevent.sleep(0.01)
+    print("end")
+"""
+
+
+def test_greenlets_run_while_the_background_thread_waits(tmp_path: Path) -> None:
+    pytest.importorskip("gevent")
+    # GIVEN a program in which gevent makes all threads greenlets, also that of stagespan
+    # WHEN stages of greenlets end, and nothing happens afterwards
+    output = in_child(GEVENT_LINES, tmp_path)
+
+    # THEN the lines of the stages are written, and the program goes on
+    assert sum(line.startswith("[Profile] stage cost ") for line in output) == 3
+    assert output[-1] == "end"
+
+
 def test_greenlet_that_is_imported_late(tmp_path: Path) -> None:
     # GIVEN a program that opens spans before it imports greenlet
     output = in_child(
