@@ -91,13 +91,23 @@ def drain(result: Any) -> Any:
         return result
     if inspect.iscoroutine(result):
         results: list[Any] = []
-        asyncio.run(_await(result, results))
+        _run_to_end(_await(result, results))
         return results[0]
     if inspect.isgenerator(result):
         collections.deque(result, maxlen=0)
     elif inspect.isasyncgen(result):
-        asyncio.run(_drain_async(result))
+        _run_to_end(_drain_async(result))
     return result
+
+
+def _run_to_end(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a loop of its own, also if a loop runs already, as in a notebook."""
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        asyncio.run(coroutine)
+    finally:
+        asyncio._set_running_loop(running)
 
 
 async def _await(coroutine: Coroutine[Any, Any, Any], results: list[Any]) -> None:

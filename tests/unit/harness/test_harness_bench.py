@@ -475,6 +475,15 @@ def test_a_coroutine_is_run_to_its_end(tmp_path: Path) -> None:
 
     assert ends == [5] * 5
 
+    # AND in a running loop, as in a notebook, which continues afterwards
+    async def cell() -> bool:
+        harness(Stage(), signature_of(x=6), tmp_path).profile()
+        await asyncio.sleep(0)
+        return asyncio.get_running_loop().is_running()
+
+    assert asyncio.run(cell())
+    assert ends == [5] * 5 + [6] * 5
+
 
 def test_the_result_of_a_coroutine_is_not_formatted(tmp_path: Path) -> None:
     # GIVEN a coroutine that returns a tensor, whose repr() runs more operators than the coroutine
