@@ -83,7 +83,10 @@ def test_the_module_is_the_command() -> None:
     assert done.stdout.startswith("Usage: stagespan ")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.skipif(
+    not os.path.exists("/dev/full"),
+    reason="this system has no /dev/full, which reports a full disk",
+)
 def test_a_full_disk_is_reported_in_one_sentence(timing: Path) -> None:
     # GIVEN a file on a full disk
     with open("/dev/full", "w") as full:

@@ -225,7 +225,10 @@ def test_a_folder_that_cannot_be_written_is_reported_in_one_sentence(tmp_path: P
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.skipif(
+    not os.path.exists("/dev/full"),
+    reason="this system has no /dev/full, which reports a full disk",
+)
 def test_a_full_disk_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a file of an earlier run, and a disk on which every write fails
     target = tmp_path / "timing.json"

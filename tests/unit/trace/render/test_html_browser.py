@@ -21,7 +21,7 @@ from stagespan.trace.render import html
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(program() is None, reason="no Chromium here to open a page in"),
+    pytest.mark.skipif(program() is None, reason="no Chromium to open a page in: install chromium"),
 ]
 
 BARS = "document.querySelectorAll('#timeline .bars path').length"

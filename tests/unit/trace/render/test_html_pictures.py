@@ -24,7 +24,7 @@ pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if program() is None:
-        pytest.skip("no Chromium here to open a page in")
+        pytest.skip("no Chromium to open a page in: install chromium")
     with Browser(tmp_path_factory.mktemp("browser")) as started:
         yield started
 
