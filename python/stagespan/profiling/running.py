@@ -42,10 +42,7 @@ def _warming_up(autograd: Any) -> bool:
         tracker, "_step_dict", {"ProfilerStep"}
     ):
         return False
-    for candidate in gc.get_objects():
-        # Not isinstance(), because it runs code of proxies, and some of torch's proxies warn.
-        if not issubclass(type(candidate), profile):
-            continue
+    for candidate in _instances(profile):
         inner = getattr(candidate, "profiler", None)
         prepared = inner is not None and getattr(inner, "kineto_results", None) is None
         if prepared and getattr(candidate, "current_action", None) is action.WARMUP:
@@ -67,13 +64,24 @@ def was_taken_over(profiler: Any) -> bool:
 
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
     if (enabled is not None and not enabled()) or any(
-        issubclass(type(candidate), autograd.profile)
-        and candidate is not inner
+        candidate is not inner
         and candidate not in _never_stopped
         and getattr(candidate, "entered", False)
         and getattr(candidate, "kineto_results", None) is None
-        for candidate in gc.get_objects()
+        for candidate in _instances(autograd.profile)
     ):
         _never_stopped.add(inner)
         return True
     return False
+
+
+def _instances(kind: type) -> list[Any]:
+    """Return all objects of a class and of its subclasses.
+
+    One call searches all objects, because a profiler with stacks would record each step of a loop.
+    """
+    kinds = [kind]
+    for each in kinds:
+        kinds += each.__subclasses__()
+    # Not isinstance(), because it runs code of proxies, and some of torch's proxies warn.
+    return [one for one in gc.get_referrers(*kinds) if issubclass(type(one), kind)]

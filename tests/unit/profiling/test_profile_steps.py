@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,10 +62,19 @@ def test_the_content_of_a_trace_can_be_chosen(option: str, work: Work, folder: P
     with profile_steps(wait=0, warmup=0, active=1, **chosen) as steps:
         work()
         steps.step()
-    import gzip
-
     content = json.loads(gzip.decompress(steps.traces[0].read_bytes()))
     assert content[option] == 1
+
+
+def test_a_trace_with_stacks_has_few_calls_of_the_profiler_itself(work: Work, folder: Path) -> None:
+    # WHEN ten matrix products are recorded with stacks
+    with profile_steps(wait=0, warmup=0, active=1, with_stack=True) as steps:
+        work()
+        steps.step()
+    # THEN the calls that begin and end the recording are few, not one for each object in memory
+    entries = json.loads(gzip.decompress(steps.traces[0].read_bytes()))["traceEvents"]
+    calls = Counter(e["name"] for e in entries if e.get("cat") == "python_function")
+    assert 10 <= calls.total() <= 1000, calls.most_common(5)
 
 
 def test_a_loop_that_ends_while_it_is_recorded_keeps_its_trace(work: Work, folder: Path) -> None:
