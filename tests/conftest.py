@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -33,12 +34,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Make the programs that tests start write no bytecode.
+    """Make the programs that tests start write no bytecode, and collections of garbage short.
 
     Tests rewrite modules within a second, but Python considers a module's bytecode current if the
     source has the same size and second.
     """
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    gc.freeze()  # no collection of garbage examines what was imported and collected
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
