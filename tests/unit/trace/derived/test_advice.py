@@ -31,13 +31,18 @@ class Raw:
         entries = text if isinstance(text, list) else text["traceEvents"]
         self.entries = [e for e in entries if isinstance(e, dict) and e.get("ph") == "X"]
         self.begin = min((float(e["ts"]) for e in self.entries), default=0.0)
+        self.by_name: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            self.by_name.setdefault(entry["name"], []).append(entry)
 
     def named(self, pattern: str, *categories: str) -> list[Entry]:
         found = re.compile(pattern)
         return [
             e
-            for e in self.entries
-            if found.search(e["name"]) and (not categories or e.get("cat") in categories)
+            for name, entries in self.by_name.items()
+            if found.search(name)
+            for e in entries
+            if not categories or e.get("cat") in categories
         ]
 
     def of(self, *categories: str) -> list[Entry]:
