@@ -92,7 +92,9 @@ def test_a_wait_while_the_counter_of_waits_is_read_does_not_shorten_a_run(
     def open_after_a_wait(path: str, **options: Any) -> Any:
         waited = schedstat.read_text().split()[1]
         while path == str(schedstat) and schedstat.read_text().split()[1] == waited:
-            pass
+            if time.monotonic() > until_s:
+                stuck.append(waited)
+                break
         return open(path, **options)
 
     own_ns = []
@@ -120,9 +122,13 @@ def test_a_wait_while_the_counter_of_waits_is_read_does_not_shorten_a_run(
                 other.kill()
 
     measured: list[Times] = []
+    stuck: list[str] = []
+    until_s = time.monotonic() + 60
     thread = threading.Thread(target=measure_on_a_shared_core)  # the other threads keep their cores
     thread.start()
     thread.join()
 
+    if stuck:
+        pytest.skip("this kernel does not count how long a thread waits for a core")
     # THEN no run takes less time than the function itself
     assert min(measured[0].samples_ms) * 1e6 >= min(own_ns)
