@@ -11,6 +11,8 @@ from typing import Any
 FAR_BELOW, FAR_ABOVE = 0.8, 1.25  # ratios beyond which values may also be the reason
 CLOSE_ENOUGH = 0.1
 """A ratio this far from 1 needs no reason."""
+TOO_SHORT_MS = 0.1
+"""Reading the clocks around a run takes up to a tenth of this time."""
 
 
 def fidelity(
@@ -122,10 +124,18 @@ def likely_reasons(
         reasons.append("the machine was busy during the replay")
     if found["live_runs"] == 1:
         reasons.append("the live figure is of a single run, the first one")
-    if step is not None and ratio < 1:
-        reasons.append("the live figure includes what runs after the loop")
-    elif step is not None:
-        reasons.append("steps of this loop take different times, as with cached features")
+    if step is not None:
+        reasons.append(
+            "the steps of this loop take different times, as with cached features (--step chooses "
+            "another step)"
+        )
+        if ratio < 1:
+            reasons.append("the live figure includes what runs after the loop")
+    if ratio > 1 and timing["p50"] < TOO_SHORT_MS:
+        reasons.append(
+            f"a run of {1000 * timing['p50']:,.0f} us is so short that reading the clocks is a "
+            f"part of its time"
+        )
     if timing.get("p75") and timing["p75"] > 1.5 * timing["p25"]:
         reasons.append("the iterations took very different times, as with state or cached features")
     if ratio < 1 and step is None:

@@ -245,6 +245,31 @@ def test_values_may_be_the_reason_of_a_large_difference(p50: float) -> None:
     assert any("values of the inputs" in reason for reason in reasons)
 
 
+@pytest.mark.parametrize("p50", [2.0, 12.0])
+def test_steps_of_different_times_are_named_as_a_reason(p50: float) -> None:
+    # GIVEN a loop of eight steps of which some take their result from a cache
+    timing = {"p50": p50, "p25": p50, "p75": p50, "busy": None}
+    step = {"number": 2, "of": 8, "before_ms": 8.0, "run_with": {}}
+
+    # WHEN the second step is replayed, which is a cached one or not
+    found = fidelity({"p50_ms": 40.0, "count": 3}, timing, step)
+
+    # THEN this is a reason, with the option for another step
+    assert any("--step" in reason for reason in likely_reasons(found, timing, [], step))
+
+
+@pytest.mark.parametrize(("p50", "is_short"), [(0.03, True), (3.0, False)])
+def test_a_very_short_run_is_named_as_a_reason(p50: float, is_short: bool) -> None:
+    # GIVEN a replay that takes 1.5 times as long as live
+    timing = {"p50": p50, "p25": p50, "p75": p50, "busy": None}
+
+    found = fidelity({"p50_ms": p50 / 1.5, "count": 9}, timing)
+
+    # THEN the measurement is a reason only if the run is very short
+    reasons = likely_reasons(found, timing, [])
+    assert any("clocks" in reason for reason in reasons) is is_short
+
+
 def test_without_live_times_the_line_says_why(tmp_path: Path, run_live: Any) -> None:
     # GIVEN a folder of signatures without a report, and one with a report without this signature
     path = run_live(len, ("abc",))
