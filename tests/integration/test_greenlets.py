@@ -358,6 +358,44 @@ def test_greenlets_run_while_the_background_thread_waits(tmp_path: Path) -> None
     assert output[-1] == "end"
 
 
+GEVENT_PROFILE = """
+    from gevent import monkey
+    monkey.patch_all()
+    import os
+    os.environ["ENABLE_PROFILER_NAMES"] = "stream"
+    import gevent, torch
+    import stagespan as s
+
+    @s.ProfilingContext("stream")
+    def stream():
+        for _ in range(3):
+            yield torch.zeros(4) + 1
+
+    def start():
+        started.append(stream())
+        next(started[-1])
+
+    def finish():
+        list(started[-1])
+
+    started = []
+    for _ in range(4):
+        gevent.spawn(start).join()
+        gevent.spawn(finish).join()
+"""
+
+
+def test_a_stage_of_two_greenlets_is_profiled(tmp_path: Path) -> None:
+    pytest.importorskip("gevent")
+    pytest.importorskip("torch")
+    # GIVEN a stage for the profiler that starts in one greenlet and ends in another one
+    # WHEN both run in the same thread
+    in_child(GEVENT_PROFILE, tmp_path)
+
+    # THEN its profile is written
+    assert list(tmp_path.rglob("stream_trace.json.gz"))
+
+
 def test_greenlet_that_is_imported_late(tmp_path: Path) -> None:
     # GIVEN a program that opens spans before it imports greenlet
     output = in_child(
