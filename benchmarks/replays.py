@@ -3,10 +3,10 @@
     python -m benchmarks.replays [--rounds N] [--json FILE] [NAME ...]
     python -m benchmarks.replays --repeats 5 [--json FILE] [NAME ...]
 
-Each stage runs live in debug mode, which writes its signature. Then live runs, replays and runs of
-the generated script with the default settings take turns in one process. CPU time is that of the
-thread, divided by that of a fixed computation. Launches are counted exactly, in the same interval
-of a profile.
+Each stage runs live in debug mode, which writes its signature. Then it is replayed with the default
+settings, and a live run follows each measured run of the replay, because the speed of the processor
+changes from one second to the next on many machines. The same is done for the generated script.
+Times are CPU times of the thread. Launches are counted exactly, in the same interval of a profile.
 With ``--repeats``, each stage is replayed several times with the default settings instead, and the
 table has the spread of the medians of CPU time.
 Needs torch; stages whose library (diffusers, transformers) is not installed are left out.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import gzip
 import io
 import json
@@ -38,10 +39,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 import stagespan
-from stagespan.environment import fixed_computation_ns
 
 STEPS = 4
-LIVE_RUNS = 20
 
 
 @dataclass
@@ -397,32 +396,14 @@ def compiled() -> Stage:
     return Stage(stage, "process", lambda: stage.process(x))
 
 
-class Scheduler:
-    def set_timesteps(self, count: int) -> None:
-        self.timesteps = torch.linspace(1000, 1, count)
-
-    def step(self, noise: Any, timestep: Any, sample: Any) -> Any:
-        return sample - 0.01 * noise
-
-
-class Cached:
-    """A loop in which two of three steps take the model's result from a cache."""
-
-    def __init__(self) -> None:
-        self.net, self.scheduler = Net().eval(), Scheduler()
-
-    def process(self, latents: Any, num_inference_steps: int = 2 * STEPS) -> Any:
-        self.scheduler.set_timesteps(num_inference_steps)
-        for number, timestep in enumerate(self.scheduler.timesteps):
-            if number % 3 == 0:
-                kept = self.net(latents)
-            latents = self.scheduler.step(kept, timestep, latents)
-        return latents
-
-
 def cached() -> Stage:
-    stage, latents = Cached(), random(64, 256)
-    return Stage(stage, "process", lambda: stage.process(latents), scheduler=stage.scheduler)
+    """A pipeline whose model takes the result of most blocks from its cache if the first changes
+    little."""
+    from diffusers.hooks import FirstBlockCacheConfig
+
+    stage = flux()
+    stage.owner.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.5))
+    return stage
 
 
 ALL = {
@@ -529,43 +510,51 @@ def capture(stage: Stage, folder: Path) -> Path:
 def measure(stage: Stage, folder: Path, rounds: int) -> dict[str, Any]:
     """Return CPU times and launches of live runs, replays and the script of one stage."""
     path = capture(stage, folder)
-    # CPU times, each divided by that of a fixed computation, because the speed of the processor
-    # changes from one minute to the next on many machines.
-    times: dict[str, list[float]] = {"live": [], "replay": [], "script": []}
     live_ms: list[float] = []
+    replay_ratios: list[float] = []
+    script_ratios: list[float] = []
     result: Any = None
     for _ in range(rounds):
-        runs, fixed_ns = [], []
-        for _ in range(LIVE_RUNS):
-            fixed_ns.append(fixed_computation_ns())
-            runs.append(live_cpu_ms(stage))
-        live_ms += runs
-        times["live"].append(statistics.median(runs) / statistics.mean(fixed_ns))
-        config = stagespan.HarnessConfig(output_dir=folder / "out", **stage.config)
-        result = stagespan.StageBenchHarness.from_signature_file(
-            path, "stage", stage.owner, config
-        ).profile()
-        times["replay"].append(relative(result.timing_ms))
-        script = runpy.run_path(str(result.script_path))["profile_stage"]
-        with contextlib.redirect_stdout(io.StringIO()):
-            done = script(stage.owner, steps=0)
-        times["script"].append(relative(done["timing_ms"]))
-    medians = {name: statistics.median(found) for name, found in times.items()}
+        result, live = replay(stage, path, folder)
+        live_ms += live
+        replay_ratios.append(result.timing_ms["cpu"]["p50"] / statistics.median(live))
+        timing, live = run_script(stage, result.script_path)
+        live_ms += live
+        script_ratios.append(timing["cpu"]["p50"] / statistics.median(live))
     return {
         "adapter": result.adapter,
         "iteration": result.iteration,
         "live_cpu_ms": statistics.median(live_ms),
-        "replay_ratio": medians["replay"] / medians["live"],
-        "script_ratio": medians["script"] / medians["live"],
+        "replay_ratio": statistics.median(replay_ratios),
+        "script_ratio": statistics.median(script_ratios),
         "live_launches": live_launches(stage, folder),
         "replay_launches": launches(result.trace_path),
         "fidelity": result.fidelity["line"],
     }
 
 
-def relative(timing: dict[str, Any]) -> float:
-    """Return the median CPU time, divided by the mean time of the fixed computation."""
-    return float(timing["cpu"]["p50"] / (timing["slowdown"] * timing["fixed_ns"]))
+def replay(stage: Stage, path: Path, folder: Path) -> tuple[Any, list[float]]:
+    """Replay a stage. Returns the result, and the times of the live runs between its runs."""
+    live_ms: list[float] = []
+
+    def progress(part: str, done: int, total: int | None) -> None:
+        if part == "timing":
+            live_ms.append(live_cpu_ms(stage))
+
+    config = stagespan.HarnessConfig(output_dir=folder / "out", progress=progress, **stage.config)
+    harness = stagespan.StageBenchHarness.from_signature_file(path, "stage", stage.owner, config)
+    return harness.profile(), live_ms
+
+
+def run_script(stage: Stage, path: Path) -> tuple[dict[str, Any], list[float]]:
+    """Run a script. Returns its times, and those of the live runs between its runs."""
+    live_ms: list[float] = []
+    script = runpy.run_path(str(path))
+    script["Replay"].measure = functools.partialmethod(
+        script["Replay"].measure, progress=lambda done: live_ms.append(live_cpu_ms(stage))
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        return script["profile_stage"](stage.owner, steps=0)["timing_ms"], live_ms
 
 
 def repeat(stage: Stage, folder: Path, repeats: int) -> dict[str, Any]:
