@@ -20,6 +20,7 @@ from stagespan.trace.derived.windows import Windows, steps_of, whole
 from stagespan.trace.kernel_names import kernel_label
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import TraceView
 from stagespan.trace.result import Unavailable, shortened
 
 
@@ -215,6 +216,7 @@ _LEAST_COMMON = 0.8
 
 def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
     """Compare two traces; Unavailable, with the reason, if they cannot be compared."""
+    before, after = TraceView.of(before), TraceView.of(after)
     reason = _why_not(before, after)
     if reason is not None:
         return Unavailable(reason, "different_activities")

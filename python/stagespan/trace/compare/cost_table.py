@@ -200,7 +200,7 @@ class Structure:
         marks = trace.rows_of(["user_annotation"])
         if not marks.any():
             marks = operators & named(trace, MARKS)
-        operators &= ~marks
+        operators, marks = operators & ~marks, marks.copy()
         steps = step_ranges(trace)
         if steps is not None:
             marks[steps.marks] = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from stagespan.trace.derived.kernel_kinds import COMMUNICATION as KIND_OF_COMMUNICATION
 from stagespan.trace.derived.kernel_kinds import kind_of
-from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows, by_group, pairs
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group, pairs
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import TraceView, once
 
@@ -80,24 +81,32 @@ def device_work(trace: Trace) -> DeviceWork:
     kind[is_kernel] = COMPUTE
     kind[trace.rows_of(["gpu_memset"])] = COMPUTE
     kind[trace.rows_of(["gpu_memcpy"])] = COPY
-    communicates = _by_name(trace, events.name, _COMMUNICATION_WORDS)
     if not is_ascend(trace):
         is_kernel = is_kernel | _add_others(trace, kind)
-    kind[is_kernel & communicates] = COMMUNICATION
+    kind[_named(trace, is_kernel, _communicates)] = COMMUNICATION
     if _ASCEND_DEVICE in trace.process_names.values():
         is_kernel = is_kernel | _add_ascend(trace, kind)
-    custom = _custom(trace, is_kernel & (kind == COMPUTE))
+    custom = _named(trace, is_kernel & (kind == COMPUTE), _communicates_otherwise)
     kind[custom] = COMMUNICATION
     return DeviceWork(kind, is_kernel, custom)
 
 
-def _custom(trace: Trace, computing: Mask) -> Mask:
-    """Find by name the kernels among `computing` that communicate without NCCL, RCCL or HCCL."""
+def _named(trace: Trace, rows: Mask, condition: Callable[[str], bool]) -> Mask:
+    """Which of `rows` have a name that meets the condition."""
     chosen = np.zeros(len(trace.names) + 1, dtype=np.bool_)
-    for code in np.unique(trace.events.name[computing]).tolist():
-        chosen[code] = kind_of(trace.names[code]) == KIND_OF_COMMUNICATION
-    custom: Mask = computing & chosen[trace.events.name]
-    return custom
+    for code in np.unique(trace.events.name[rows]).tolist():
+        chosen[code] = condition(trace.names[code])
+    found: Mask = rows & chosen[trace.events.name]
+    return found
+
+
+def _communicates(kernel: str) -> bool:
+    lowered = kernel.lower()
+    return any(word in lowered for word in _COMMUNICATION_WORDS)
+
+
+def _communicates_otherwise(kernel: str) -> bool:
+    return kind_of(kernel) == KIND_OF_COMMUNICATION
 
 
 def is_ascend(trace: Trace) -> bool:
@@ -184,14 +193,6 @@ def work_by_stream(trace: Trace) -> tuple[dict[tuple[int, int], Rows], Numbers]:
     found, lane = pairs(*streams(trace, device_work(trace).rows))
     groups = by_group(lane, len(found))
     return {(int(d), int(s)): mine for (d, s), mine in zip(found, groups, strict=True)}, lane
-
-
-def _by_name(trace: Trace, names: Codes, words: tuple[str, ...]) -> Mask:
-    """Which rows have a name that contains one of the words, ignoring case."""
-    lowered = map(str.lower, trace.names)
-    chosen = np.array([any(word in name for word in words) for name in lowered] + [False])
-    rows: Mask = chosen[names]
-    return rows
 
 
 def _in_processes(trace: Trace, names: frozenset[str]) -> Mask:

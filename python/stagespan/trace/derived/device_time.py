@@ -20,7 +20,7 @@ from stagespan.trace.derived.device import (
     work_by_stream,
 )
 from stagespan.trace.figures import Count, Figures, Ns
-from stagespan.trace.read.intervals import Rows, by_group, covered
+from stagespan.trace.read.intervals import Mask, Rows, by_group, covered
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
 
@@ -130,23 +130,25 @@ def _time(
     begin = trace.events.begin_ns[rows]
     end = begin + trace.events.dur_ns[rows]
     low, high = within or (int(begin.min()), int(end.max()))
-    begin, end = np.clip(begin, low, high), np.clip(end, low, high)
+    if within is not None:
+        begin, end = np.clip(begin, low, high), np.clip(end, low, high)
 
-    def union(*of: int) -> int:
-        chosen = np.isin(work.kind[rows], of)
+    def union(chosen: Mask) -> int:
         return covered(begin[chosen], end[chosen])
 
-    busy, compute, not_copying = covered(begin, end), union(COMPUTE), union(COMPUTE, COMMUNICATION)
-    own = work.is_custom[rows]
+    kind = work.kind[rows]
+    computes, communicates = kind == COMPUTE, kind == COMMUNICATION
+    busy, compute = covered(begin, end), union(computes)
+    not_copying = union(computes | communicates)
     return DeviceTime(
         span_ns=high - low,
         busy_ns=busy,
         compute_ns=compute,
-        communication_ns=union(COMMUNICATION),
+        communication_ns=union(communicates),
         exposed_communication_ns=not_copying - compute,
-        copy_ns=union(COPY),
+        copy_ns=union(kind == COPY),
         exposed_copy_ns=busy - not_copying,
-        custom_ns=covered(begin[own], end[own]),
+        custom_ns=union(work.is_custom[rows]),
     )
 
 
