@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from stagespan import recording
+from stagespan import cli, recording
 
 RING = 128
 
 
-def start(program: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(
+    program: str, *arguments: str, python: Sequence[str] = (sys.executable,), **variables: str
+) -> subprocess.Popen[str]:
     """Start a program that prints a line when it is ready."""
     environment = {"STAGESPAN_RING_SPANS": str(RING), **os.environ, **variables}
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        [*python, "-c", textwrap.dedent(program), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -45,10 +50,21 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
+    """Run the command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "stagespan", *arguments], capture_output=True, text=True, timeout=60
     )
+
+
+def command_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process, for tests that run `command` too, or run it many times."""
+    out, errors, status = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            cli.command.main(arguments, prog_name="stagespan")
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), errors.getvalue())
 
 
 def recordings_in(folder: Path) -> list[recording.Recording]:

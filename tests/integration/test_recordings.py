@@ -29,9 +29,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded_process import RING, command, end, ready, recordings_in, start
+from recorded_process import RING, command, command_here, end, ready, recordings_in, start
 from recording import eventually
 
+import preloaded
 from stagespan import recording
 from stagespan.errors import StagespanError
 from stagespan.recording import dump
@@ -167,7 +168,7 @@ def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
     assert found.state == "died"
     assert [span["stage"] for span in found.open_spans()] == ["outer", "inner"]
     assert {name: stage.count for name, stage in found.stats().items()} == {"done": 1}
-    shown = command("recover", str(process.pid))
+    shown = command_here("recover", str(process.pid))
     assert shown.returncode == 0, shown.stderr
     assert "died without a clean exit" in shown.stdout
     assert "in inner (since" in shown.stdout
@@ -373,9 +374,9 @@ def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> Non
         assert shown.returncode == 1
         assert f"process {process.pid}" in shown.stdout
         assert "`native call`" in shown.stdout
-        assert command("ps", "--stalled", "0.5", "--stage", "request").returncode == 1
-        assert command("ps", "--stalled", "0.5", "--stage", "another").returncode == 0
-        assert f"process {process.pid}" not in command("ps", "--stalled", "3600").stdout
+        assert command_here("ps", "--stalled", "0.5", "--stage", "request").returncode == 1
+        assert command_here("ps", "--stalled", "0.5", "--stage", "another").returncode == 0
+        assert f"process {process.pid}" not in command_here("ps", "--stalled", "3600").stdout
         found = recording.open(process.pid)
         assert found.state == "alive"
         assert [span["stage"] for span in found.open_spans()] == ["request", "native call"]
@@ -409,7 +410,7 @@ def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
     try:
         ready(process)
         found = recording.open(process.pid)
-        shown = command("recover", str(process.pid)).stdout
+        shown = command_here("recover", str(process.pid)).stdout
     finally:
         end(process)
     # THEN the recording has these names, and the longest is cut between two characters
@@ -434,9 +435,9 @@ def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
     try:
         ready(process)
         found = recording.open(process.pid)
-        shown = command("recover", str(process.pid)).stdout
-        lines = command("dump", str(process.pid), "--format", "csv").stdout
-        events = json.loads(command("dump", str(process.pid)).stdout)["traceEvents"]
+        shown = command_here("recover", str(process.pid)).stdout
+        lines = command_here("dump", str(process.pid), "--format", "csv").stdout
+        events = json.loads(command_here("dump", str(process.pid)).stdout)["traceEvents"]
     finally:
         end(process)
     # THEN everything that names the request has the id of its trace
@@ -481,7 +482,7 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
         processes[3].send_signal(signal.SIGSTOP)
         # WHEN they are compared
         shown = command("recover", "--job", "job-1")
-        page = json.loads(command("ps", "--job", "job-1", "--json").stdout)
+        page = json.loads(command_here("ps", "--job", "job-1", "--json").stdout)
     finally:
         for process in processes:
             end(process)
@@ -493,7 +494,7 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
     assert page["counts"]["forward"] == {f"rank {i}": 17 if i < 3 else 16 for i in range(4)}
     assert page["counts"]["step"] == {f"rank {i}": 17 if i < 3 else 16 for i in range(4)}
     assert [rank["stage"] for rank in page["ranks"]] == ["all_reduce"] * 3 + ["load"]
-    missing = command("recover", "--job", "job-2")
+    missing = command_here("recover", "--job", "job-2")
     assert missing.returncode == 2
     assert "the jobs are job-1" in missing.stderr
 
@@ -501,8 +502,9 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
 def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
     pytest.importorskip("torch")
     # GIVEN a process whose rank is not in any variable
-    process = start("""
-        import time
+    process = start(
+        """
+        import os, time
         import torch.distributed as dist
         import stagespan
         with stagespan.span("before"):
@@ -510,20 +512,23 @@ def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         with stagespan.ProfilingContext("stage"):
             pass
-        print("ready", flush=True)
+        print(os.getpid(), flush=True)
         time.sleep(60)
-    """)
+    """,
+        python=preloaded.python(),
+    )
+    pid = int(ready(process))
     try:
-        ready(process)
         # WHEN its service thread has run
         until = time.monotonic() + 20
-        while recording.open(process.pid).rank is None and time.monotonic() < until:
+        while recording.open(pid).rank is None and time.monotonic() < until:
             time.sleep(0.05)
         # THEN the recording has the rank
-        found = recording.open(process.pid)
+        found = recording.open(pid)
         assert (found.rank, found.world_size) == (0, 1)
     finally:
-        end(process)
+        os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=30)
 
 
 def test_the_list_of_processes(folder: Path) -> None:
@@ -545,7 +550,7 @@ def test_the_list_of_processes(folder: Path) -> None:
 
         def listed(*options: str) -> list[Any]:
             # Other processes of this machine are left out.
-            rows = json.loads(command("ps", *options, "--json").stdout)["processes"]
+            rows = json.loads(command_here("ps", *options, "--json").stdout)["processes"]
             return [row for row in rows if Path(row["path"]).parent == folder]
 
         shown, everything = listed(), listed("--all")
@@ -564,7 +569,8 @@ def test_the_list_of_processes(folder: Path) -> None:
         # THEN a running loop is not stalled, although its outer span has been open for longer
         opened_s = recording.open(alive.pid).open_spans()[0]["elapsed_ns"] / 1e9
         line = f"process {alive.pid}"
-        assert eventually(lambda: line not in command("ps", "--stalled", f"{opened_s}").stdout, 30)
+        stalled = ("ps", "--stalled", f"{opened_s}")
+        assert eventually(lambda: line not in command_here(*stalled).stdout, 30)
     finally:
         end(alive)
 
@@ -637,7 +643,7 @@ def test_the_live_page_is_printed_once(folder: Path) -> None:
         ready(busy)
 
         def lines_of_top() -> list[str]:
-            shown = command("top", str(busy.pid), "--once", "--interval", "0.3")
+            shown = command_here("top", str(busy.pid), "--once", "--interval", "0.3")
             assert shown.returncode == 0, shown.stderr
             return shown.stdout.splitlines()
 
@@ -649,7 +655,7 @@ def test_the_live_page_is_printed_once(folder: Path) -> None:
         assert lines[0].startswith(f"{busy.pid} python -c, alive")
         assert eventually(lambda: runs_per_s(lines_of_top()) > 0, 30)  # 0 while it gets no core
         assert any("main" in line and str(busy.pid) in line for line in lines[1:])
-        none = command("top", "--job", "no such job", "--once")
+        none = command_here("top", "--job", "no such job", "--once")
         assert none.returncode == 2
         assert "no recording of the job" in none.stderr
     finally:
@@ -1082,7 +1088,8 @@ def test_what_is_not_a_recording_is_named(tmp_path: Path, real_file: Path) -> No
     text.write_text("x" * 100_000)
     link.symlink_to(real_file)
     os.mkfifo(pipe)
-    other = bytearray(real_file.read_bytes()[: 1 << 16])
+    with real_file.open("rb") as file:
+        other = file.read(1 << 16)
     version, order = tmp_path / "version", tmp_path / "order"
     version.write_bytes(other[:8] + struct.pack("<I", 77) + other[12:])
     order.write_bytes(other[:8][::-1] + other[8:])
@@ -1098,7 +1105,7 @@ def test_what_is_not_a_recording_is_named(tmp_path: Path, real_file: Path) -> No
     ):
         with pytest.raises(StagespanError, match=words):
             recording.open(path)
-        shown = command("recover", str(path))
+        shown = command_here("recover", str(path))
         assert shown.returncode == 2
         assert words in shown.stderr
         assert "Traceback" not in shown.stderr
@@ -1127,12 +1134,12 @@ def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
     assert sum(event["args"].get("open", False) for event in slices) == 2
     # THEN tables and JSON have as many rows
     table = list(
-        csv.DictReader(io.StringIO(command("dump", str(real_file), "--format", "csv").stdout))
+        csv.DictReader(io.StringIO(command_here("dump", str(real_file), "--format", "csv").stdout))
     )
     assert len(table) == total
     assert table[0]["stage"] == "stage"
     assert table[0]["request"] == "r"
-    page = json.loads(command("dump", str(real_file), "--format", "json").stdout)
+    page = json.loads(command_here("dump", str(real_file), "--format", "json").stdout)
     assert len(page["spans"]) == total
     assert page["stages"]["stage"]["count"] == 20
     assert page["stages"]["stage"]["work"] == {"tokens": 60}
@@ -1157,7 +1164,7 @@ def test_parquet_has_every_span_with_its_types(real_file: Path, tmp_path: Path) 
     assert json.loads(table.schema.metadata[b"stagespan"])["state"] == "died"
     # THEN the command writes such a file
     file = tmp_path / "spans.parquet"
-    done = command("dump", str(real_file), "--format", "parquet", "-o", str(file))
+    done = command_here("dump", str(real_file), "--format", "parquet", "-o", str(file))
     assert done.returncode == 0, done.stderr
     assert parquet.read_table(file).num_rows == table.num_rows == 22
 
@@ -1209,6 +1216,6 @@ def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
     assert parsed.bars == 22
     for words in ("died without a clean exit", "stage", "open", "token"):
         assert words in page.read_text()
-    refused = command("report", str(page), "--html", "-")
+    refused = command_here("report", str(page), "--html", "-")
     assert refused.returncode == 2
     assert "is not a recording" in refused.stderr

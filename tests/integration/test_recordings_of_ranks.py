@@ -7,18 +7,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
-from recorded_process import command
+from recorded_process import command, command_here
+
+import preloaded
 
 pytest.importorskip("torch")
 
 RANKS = 8
-# One process imports torch, because eight imports would take most of the test.
+# One process has imported torch, because eight imports would take most of the test.
 PROGRAM = """
     import ctypes, datetime, os, signal, sys, time
     import torch
@@ -48,6 +49,8 @@ PROGRAM = """
         else:
             ctypes.PyDLL(None).pause()  # waits forever, and holds Python's lock
 
+    os.setsid()
+    print(os.getpid(), flush=True)
     for rank in range(8):
         if os.fork() == 0:
             try:
@@ -62,33 +65,36 @@ PROGRAM = """
 def test_the_rank_that_the_others_wait_for_is_named(way: str, folder: Path, tmp_path: Path) -> None:
     # GIVEN eight ranks, one of which is stalled in a stage, so that the others wait for it
     job = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), way],
+        [*preloaded.python(), "-c", textwrap.dedent(PROGRAM), way],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=(tmp_path / "stderr").open("w"),
-        start_new_session=True,
+        text=True,
     )
+    assert job.stdout is not None
+    line = job.stdout.readline()
+    assert line, (tmp_path / "stderr").read_text()
     try:
         # WHEN all of them have been stalled for some time
         expected = {rank: "load" if rank == 3 else "all_reduce" for rank in range(RANKS)}
         stalled: dict[int, str] = {}
         until = time.monotonic() + 120
         while stalled != expected and time.monotonic() < until:
-            time.sleep(0.2)
-            found = json.loads(command("ps", "--stalled", "1", "--json").stdout)["stalled"]
+            time.sleep(0.5)
+            found = json.loads(command_here("ps", "--stalled", "1", "--json").stdout)["stalled"]
             of_job = [one for one in found if one["job"] == "job-8"]
             stalled = {one["rank"]: one["open_spans"][0]["stage"] for one in of_job}
         assert stalled == expected, (tmp_path / "stderr").read_text()
         shown = command("ps", "--stalled", "1", "--job", "job-8")
         pages = [
-            command(*arguments, "--job", "job-8")
+            command_here(*arguments, "--job", "job-8")
             for arguments in (("ps",), ("recover",), ("top", "--once"))
         ]
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
-        job.wait(timeout=30)
+            os.killpg(int(line), signal.SIGKILL)
+        job.communicate(timeout=30)
     # THEN the probe lists each rank and its stage
     assert shown.returncode == 1
     for rank, stage in expected.items():
