@@ -6,16 +6,19 @@ fork of one process that has imported torch. A test of what depends on the order
 options of the interpreter, or on torch being imported at all starts ``sys.executable`` instead.
 
 This file is also the program of that process (``server``) and of the command (``client``). It
-imports little, because each command starts it.
+imports little (neither json nor typing), because each command starts it.
 """
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import socket
 import sys
-from types import CodeType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType
 
 
 def client(path: str, *arguments: str) -> None:
@@ -24,7 +27,7 @@ def client(path: str, *arguments: str) -> None:
         connection.connect(path)
         job = {"argv": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
         socket.send_fds(connection, [b"x"], [0, 1, 2])
-        connection.sendall(json.dumps(job).encode())
+        connection.sendall(marshal.dumps(job))
         connection.shutdown(socket.SHUT_WR)
         status = int(connection.recv(64) or b"1")
     if status < 0:
@@ -78,7 +81,7 @@ def server(path: str) -> dict[str, object]:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    job: dict[str, object] = json.loads(text)
+    job: dict[str, object] = marshal.loads(text)
     return job
 
 
@@ -87,7 +90,7 @@ def become(job: dict[str, object]) -> CodeType:
     cwd, environment, argv = job["cwd"], job["env"], job["argv"]
     assert isinstance(cwd, str)
     assert isinstance(environment, dict)
-    assert isinstance(argv, list)
+    assert isinstance(argv, tuple)
     os.chdir(cwd)
     for name in set(os.environ) - set(environment):
         del os.environ[name]
@@ -143,7 +146,16 @@ if __name__ == "__main__":
             __file__ = os.path.abspath(sys.argv[0])
         else:
             del __file__
-        for _name in ("client", "server", "become", "python", "_path", "_job", "annotations"):
+        for _name in (
+            "client",
+            "server",
+            "become",
+            "python",
+            "_path",
+            "_job",
+            "annotations",
+            "TYPE_CHECKING",
+        ):
             del globals()[_name]
         del _name
         exec(_code)
