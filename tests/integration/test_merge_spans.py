@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import preloaded
 from stagespan import recording
 from stagespan.cli import command
 from stagespan.trace import read_trace
@@ -52,7 +52,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
     """A trace, and the process that wrote it and still runs."""
     folder = tmp_path_factory.mktemp("traced")
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "trace.json"],
+        [*preloaded.python(), "-c", PROGRAM, "trace.json"],
         cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

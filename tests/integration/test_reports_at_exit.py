@@ -8,10 +8,13 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import preloaded
 
 ONE_STAGE = """
     import stagespan
@@ -25,12 +28,17 @@ ONE_STAGE = """
 
 
 def python(
-    code: str, cwd: Path, *arguments: str, status: int = 0, **variables: str
+    code: str,
+    cwd: Path,
+    *arguments: str,
+    start: Sequence[str] = (sys.executable,),
+    status: int = 0,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     script = cwd / "script.py"
     script.write_text(textwrap.dedent(code))
     done = subprocess.run(
-        [sys.executable, *arguments, str(script)],
+        [*start, *arguments, str(script)],
         env={**os.environ, **variables},
         cwd=cwd,
         capture_output=True,
@@ -209,6 +217,7 @@ def test_torchrun_itself(tmp_path: Path) -> None:
         ONE_STAGE,
         tmp_path,
         *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        start=preloaded.python(),
         STAGESPAN_DEBUG="1",
         OMP_NUM_THREADS="1",
     )

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import preloaded
 
 
 def run(
     *arguments: str,
     cwd: Path,
     command: tuple[str, ...] = ("-m", "stagespan", "run"),
+    start: Sequence[str] = (sys.executable,),
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command, *arguments],
+        [*start, *command, *arguments],
         env={**os.environ, **variables},
         cwd=cwd,
         capture_output=True,
@@ -122,6 +127,7 @@ def test_stages_to_profile_that_did_not_run_are_named(project: Path) -> None:
     done = run(
         *("--profile", "encode,encoder", "--stage", "pipes.models:encode", "app/script.py"),
         cwd=project,
+        start=preloaded.python() if importlib.util.find_spec("torch") else [sys.executable],
         STAGESPAN_OUTPUT_DIR=str(project / "out"),
     )
     assert done.returncode == 0, done.stderr
