@@ -62,7 +62,7 @@ _Rows = Iterator[tuple[str, State, str]]
 def _recorder() -> _Rows:
     from stagespan.environment import version
 
-    yield "stagespan", "works", f"{version() or 'not installed'}, extension {_core.__file__}"
+    yield "stagespan", "works", f"{version()}, extension {_core.__file__}"
     yield (
         "python",
         "works",

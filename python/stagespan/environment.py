@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 import time
-from importlib import metadata
 from typing import Any, TypedDict
 
 from stagespan import _core, platforms
@@ -44,7 +43,7 @@ def environment() -> Environment:
         "cpu": cpu_model(),
         "cpu_count": os.cpu_count(),
         "system": f"{system.sysname} {system.release} {system.machine}",
-        "stagespan": _VERSION,
+        "stagespan": version(),
         "clock": clock.get("source"),
         "pid": os.getpid(),
     }
@@ -55,12 +54,9 @@ def machine() -> dict[str, Any]:
     return {key: value for key, value in environment().items() if key not in ("pid", "hostname")}
 
 
-def version() -> str | None:
-    """Return the version of the installed stagespan, or None if it is not installed."""
-    try:
-        return metadata.version("stagespan")
-    except metadata.PackageNotFoundError:
-        return None
+def version() -> str:
+    """Return the version of stagespan."""
+    return str(sys.modules["stagespan"].__version__)
 
 
 def cpu_model() -> str | None:
@@ -84,11 +80,6 @@ def _device_name(torch: Any, device: platforms.Platform) -> str | None:
         return str(getattr(torch, device.device_type).get_device_name())
     except Exception:
         return None
-
-
-# Read at import, because it imports a part of the standard library. In a signal handler or a
-# forked child, that import could be incomplete.
-_VERSION = version()
 
 
 def fixed_computation_ns(loops: int = 4000) -> int:

@@ -124,7 +124,7 @@ FIRST_CALLS = {
     "stats": ("stagespan.stats()", "stagespan/statistics.py"),
     "spans": ("stagespan.spans()", "numpy/__init__.py"),
     "timing_report": ("stagespan.timing_report()", "report/timing.py"),
-    "the version in a report": ("stagespan.timing_report()", "email/parser.py"),
+    "the environment in a report": ("stagespan.timing_report()", "stagespan/environment.py"),
     "flush": ("stagespan.flush()", "stagespan/service.py"),
     "get_io_signatures": ("stagespan.get_io_signatures()", "signature/store.py"),
     "memory_snapshot": ("stagespan.memory_snapshot('x')", "stagespan/memory.py"),

@@ -76,6 +76,21 @@ def test_debug_mode_writes_the_report_and_the_signatures(tmp_path: Path) -> None
     ]
 
 
+def test_debug_mode_imports_nothing_for_profiles(tmp_path: Path) -> None:
+    # GIVEN a program that looks at the end, after the reports were written, what was imported
+    code = """
+        import atexit, sys
+
+        @atexit.register
+        def last():
+            print([name for name in ("numpy", "stagespan.trace", "torch") if name in sys.modules])
+    """
+    done = python(textwrap.dedent(code) + textwrap.dedent(ONE_STAGE), tmp_path, STAGESPAN_DEBUG="1")
+    # THEN it has neither the reader of traces nor what that imports
+    assert "I/O signature saved" in done.stderr
+    assert done.stdout == "[]\n"
+
+
 def test_without_debug_mode_nothing_is_written(tmp_path: Path) -> None:
     done = python(ONE_STAGE, tmp_path)
     assert (done.stdout, done.stderr) == ("", "")

@@ -9,15 +9,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stagespan import forks, lines, run, service, settings
+from stagespan import forks, imports, lines, run, service, settings
 from stagespan.atomic import Count
 from stagespan.errors import StagespanError
 from stagespan.files import stage_path, write_whole
 from stagespan.platforms import current_platform
 from stagespan.profiling.controller import Window, profile_window
-from stagespan.profiling.kernels import missing_kernels
 from stagespan.profiling.names import is_profiled, note_context, times_named
-from stagespan.trace import breakdown, read_trace
 
 LOGGER = logging.getLogger("stagespan")
 
@@ -76,7 +74,8 @@ class ProfiledHook:
 
     def wants(self, call: Call) -> bool:
         """Whether the stage is named and has runs left to profile."""
-        if not is_profiled(call.stage):
+        # A handler that has interrupted an import cannot make the imports of `enter`.
+        if not is_profiled(call.stage) or imports.is_loading():
             return False
         note_context(call.stage)
         number = self._seen.setdefault(call.stage, Count()).add()
@@ -95,6 +94,9 @@ class ProfiledHook:
         if number >= self.limit():
             runs.pop(number, None)
             return
+        # Programs that profile nothing do not need the reader of traces. It cannot be imported when
+        # a trace is written, because that may be while the interpreter ends.
+        imports.load("stagespan.profiling.kernels")
         group = self._groups.get(_key(call.stage))
         if group is not None and group.window.is_open_here():
             group.depth += 1
@@ -197,6 +199,9 @@ class ProfiledHook:
             self._warn_once(f"The profile of stage {stage!r} was not written: {error}")
 
     def _check_kernels(self, trace: Path, stage: str) -> None:
+        from stagespan.profiling.kernels import missing_kernels
+        from stagespan.trace import read_trace
+
         sentence = missing_kernels(read_trace(trace), current_platform.device)
         if sentence is not None:
             LOGGER.error("[Profiler] The trace of stage %r is not complete: %s", stage, sentence)
@@ -207,6 +212,8 @@ class ProfiledHook:
 
     def breakdown(self, trace: Path, stage: str) -> dict[str, Any]:
         """Return the content of a stage's ``breakdown.json``."""
+        from stagespan.trace import breakdown, read_trace
+
         return dict(breakdown(read_trace(trace), stage).to_dict())
 
     def log_started(self, stage: str) -> None:
