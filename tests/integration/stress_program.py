@@ -92,7 +92,7 @@ def stages() -> None:
     with request("request", user="x"), span("block") as block:
         block.add(tokens=3)
         stagespan.current_request()
-    with ProfilingContext(f"stage {random.randrange(200)}", capture_memory=True):
+    with ProfilingContext(f"stage {random.randrange(20)}", capture_memory=True):
         pass
     with ProfilingContext4Debug("debug block") as debug:
         debug.inputs(a=1)
@@ -223,21 +223,25 @@ def work():
         with ProfilingContext("stage"):
             Handle()
         time.sleep(0.0002)
-for _ in range(random.randrange(3)):
+for _ in range(random.randrange(1, 3)):
     threading.Thread(target=work, daemon=True).start()
 sys.modules["kept to the end"] = Handle()
+is_ending = False
 def handler(*_):
     debug_stage(1)
     try:
         stagespan.timing_report()
     except stagespan.StagespanError as error:  # it interrupted the import of what it calls
         assert "signal handler" in str(error)
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    if not is_ending:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
 signal.signal(signal.SIGALRM, handler)
 if random.random() < 0.5:
     signal.setitimer(signal.ITIMER_REAL, 0.01)
 random.choice([stagespan.stats, stagespan.timing_report, stagespan.flush, stagespan.spans])()
 time.sleep(random.random() * 0.1)
+is_ending = True
+signal.setitimer(signal.ITIMER_REAL, 0)  # or Python would report a signal that comes just now
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
 """
 
@@ -299,6 +303,7 @@ def main() -> None:
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the tables
     for everything in (*OPERATIONS, summary, lambda: stagespan.set_debug(True)):
         everything()  # for modules that are imported on first use
+    gc.freeze()  # so that collections examine what the operations make, not all modules
     threading.Thread(target=watch, daemon=True).start()
     jobs = {
         "worker 1": OPERATIONS,
