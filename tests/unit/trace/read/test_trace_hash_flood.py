@@ -3,78 +3,82 @@
 from __future__ import annotations
 
 import json
-import random
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-MASK = (1 << 64) - 1
-BAD = frozenset(range(32)) | {0x22, 0x5C, 0x7F}  # characters that would have to be escaped
+Words = NDArray[np.uint64]
+
+COUNT = 100_000
+BAD = np.zeros(256, dtype=np.bool_)  # bytes that would have to be escaped
+BAD[[*range(32), 0x22, 0x5C, 0x7F]] = True
 
 
-def inverse_shift(value: int, shift: int) -> int:
-    """Return the number for which `x ^ (x >> shift)` is this one."""
+def inverse_shift(value: Words, shift: int) -> Words:
+    """Return the numbers for which `x ^ (x >> shift)` is these."""
     result = value
     for _ in range(64 // shift + 1):
-        result = value ^ (result >> shift)
+        result = value ^ (result >> np.uint64(shift))
     return result
 
 
-def texts_of_words(words: Iterator[tuple[int, ...]], count: int) -> list[bytes]:
-    found: set[bytes] = set()
-    for each in words:
-        text = struct.pack(f"<{len(each)}Q", *each)
-        if not BAD & set(text):
-            found.add(text)
-        if len(found) == count:
-            break
-    return sorted(found)
+def inverse(factor: int) -> np.uint64:
+    """Return the number whose product with the factor is 1; products of Words are modulo 2**64."""
+    return np.uint64(pow(factor, -1, 1 << 64))
 
 
-def same_with_two_chains(count: int) -> list[bytes]:
+def printable_words(seed: int) -> Words:
+    """Return many words of 8 random printable characters."""
+    # One text in 13 of such a word and two calculated ones contains no bad character.
+    letters = np.random.default_rng(seed).integers(32, 127, (16 * COUNT, 8), dtype=np.uint8)
+    return letters.view("<u8").reshape(-1)
+
+
+def texts_of_words(*words: Words) -> list[bytes]:
+    """Return COUNT different texts of words that contain only characters as they are in JSON."""
+    each = np.stack(words, axis=1)
+    letters = each.view(np.uint8)
+    found = np.unique(each[~BAD[letters].any(axis=1)], axis=0)[:COUNT]
+    assert len(found) == COUNT
+    return [text.tobytes() for text in found]
+
+
+def same_with_two_chains() -> list[bytes]:
     """Texts of 24 bytes with the same hash in two chains of multiplications by a known number."""
-    factor = 0x9E3779B97F4A7C15
-    undo = pow(factor, -1, 1 << 64)
-    begin_a, begin_b = (24 * 0xD6E8FEB86659FD93) & MASK, 0xA0761D6478BD642F
-    target_a, target_b = 0x0123456789ABCDEF, 0x1122334455667788
+    undo = inverse(0x9E3779B97F4A7C15)
+    begin_a = np.uint64(24 * 0xD6E8FEB86659FD93 % (1 << 64))
+    begin_b = np.uint64(0xA0761D6478BD642F)
+    target_a, target_b = np.uint64(0x0123456789ABCDEF), np.uint64(0x1122334455667788)
 
-    def unmix(value: int) -> int:
-        return (inverse_shift(value, 29) * undo) & MASK
+    def unmix(value: Words) -> Words:
+        return inverse_shift(value, 29) * undo
 
-    def words() -> Iterator[tuple[int, ...]]:
-        chance = random.Random(1)
-        while True:
-            last = int.from_bytes(bytes(chance.randrange(32, 127) for _ in range(8)), "little")
-            yield begin_a ^ unmix(target_a ^ last), begin_b ^ unmix(target_b ^ last), last
-
-    return texts_of_words(words(), count)
+    last = printable_words(1)
+    return texts_of_words(begin_a ^ unmix(target_a ^ last), begin_b ^ unmix(target_b ^ last), last)
 
 
-def same_in_murmur(count: int) -> list[bytes]:
+def same_in_murmur() -> list[bytes]:
     """Texts of 16 bytes with one hash under the 64-bit Murmur of std::hash in libstdc++."""
-    factor, seed = 0xC6A4A7935BD1E995, 0xC70F6907
-    undo = pow(factor, -1, 1 << 64)
-    middle = 0x0123456789ABCDEF  # the state after both words
+    number, seed = 0xC6A4A7935BD1E995, 0xC70F6907
+    factor, undo = np.uint64(number), inverse(number)
+    middle = np.uint64(0x0123456789ABCDEF * int(undo) % (1 << 64))  # the state after both words
 
-    def scrambled(word: int) -> int:
-        word = (word * factor) & MASK
-        return ((word ^ (word >> 47)) * factor) & MASK
+    def scrambled(word: Words) -> Words:
+        word = word * factor
+        return (word ^ (word >> np.uint64(47))) * factor
 
-    def unscrambled(word: int) -> int:
-        return (inverse_shift((word * undo) & MASK, 47) * undo) & MASK
+    def unscrambled(word: Words) -> Words:
+        return inverse_shift(word * undo, 47) * undo
 
-    def words() -> Iterator[tuple[int, ...]]:
-        chance = random.Random(2)
-        while True:
-            first = int.from_bytes(bytes(chance.randrange(32, 127) for _ in range(8)), "little")
-            state = ((seed ^ (16 * factor & MASK)) ^ scrambled(first)) * factor & MASK
-            yield first, unscrambled(((middle * undo) & MASK) ^ state)
-
-    return texts_of_words(words(), count)
+    first = printable_words(2)
+    begin = np.uint64(seed ^ (16 * number % (1 << 64)))
+    state = (begin ^ scrambled(first)) * factor
+    return texts_of_words(first, unscrambled(middle ^ state))
 
 
 def written(folder: Path, entries: Iterator[bytes]) -> Path:
@@ -84,12 +88,12 @@ def written(folder: Path, entries: Iterator[bytes]) -> Path:
 
 
 def names(folder: Path) -> Path:
-    texts = same_with_two_chains(100_000)
+    texts = same_with_two_chains()
     return written(folder, (b'{"ph":"X","ts":1,"dur":1,"name":"%s"}' % text for text in texts))
 
 
 def process_ids(folder: Path) -> Path:
-    texts = same_in_murmur(100_000)
+    texts = same_in_murmur()
     return written(
         folder, (b'{"ph":"X","ts":1,"dur":1,"name":"a","pid":"%s"}' % text for text in texts)
     )
