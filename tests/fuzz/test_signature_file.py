@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import fractions
+import functools
 import inspect
 import json
 import random
@@ -122,8 +123,9 @@ def test_any_stages_are_read_or_refused(stages: Any, version: Any, tmp_path: Pat
     refusal(replay_all)
 
 
+@functools.cache
 def whole_nodes() -> list[Any]:
-    """Return one node of each kind, as captures write them."""
+    """Return one node of each kind, as captures write them; callers do not change them."""
     pair = collections.namedtuple("pair", "x y")
     values = [
         (torch.zeros(30, 4).t(), torch.arange(100), torch.rand(100) > 0.5, torch.arange(3)),

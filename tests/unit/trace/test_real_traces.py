@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from plain_json import entries_of
 
 from stagespan.trace import Trace, breakdown, device_use, read_trace
 from stagespan.trace.read.columns import category_today
@@ -43,9 +43,7 @@ BEYOND_DOUBLES = {"cuda_v100_train_ns", "rocm_mi210_gpu_only", "rocm_mi300_vllm_
 
 def load(path: Path) -> list[dict[str, Any]]:
     """Return the file's entries, read with Python's json module and exact numbers."""
-    text = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
-    entries = text if isinstance(text, list) else text["traceEvents"]
-    return [entry for entry in entries if isinstance(entry, dict)]
+    return entries_of(path, Decimal)
 
 
 def union(intervals: list[tuple[Any, Any]]) -> Any:

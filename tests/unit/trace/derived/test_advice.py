@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
+import functools
 import re
 import statistics
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plain_json import entries_of
 
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
@@ -27,13 +27,13 @@ class Raw:
     """A trace read with Python's own json module, and simple queries on it."""
 
     def __init__(self, path: Path) -> None:
-        text = json.loads(gzip.decompress(path.read_bytes()))
-        entries = text if isinstance(text, list) else text["traceEvents"]
-        self.entries = [e for e in entries if isinstance(e, dict) and e.get("ph") == "X"]
+        self.entries = [e for e in entries_of(path) if e.get("ph") == "X"]
         self.begin = min((float(e["ts"]) for e in self.entries), default=0.0)
         self.by_name: dict[str, list[Entry]] = {}
+        self.by_category: dict[str | None, list[Entry]] = {}
         for entry in self.entries:
             self.by_name.setdefault(entry["name"], []).append(entry)
+            self.by_category.setdefault(entry.get("cat"), []).append(entry)
 
     def named(self, pattern: str, *categories: str) -> list[Entry]:
         found = re.compile(pattern)
@@ -46,7 +46,7 @@ class Raw:
         ]
 
     def of(self, *categories: str) -> list[Entry]:
-        return self.named("", *categories)
+        return [e for category in categories for e in self.by_category.get(category, [])]
 
     @property
     def span(self) -> float:
@@ -250,6 +250,12 @@ def every_trace(traces: Path) -> list[Path]:
     return sorted([*found, *review.glob("*.json.gz")])
 
 
+@functools.cache  # findings are small, and both tests below need them
+def findings_of(path: Path) -> list[Finding]:
+    names = ["idle", "host", "memory", "device_use", "kernels", "compiled"]
+    return analyze(read_trace(path), names).findings()
+
+
 def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
     # GIVEN all public traces, and the same events read with Python's json module
     given: set[str] = set()
@@ -257,8 +263,7 @@ def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
     for path in every_trace(traces):
         raw = Raw(path)
         # WHEN they are analysed
-        names = ["idle", "host", "memory", "device_use", "kernels", "compiled"]
-        findings = analyze(read_trace(path), names).findings()
+        findings = findings_of(path)
         # THEN the advice fits the events, and each finding has a code and evidence
         assert contradictions(raw, findings) == [], path.name
         assert all(each.evidence for each in findings), path.name
@@ -285,8 +290,7 @@ def test_advice_on_copies_depends_on_their_kind(traces: Path) -> None:
     # GIVEN the traces with findings about copies, and the copies' time by kind from raw events
     seen = 0
     for path in every_trace(traces):
-        findings = analyze(read_trace(path), ["device_use"]).findings()
-        copies = [f for f in findings if f.code.endswith("exposed_copies")]
+        copies = [f for f in findings_of(path) if f.code == "device_use.exposed_copies"]
         rows = Raw(path).of("gpu_memcpy", "Memcpy") if copies else []
         pageable = sum(e["dur"] for e in rows if "Pageable" in e["name"])
         within = sum(e["dur"] for e in rows if "DtoD" in e["name"])
