@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-torch_dynamo = pytest.importorskip("torch._dynamo")
-
-from torch._dynamo.testing import CompileCounter  # noqa: E402
 
 import stagespan  # noqa: E402
 from stagespan import _core  # noqa: E402
@@ -29,6 +26,8 @@ class Compiled:
     """A function compiled as one graph, and how often it was compiled; a graph break raises."""
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        from torch._dynamo.testing import CompileCounter
+
         self._counter = CompileCounter()
         self._call = torch.compile(function, backend=self._counter, fullgraph=True, **options)
 
@@ -42,10 +41,12 @@ class Compiled:
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
-    torch_dynamo.reset()
+    # Imported here, because it takes seconds, and most workers run none of these tests.
+    dynamo = pytest.importorskip("torch._dynamo")
+    dynamo.reset()
     yield
     stagespan.set_debug(False)
-    torch_dynamo.reset()
+    dynamo.reset()
 
 
 @_core.ProfilingContext4Debug("compiled function")
@@ -161,7 +162,7 @@ def test_what_runs_around_a_stage_is_not_compiled(on: bool) -> None:
 
     @_core.ProfilingContext4Debug("between graphs")
     def between(x: Any) -> Any:
-        torch_dynamo.graph_break()
+        torch._dynamo.graph_break()
         return x * 2
 
     # WHEN it runs while torch.compile is active
@@ -410,7 +411,7 @@ def test_a_graph_that_breaks_inside_a_context_still_works() -> None:
         with _core.span("broken graph") as s:
             y = x + 1
             s.add(tokens=1)
-            torch_dynamo.graph_break()
+            torch._dynamo.graph_break()
             return y * 2
 
     # WHEN it is compiled without fullgraph

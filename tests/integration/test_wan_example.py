@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("diffusers")
-pytest.importorskip("transformers")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "wan_pipeline"
 
 
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    pytest.importorskip("diffusers")
+    pytest.importorskip("transformers")
     monkeypatch.syspath_prepend(str(EXAMPLE))
     import wan_stages
 
