@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-# Without the plugin of hypothesis, whose import takes most of the time of a short test run.
-PYTEST = [
-    *(sys.executable, "-m", "pytest", "-q"),
-    *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
-]
+import preloaded
+
+# Without the plugins of others, whose imports take most of the time of a short test run.
+OPTIONS = ["-q", "-p", "no:cacheprovider"]
+for other in ("hypothesispytest", "anyio", "xdist", "xdist.looponfail"):
+    OPTIONS += ["-p", f"no:{other}"]
 TEST = """
     import json, pathlib
     import pytest
@@ -29,9 +29,20 @@ TEST = """
 """
 MEASURED = """
     def test_measured(stage_bench):
-        times = stage_bench(sum, range(1000), most_seconds=0.2)
+        times = stage_bench(sum, range(1000), most_seconds=0.05)
         assert times.count >= 20 and times.median_ms > 0
 """
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a process that has not imported stagespan yet."""
+    return subprocess.run(
+        [*preloaded.python("pytest", "numpy"), "-m", "pytest", *OPTIONS, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 class Project:
@@ -59,13 +70,7 @@ class Project:
         random = np.random.default_rng(round(slowdown * 100))
         times = 10 * slowdown * np.exp(np.abs(random.normal(0, 0.06, 60)))
         (self.folder / "samples.json").write_text(json.dumps(list(times)))
-        done = subprocess.run(
-            [*PYTEST, *arguments],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = run_pytest(self.folder, *arguments)
         return done.returncode, done.stdout + done.stderr
 
     def write(self, *arguments: str) -> str:
@@ -87,7 +92,7 @@ class ComputingProject(Project):
 
             @pytest.mark.stage_limit(regress="50%", regress_ms=0)
             def test_measured(stage_bench):
-                stage_bench(sum, range({numbers}), most_seconds=0.2)
+                stage_bench(sum, range({numbers}), most_seconds=0.05)
             """
         )
         self.write()
@@ -159,7 +164,7 @@ def test_each_warning_is_printed_once(tmp_path: Path) -> None:
         @pytest.mark.stage_limit(regress="900%")
         @pytest.mark.parametrize("number", [1, 2])
         def test_measured(stage_bench, number):
-            stage_bench(sum, range(1000), most_seconds=0.2)
+            stage_bench(sum, range(1000), most_seconds=0.05)
         """
     )
     # WHEN they run without a baseline, and with one of another machine
@@ -402,13 +407,7 @@ def test_a_limit_without_a_measurement_fails(tmp_path: Path) -> None:
     )
 
     # WHEN they run
-    done = subprocess.run(
-        [*PYTEST, "test_stage.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_pytest(tmp_path, "test_stage.py")
 
     # THEN the two that measure nothing fail
     assert "2 failed, 2 passed, 1 skipped" in done.stdout
@@ -418,5 +417,5 @@ def test_a_limit_without_a_measurement_fails(tmp_path: Path) -> None:
 
 def test_workers_of_xdist_write_one_baseline(tmp_path: Path) -> None:
     project = Project(tmp_path, measures=True)
-    project.write("-n", "2")
+    project.write("-p", "xdist", "-n", "2")
     assert len(json.loads(project.baseline.read_text())["stages"]) == 2
