@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -107,13 +107,17 @@ def python(
     *options: str,
     returncode: int = 0,
     timeout_s: float = 120,
+    start: Sequence[str] = (sys.executable,),
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run code as a separate script; output on stderr counts as a failure too."""
+    """Run code as a separate script; output on stderr counts as a failure too.
+
+    ``start`` is the beginning of the command, such as `preloaded.python()`.
+    """
     script = cwd / "script.py"
     script.write_text(textwrap.dedent(code))
     done = subprocess.run(
-        [sys.executable, *options, str(script)],
+        [*start, *options, str(script)],
         env={**os.environ, **variables},
         cwd=cwd,
         capture_output=True,

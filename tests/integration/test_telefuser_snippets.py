@@ -10,6 +10,8 @@ from typing import NamedTuple
 import pytest
 from recording import python
 
+import preloaded
+
 pytest.importorskip("torch", reason="torch is not installed")
 
 _SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
@@ -279,6 +281,7 @@ def test_snippets_run_as_printed(name: str, page: str, tmp_path: Path) -> None:
     done = python(
         textwrap.dedent(program),
         tmp_path,
+        start=preloaded.python(),
         TELEFUSER_PROFILE_DEBUG=str(snippet.debug).lower(),
         TELEFUSER_PIPELINE_NAME="wan21_t2v",
     )

@@ -6,20 +6,21 @@ import importlib.util
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+import preloaded
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
 )
 
 
-def run(program: str) -> str:
+def run(program: str, *, start: Sequence[str] = (sys.executable,)) -> str:
     """Run a program in a separate interpreter; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
-    )
+    done = subprocess.run([*start, "-c", textwrap.dedent(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -74,9 +75,10 @@ def test_registered_when_dynamo_is_imported() -> None:
 def test_registered_when_dynamo_came_first() -> None:
     # GIVEN torch._dynamo before stagespan
     # WHEN stagespan is imported and registers
-    out = run("""
+    program = """
         import sys
         import torch._dynamo
+        print("stagespan" in sys.modules)
         from stagespan import _core
 
         def traced(x):
@@ -85,10 +87,11 @@ def test_registered_when_dynamo_came_first() -> None:
 
         print(torch.compile(traced, backend="eager", fullgraph=True)(torch.ones(1)).item())
         print(any(type(finder).__name__ == "_DynamoFinder" for finder in sys.meta_path))
-    """)
+    """
+    out = run(program, start=preloaded.python())
 
     # THEN contexts work in a graph
-    assert out.splitlines() == ["2.0", "False"]
+    assert out.splitlines() == ["False", "2.0", "False"]
 
 
 def fake_torch(folder: Path, text: str) -> str:

@@ -385,7 +385,7 @@ def test_a_stage_that_runs_out_of_memory_is_reported_in_one_sentence(tmp_path: P
 
     # WHEN it is run
     done = subprocess.run(
-        [sys.executable, script.name, "--factory", "large:Stage"],
+        [*preloaded.python(), script.name, "--factory", "large:Stage"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -404,7 +404,8 @@ def test_a_stage_with_its_own_profiler_is_reported_in_one_sentence(tmp_path: Pat
         "        with torch.profiler.profile():\n            return torch.zeros(4) + x\n"
     )
     script = script_of_a_number(tmp_path)
-    command = [sys.executable, script.name, "--factory", "profiled:Stage", "--timing-steps", "2"]
+    options = ["--factory", "profiled:Stage", "--timing-steps", "2"]
+    command = [*preloaded.python(), script.name, *options]
 
     # WHEN it is run with the script's profiler, and without it
     done, without = (

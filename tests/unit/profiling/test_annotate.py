@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import preloaded
 import stagespan
 from stagespan import ProfilingContext, annotate, profile_window
 from stagespan.errors import SettingsError
@@ -103,7 +103,7 @@ def test_the_environment_variable_annotates_too() -> None:
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [*preloaded.python(), "-c", program],
         env={**os.environ, "STAGESPAN_ANNOTATE": "*", "KINETO_LOG_LEVEL": "6"},
         capture_output=True,
         text=True,

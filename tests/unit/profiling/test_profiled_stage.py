@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -385,7 +384,7 @@ def test_one_trace_of_a_program_that_ends_before_is_written(tmp_path: Path) -> N
     environment = {f"STAGESPAN_PROFILER_{name}": value for name, value in settings.items()}
 
     subprocess.run(
-        [sys.executable, "-c", program],
+        [*preloaded.python(), "-c", program],
         env={**os.environ, **environment, "STAGESPAN_OUTPUT_DIR": str(tmp_path)},
         check=True,
         timeout=120,
