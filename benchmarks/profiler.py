@@ -1,6 +1,6 @@
 """Measures what torch.profiler costs, and what spans cost that appear in its traces.
 
-    python -m benchmarks.profiler [--rounds N]
+    python -m benchmarks.profiler [--rounds N] [--calls N]
 
 All cases take turns in one process, and torch has one thread. A figure is the median over the
 rounds. The profiler starts and ends outside of the measured time. Needs torch.
@@ -18,19 +18,18 @@ import torch
 
 import stagespan
 
-_CALLS = 500
 _CPU = [torch.profiler.ProfilerActivity.CPU]
 
 
-def per_call_us(body: Callable[[], object]) -> float:
+def per_call_us(body: Callable[[], object], calls: int) -> float:
     """Return the time of one call in µs."""
     began_ns = time.perf_counter_ns()
-    for _ in range(_CALLS):
+    for _ in range(calls):
         body()
-    return (time.perf_counter_ns() - began_ns) / _CALLS / 1000
+    return (time.perf_counter_ns() - began_ns) / calls / 1000
 
 
-def measure(rounds: int) -> dict[str, float]:
+def measure(rounds: int, calls: int) -> dict[str, float]:
     """Return the median of each case in µs per call."""
     stagespan.annotate("named")
     named, other = stagespan.span("named"), stagespan.span("other")
@@ -76,7 +75,7 @@ def measure(rounds: int) -> dict[str, float]:
     for number in range(1 + rounds):
         for case, (around, body) in cases.items():
             with around():
-                figure = per_call_us(body)
+                figure = per_call_us(body, calls)
             if number:  # the first round is the warm-up
                 found[case].append(figure)
     return {case: statistics.median(figures) for case, figures in found.items()}
@@ -86,9 +85,10 @@ def main() -> None:
     """Measure, and print the figures and their ratios."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profiler", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=500, help="in each round")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = measure(arguments.rounds)
+    found = measure(arguments.rounds, arguments.calls)
     for case, us in found.items():
         ratio = f"{us / found['model']:7.2f} x the model" if case.startswith("model ") else ""
         print(f"{case:46}{us:10.2f} µs{ratio}")

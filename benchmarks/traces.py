@@ -189,7 +189,7 @@ def main() -> int:
     if not traces:
         print(f"There are no traces in {folder()}: set STAGESPAN_TRACES to a folder with some.")
         return 0
-    large_bytes = 30_000_000 if options.quick else _LARGE_BYTES
+    large_bytes = 10_000_000 if options.quick else _LARGE_BYTES
     times = 1 if options.quick else 7
     found = collect(traces, large_bytes, times, Console(stderr=True))
     found["machine"] = machine(load)

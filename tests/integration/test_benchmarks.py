@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import preloaded
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -84,7 +86,7 @@ def test_the_benchmark_of_recordings_loses_no_span(tmp_path: Path) -> None:
 def test_the_benchmark_of_profilers_prints_each_case() -> None:
     pytest.importorskip("torch")
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.profiler", "--rounds", "1"],
+        [*preloaded.python(), "-m", "benchmarks.profiler", "--rounds", "1", "--calls", "20"],
         cwd=ROOT,
         capture_output=True,
         text=True,
