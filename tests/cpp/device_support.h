@@ -34,6 +34,7 @@ class Fake {
     reset = find<FakeReset>("fake_reset");
     set_fault = find<FakeSetFault>("fake_set_fault");
     launch = find<FakeLaunch>("fake_launch");
+    skip = find<FakeSkip>("fake_skip");
     make_stream = find<FakeMakeStream>("fake_make_stream");
     use_device = find<FakeUseDevice>("fake_use_device");
     second_context = find<FakeSecondContext>("fake_second_context");
@@ -63,6 +64,7 @@ class Fake {
   FakeReset reset = nullptr;
   FakeSetFault set_fault = nullptr;
   FakeLaunch launch = nullptr;
+  FakeSkip skip = nullptr;
   FakeMakeStream make_stream = nullptr;
   FakeUseDevice use_device = nullptr;
   FakeSecondContext second_context = nullptr;

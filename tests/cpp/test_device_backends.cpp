@@ -36,21 +36,34 @@ TEST_P(Backend, ASpanHasWhatItsQueueRan) {
 }
 
 TEST_P(Backend, QueueAndTailCloseWithHostAndDevice) {
-  // GIVEN a stream that is busy for 200 ms, so that a stage's kernel has to wait
-  const std::uint32_t stage = recorder().intern("waiting");
-  run(recorder().intern("first"), 200e6);
-  const auto [id, told] = run(stage, 5e6);
-  // WHEN everything is resolved
+  // GIVEN a device whose time is known, and a stream that is busy for a minute, so that a stage's kernel has to wait
+  const std::uint32_t stage = recorder().intern("waiting"), first = recorder().intern("first");
+  constexpr double kBusy_ns = 60e9;
+  run(first, 1000);
   ASSERT_EQ(device::resolve(5), 0U);
-  // THEN it waited for the rest of them, and queue + elapsed = host + tail to the nanosecond
-  const DeviceCopy copy = result_of(id);
+  const auto error_ns = device::attached()->resolver().base_error_ns();
+  ASSERT_TRUE(error_ns.has_value());
+  run(first, kBusy_ns);
+  const OpenSpan waiting = open_span(stage);
+  const double begin = fake().last_record();
+  fake().launch(current_, 5e6);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));  // for a host time that cannot be overlooked
+  close_span(waiting, 0);
+  // WHEN the minute is over, and everything is resolved
+  fake().skip(kBusy_ns + 5e6);
+  ASSERT_EQ(device::resolve(5), 0U);
+  // THEN it waited for the rest of it, and queue + elapsed = host + tail to the nanosecond
+  const DeviceCopy copy = result_of(waiting.id);
   ASSERT_NE(copy.queue_ns, kUnknownNs);
   const SpanCopy span = spans_of(stage).front();
-  const std::int64_t host =
-      std::llround(recorder().clock_fit().duration_ns(static_cast<double>(span.end_ticks - span.begin_ticks)));
+  const ClockFit fit = recorder().clock_fit();
+  const std::int64_t host = std::llround(fit.duration_ns(static_cast<double>(span.end_ticks - span.begin_ticks)));
   EXPECT_NEAR(static_cast<double>(copy.queue_ns + copy.elapsed_ns), static_cast<double>(host + copy.tail_ns), 2000);
+  const ClockStamp stamp = take_stamp();
+  const double queue_ns =
+      begin - static_cast<double>(fit.unix_ns(span.begin_ticks) - stamp.unix_ns + stamp.monotonic_ns);
+  EXPECT_NEAR(static_cast<double>(copy.queue_ns), queue_ns, *error_ns + 20'000);
   EXPECT_GT(copy.queue_ns, 1'000'000);
-  EXPECT_LT(copy.queue_ns, 201'000'000);
   EXPECT_GT(copy.tail_ns, copy.elapsed_ns - host);
 }
 
@@ -60,19 +73,21 @@ TEST_P(Backend, EachStreamAndDeviceIsItsOwn) {
                       other = recorder().intern("other device");
   void* const second = fake().make_stream(0);
   void* const elsewhere = fake().make_stream(1);
-  const auto [slow_id, slow_told] = run(slow, 400e6);
+  const auto [slow_id, slow_told] = run(slow, 3.5e9);
   use_stream(0, second);
   const auto [quick_id, quick_told] = run(quick, 1e5);
   fake().use_device(1);
   use_stream(1, elsewhere);
   const auto [other_id, other_told] = run(other, 3e5);
   // WHEN the resolver runs before the slow one is finished
-  EXPECT_EQ(device::resolve(0.1), 1U);
+  fake().skip(1e6);
+  EXPECT_EQ(device::resolve(0), 1U);
   // THEN the others are already known, and the slow one in the end
   EXPECT_EQ(result_of(quick_id).elapsed_ns, quick_told);
   EXPECT_EQ(result_of(other_id).elapsed_ns, other_told);
   EXPECT_EQ(result_of(other_id).device, 1U);
   EXPECT_EQ(result_of(slow_id).elapsed_ns, kUnknownNs);
+  fake().skip(3.5e9);
   EXPECT_EQ(device::resolve(5), 0U);
   EXPECT_EQ(result_of(slow_id).elapsed_ns, slow_told);
   EXPECT_EQ(fake().counts().other_context, 0U);
@@ -205,16 +220,17 @@ TEST_P(Backend, ACaptureThatBeginsInASpanIsNotTimed) {
 }
 
 TEST_P(Backend, AnExhaustedPoolLeavesHostTime) {
-  // GIVEN a device that is busy for a while, and more spans than there are events
+  // GIVEN a device that is busy, and more spans than there are events, and than fit into a queue
   const std::uint32_t stage = recorder().intern("many");
-  fake().launch(current_, 300e6);
-  constexpr std::uint64_t kSpans = 100'000;
+  fake().launch(current_, 3600e9);
+  constexpr std::uint64_t kSpans = 2 * device::kQueueSpans;
   for (std::uint64_t i = 0; i < kSpans; ++i) run(stage, 1);
   // THEN the pool is bounded, the others are counted, and all have host time
   EXPECT_EQ(figures_of(stage).host.count, kSpans);
   EXPECT_LE(device::pending(), device::kPairsPerThread);
   EXPECT_LE(fake().counts().events, 2U * device::kPairsPerThread + 16);
   EXPECT_EQ(lost(kLostDevicePool) + device::pending(), kSpans);
+  fake().skip(3601e9);
   ASSERT_EQ(device::resolve(10), 0U);
   EXPECT_EQ(figures_of(stage).device[kDeviceElapsed].count + lost(kLostDevicePool), kSpans);
   // and the events are reused

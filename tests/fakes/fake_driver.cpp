@@ -3,7 +3,8 @@
 //
 // Each stream is a queue in the device's own time: a kernel begins when the previous one has ended, or now if the queue
 // is empty. An event gets the time at which all earlier work has ended, and is complete when the clock reaches it. No
-// thread is needed, and the time of an event is known in advance to the nanosecond.
+// thread is needed, and the time of an event is known in advance to the nanosecond. The device's time is that of the
+// host's CLOCK_MONOTONIC, and what a test has skipped.
 #include "fake_driver.h"
 
 #include <time.h>
@@ -66,6 +67,7 @@ struct Driver {
   std::atomic<std::uint64_t> synchronisations{0}, records{0}, queries{0}, queries_while_capturing{0}, events{0},
       other_context{0}, queries_in_capture{0}, contexts_made{0};
   std::atomic<bool> has_second_context{false};
+  std::atomic<double> skipped_ns{0};
   std::atomic<bool> used[kDevices] = {};  // HIP's; with CUDA, a thread with a context uses its device
 };
 
@@ -86,7 +88,7 @@ thread_local void* t_streams[kDevices] = {};
 double now_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) * 1e9 + static_cast<double>(now.tv_nsec);
+  return static_cast<double>(now.tv_sec) * 1e9 + static_cast<double>(now.tv_nsec) + driver().skipped_ns.load();
 }
 
 int gone() { return driver().fault.load() == kFakeDeinitialised ? kDeinitialised : kOk; }
@@ -363,6 +365,7 @@ EXPORT void fake_reset() {
                         &d.other_context, &d.queries_in_capture, &d.contexts_made})
     *counter = 0;
   d.has_second_context = false;
+  d.skipped_ns = 0;
   for (auto& used : d.used) used = false;
   for (Stream& stream : d.legacy) {
     const std::lock_guard lock(stream.mutex);
@@ -385,6 +388,8 @@ EXPORT void fake_launch(void* handle, double duration_ns) {
   stream->free_at_ns = driver().fault.load() == kFakeNeverDone ? std::numeric_limits<double>::infinity()
                                                                : std::max(now_ns(), stream->free_at_ns) + duration_ns;
 }
+
+EXPORT void fake_skip(double duration_ns) { driver().skipped_ns.fetch_add(duration_ns); }
 
 EXPORT void* fake_make_stream(int device) {
   const int before = t_device;

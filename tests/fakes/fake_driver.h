@@ -37,6 +37,8 @@ typedef void (*FakeSetFault)(int fault);
 typedef void (*FakeGetCounts)(FakeCounts* counts);
 /// Queues a kernel of a known duration on a stream, in the device's own time.
 typedef void (*FakeLaunch)(void* stream, double duration_ns);
+/// Moves the device's time forward, as if so much real time had passed, until fake_reset().
+typedef void (*FakeSkip)(double duration_ns);
 typedef void* (*FakeMakeStream)(int device);
 /// The calling thread's device, with its context current; -1 for a thread that has not used any. As with HIP, a device
 /// that is current may be unused: creating a stream or an event on it is the first use.
