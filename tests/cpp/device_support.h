@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <string>
@@ -96,6 +97,11 @@ class Fake {
 /// The time between the events of a span as a driver returns it: a float in milliseconds.
 inline std::int64_t as_told(double begin_ns, double end_ns) {
   return std::llround(static_cast<double>(static_cast<float>((end_ns - begin_ns) / 1e6)) * 1e6);
+}
+
+/// Waits until so many spans are pending, or fewer, without taking the processor from the resolver.
+inline void wait_until_pending(std::uint32_t most) {
+  while (device::pending() > most) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 /// Attaches a fake driver. This thread has used device 0, and its stream is a separate one.

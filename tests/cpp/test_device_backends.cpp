@@ -283,7 +283,7 @@ TEST_P(Backend, ManyThreadsAndThoseThatLeave) {
   // GIVEN threads with their own streams and devices that come and go while the resolver runs
   const std::uint32_t stage = recorder().intern("threads");
   constexpr unsigned kThreads = 6;
-  const std::uint64_t each = scaled(2000);
+  const std::uint64_t each = scaled(2000, 10);
   std::atomic<bool> stop{false};
   std::thread resolver([&] {
     while (!stop.load()) device::resolve_pass();
@@ -296,7 +296,7 @@ TEST_P(Backend, ManyThreadsAndThoseThatLeave) {
       void* const own = fake().make_stream(device);
       fake().use_stream(device, own);
       for (std::uint64_t i = 0; i < each; ++i) {
-        while (device::pending() > 300) std::this_thread::yield();
+        wait_until_pending(300);
         const OpenSpan span = open_span(stage);
         fake().launch(own, 500);
         close_span(span, 0);
