@@ -33,6 +33,90 @@ class Stats : public test::RecorderTest {
   }
 };
 
+// --- reading while threads come and go ------------------------------------------------------------------
+// First: a snapshot reads every slot and name that was ever used, and later tests use all of them. These tests find
+// more the more snapshots are taken in the meantime.
+
+/// Snapshots while threads run and leave: no figure decreases, and none is missing or counted twice.
+void expect_whole_while_threads_leave(bool with_lock) {
+  Recorder& recorder = Recorder::get();
+  constexpr unsigned kAtOnce = 6;
+  const std::uint64_t threads_in_all = test::scaled(2000, 10);
+  const std::uint32_t stages[] = {recorder.intern("leaving.0"), recorder.intern("leaving.1"),
+                                  recorder.intern("leaving.2")};
+  // GIVEN threads that start, run and leave, and count the spans that they are about to add and have added
+  std::atomic<std::uint64_t> begun[3] = {};
+  std::atomic<std::uint64_t> ended[3] = {};
+  std::atomic<std::uint64_t> started{0};
+  std::atomic<unsigned> running{kAtOnce};
+  auto spawners = test::start_threads(kAtOnce, [&](unsigned i) {
+    Random random(600 + i);
+    while (started.fetch_add(1) < threads_in_all) {
+      const std::uint64_t spans = random.below(200);
+      const std::uint64_t first = random.below(3);
+      test::in_thread([&] {
+        for (std::uint64_t n = 0; n < spans; ++n) {
+          const std::size_t s = (first + n) % 3;
+          begun[s].fetch_add(1);
+          {
+            const ScopedTimer timer(stages[s]);
+          }
+          ended[s].fetch_add(1);
+        }
+      });
+    }
+    running.fetch_sub(1);
+  });
+  Snapshot before;
+  std::uint64_t snapshots = 0;
+  bool last = false;
+  while (!last) {
+    last = running.load() == 0;
+    const std::uint64_t at_least[3] = {ended[0].load(), ended[1].load(), ended[2].load()};
+    // WHEN snapshots are taken in the meantime
+    const Snapshot now = with_lock ? test::snapshot() : take_snapshot(recorder.arena(), recorder.clock_fit());
+    ++snapshots;
+    ASSERT_TRUE(now.is_exact || !with_lock);
+    if (!now.is_exact) continue;  // on a busy machine, a reader without the lock may give up
+    for (std::size_t s = 0; s < 3; ++s) {
+      const StageFigures was = figures_of(before, stages[s]);
+      const StageFigures is = figures_of(now, stages[s]);
+      // THEN all spans that had ended are in it, and none twice
+      ASSERT_GE(is.host.count, at_least[s]);
+      ASSERT_LE(is.host.count, begun[s].load());
+      // THEN no figure decreases
+      ASSERT_GE(is.host.count, was.host.count);
+      ASSERT_GE(is.host.sum_ticks, was.host.sum_ticks);
+      ASSERT_GE(is.host.max_ticks, was.host.max_ticks);
+      ASSERT_GE(in_buckets(is.host) + kAtOnce, is.host.count);
+      // Threads continue between the reading of counts and of buckets.
+      ASSERT_LE(in_buckets(is.host), begun[s].load() + kAtOnce);
+      if (was.host.count != 0) {
+        ASSERT_LE(is.host.min_ticks, was.host.min_ticks);
+        for (const auto& [bucket, n] : was.host.buckets) {
+          const auto found =
+              std::lower_bound(is.host.buckets.begin(), is.host.buckets.end(), std::pair(bucket, std::uint64_t{0}));
+          // The latest span of a running thread may be counted twice.
+          const bool is_there = found != is.host.buckets.end() && found->first == bucket;
+          ASSERT_GE((is_there ? found->second : 0) + kAtOnce, n);
+        }
+      }
+    }
+    before = now;
+    if (with_lock) std::this_thread::yield();  // threads that wait for the lock get it
+  }
+  test::join(spawners);
+  // THEN in the end everything is exact
+  for (std::size_t s = 0; s < 3; ++s) EXPECT_EQ(count_of(stages[s]), ended[s].load());
+  EXPECT_GT(snapshots, 1U);
+}
+
+TEST_F(Stats, NothingIsMissingOrDoubleWhileThreadsLeave) { expect_whole_while_threads_leave(true); }
+
+TEST_F(Stats, NothingIsMissingOrDoubleForAReaderWithoutTheLock) { expect_whole_while_threads_leave(false); }
+
+// --- threads that leave, and blocks that run out ----------------------------------------------------------
+
 TEST_F(Stats, FiguresOfThreadsThatLiveAndHaveLeftAddUp) {
   const std::uint32_t stage = recorder().intern("add up");
   // GIVEN threads that leave one after another, and one that stays
@@ -62,12 +146,13 @@ TEST_F(Stats, BlocksOfThreadsThatHaveLeftAreUsedAgain) {
   const std::uint32_t stage = recorder().intern("reused blocks");
   test::in_thread([&] { const ScopedTimer timer(stage); });
   const std::uint32_t blocks = arena().header().block_count.load();
-  // GIVEN a thousand threads, one after another
-  for (int i = 0; i < 1000; ++i) test::in_thread([&] { const ScopedTimer timer(stage); });
+  // GIVEN more threads than there are slots, one after another
+  constexpr std::uint32_t kThreads = kMaxThreads + 40;
+  for (std::uint32_t i = 0; i < kThreads; ++i) test::in_thread([&] { const ScopedTimer timer(stage); });
   // WHEN all have left
   // THEN they have taken one additional block, and nothing was lost
   EXPECT_LE(arena().header().block_count.load(), blocks + 1);
-  EXPECT_EQ(count_of(stage), 1001U);
+  EXPECT_EQ(count_of(stage), kThreads + 1U);
 }
 
 TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
@@ -158,9 +243,9 @@ TEST_F(Stats, WhenAllBlocksRunOutTheOverflowTakesTheRest) {
       may_leave.wait();
     });
     all_ran.wait();
-    const auto total = [] {
+    const auto total = [](const Snapshot& snapshot) {
       std::uint64_t count = 0, buckets = 0;
-      for (const auto& [stage, figures] : test::snapshot().stages) {
+      for (const auto& [stage, figures] : snapshot.stages) {
         count += figures.host.count;
         buckets += in_buckets(figures.host);
       }
@@ -169,16 +254,17 @@ TEST_F(Stats, WhenAllBlocksRunOutTheOverflowTakesTheRest) {
     // WHEN no block is left
     if (arena().header().block_count.load() != kMaxBlocks) return 1;
     // THEN no span is lost: those without a block are summed up in the overflow block
-    if (count_of(kStageOverflow) == 0) return 2;
-    if (total() != 2 * kThreads * stages.size()) return 3;
+    const Snapshot now = test::snapshot();
+    if (figures_of(now, kStageOverflow).host.count == 0) return 2;
+    if (total(now) != 2 * kThreads * stages.size()) return 3;
     may_leave.count_down();
     test::join(threads);
-    if (total() != 2 * kThreads * stages.size()) return 4;
+    if (total(test::snapshot()) != 2 * kThreads * stages.size()) return 4;
     // THEN the next thread's are not lost either
     test::in_thread([&] {
       for (const std::uint32_t stage : stages) const ScopedTimer timer(stage);
     });
-    return total() == (2 * kThreads + 1) * stages.size() ? 0 : 5;
+    return total(test::snapshot()) == (2 * kThreads + 1) * stages.size() ? 0 : 5;
   };
   EXPECT_EXIT(_exit(fill()), ::testing::ExitedWithCode(0), "");
 }
@@ -242,86 +328,6 @@ TEST_F(Stats, ASharedBlockNeedsNoLock) {
   worker.join();
   EXPECT_EQ(count_of(stage), 10'001U);
 }
-
-// --- reading while threads come and go ------------------------------------------------------------------
-
-/// Snapshots while threads run and leave: no figure decreases, and none is missing or counted twice.
-void expect_whole_while_threads_leave(bool with_lock) {
-  Recorder& recorder = Recorder::get();
-  constexpr unsigned kAtOnce = 6;
-  const std::uint64_t threads_in_all = test::scaled(2000);
-  const std::uint32_t stages[] = {recorder.intern("leaving.0"), recorder.intern("leaving.1"),
-                                  recorder.intern("leaving.2")};
-  // GIVEN threads that start, run and leave, and count the spans that they are about to add and have added
-  std::atomic<std::uint64_t> begun[3] = {};
-  std::atomic<std::uint64_t> ended[3] = {};
-  std::atomic<std::uint64_t> started{0};
-  std::atomic<unsigned> running{kAtOnce};
-  auto spawners = test::start_threads(kAtOnce, [&](unsigned i) {
-    Random random(600 + i);
-    while (started.fetch_add(1) < threads_in_all) {
-      const std::uint64_t spans = random.below(200);
-      const std::uint64_t first = random.below(3);
-      test::in_thread([&] {
-        for (std::uint64_t n = 0; n < spans; ++n) {
-          const std::size_t s = (first + n) % 3;
-          begun[s].fetch_add(1);
-          {
-            const ScopedTimer timer(stages[s]);
-          }
-          ended[s].fetch_add(1);
-        }
-      });
-    }
-    running.fetch_sub(1);
-  });
-  Snapshot before;
-  std::uint64_t snapshots = 0;
-  bool last = false;
-  while (!last) {
-    last = running.load() == 0;
-    const std::uint64_t at_least[3] = {ended[0].load(), ended[1].load(), ended[2].load()};
-    // WHEN snapshots are taken in the meantime
-    const Snapshot now = with_lock ? test::snapshot() : take_snapshot(recorder.arena(), recorder.clock_fit());
-    ++snapshots;
-    ASSERT_TRUE(now.is_exact || !with_lock);
-    if (!now.is_exact) continue;  // on a busy machine, a reader without the lock may give up
-    for (std::size_t s = 0; s < 3; ++s) {
-      const StageFigures was = figures_of(before, stages[s]);
-      const StageFigures is = figures_of(now, stages[s]);
-      // THEN all spans that had ended are in it, and none twice
-      ASSERT_GE(is.host.count, at_least[s]);
-      ASSERT_LE(is.host.count, begun[s].load());
-      // THEN no figure decreases
-      ASSERT_GE(is.host.count, was.host.count);
-      ASSERT_GE(is.host.sum_ticks, was.host.sum_ticks);
-      ASSERT_GE(is.host.max_ticks, was.host.max_ticks);
-      ASSERT_GE(in_buckets(is.host) + kAtOnce, is.host.count);
-      // Threads continue between the reading of counts and of buckets.
-      ASSERT_LE(in_buckets(is.host), begun[s].load() + kAtOnce);
-      if (was.host.count != 0) {
-        ASSERT_LE(is.host.min_ticks, was.host.min_ticks);
-        for (const auto& [bucket, n] : was.host.buckets) {
-          const auto found =
-              std::lower_bound(is.host.buckets.begin(), is.host.buckets.end(), std::pair(bucket, std::uint64_t{0}));
-          // The latest span of a running thread may be counted twice.
-          const bool is_there = found != is.host.buckets.end() && found->first == bucket;
-          ASSERT_GE((is_there ? found->second : 0) + kAtOnce, n);
-        }
-      }
-    }
-    before = now;
-    if (with_lock) std::this_thread::yield();  // threads that wait for the lock get it
-  }
-  test::join(spawners);
-  // THEN in the end everything is exact
-  for (std::size_t s = 0; s < 3; ++s) EXPECT_EQ(count_of(stages[s]), ended[s].load());
-  EXPECT_GT(snapshots, 1U);
-}
-
-TEST_F(Stats, NothingIsMissingOrDoubleWhileThreadsLeave) { expect_whole_while_threads_leave(true); }
-
-TEST_F(Stats, NothingIsMissingOrDoubleForAReaderWithoutTheLock) { expect_whole_while_threads_leave(false); }
 
 }  // namespace
 }  // namespace stagespan
