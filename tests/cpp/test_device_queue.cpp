@@ -72,7 +72,7 @@ TEST(DeviceRing, ItsSizeIsNeverBelowNone) {
   // GIVEN a ring that one thread fills and empties all the time
   std::atomic<bool> running{true};
   std::jthread busy([&] {
-    for (std::uint64_t i = 0; i < test::scaled(20'000'000); ++i) {
+    for (std::uint64_t i = 0; i < test::scaled(20'000'000, 100); ++i) {
       int item = 0;
       ring->push(1);
       ring->pop(item);

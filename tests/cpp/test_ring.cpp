@@ -277,7 +277,7 @@ void expect_whole(const SpanCopy& span, std::uint32_t stage) {
 TEST_F(Ring, NoRecordIsReadTornWhileWritersWrap) {
   constexpr unsigned kThreads = 3;
   const std::uint32_t stage = recorder().intern("torn");
-  const std::uint64_t rounds = test::scaled(4'000'000);
+  const std::uint64_t rounds = test::scaled(4'000'000, 80);
   // GIVEN threads that wrap their rings as fast as they can
   std::atomic<unsigned> running{kThreads};
   auto threads = test::start_threads(kThreads, [&](unsigned i) {

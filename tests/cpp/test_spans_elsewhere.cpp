@@ -273,7 +273,7 @@ TEST_F(SpansElsewhere, MoreTokensThanCanBeShownAreTimedToo) {
 TEST_F(SpansElsewhere, TokensOfManyThreadsAreShownCompletely) {
   constexpr unsigned kThreads = 4;
   const std::uint32_t stages[] = {recorder().intern("token.whole.0"), recorder().intern("token.whole.1")};
-  const std::uint64_t rounds = test::scaled(100'000);
+  const std::uint64_t rounds = test::scaled(100'000, 20);
   // GIVEN threads that begin and end tokens, whose flags depend on their stage
   std::atomic<unsigned> running{kThreads};
   auto threads = test::start_threads(kThreads, [&](unsigned) {
@@ -338,7 +338,7 @@ TEST_F(SpansElsewhere, OpenSpansAreReadCompletelyWhileThreadsRun) {
   constexpr std::uint16_t kDepth = 6;
   std::uint32_t stages[kDepth];
   for (std::uint16_t i = 0; i < kDepth; ++i) stages[i] = recorder().intern("whole." + std::to_string(i));
-  const std::uint64_t rounds = test::scaled(200'000);
+  const std::uint64_t rounds = test::scaled(200'000, 20);
   // GIVEN threads that open and close nested spans, in which the depth determines the stage
   std::atomic<unsigned> running{kThreads};
   auto threads = test::start_threads(kThreads, [&](unsigned i) {

@@ -101,7 +101,7 @@ TEST(StatsBlock, OneWriterIsExact) {
 
 TEST(StatsBlock, ManyWritersAreExact) {
   constexpr unsigned kThreads = 4;
-  const std::uint64_t rounds = test::scaled(100'000);
+  const std::uint64_t rounds = test::scaled(100'000, 20);
   const auto block = new_block();
   // GIVEN threads that add to one block
   std::vector<Model> models(kThreads);

@@ -93,7 +93,7 @@ TEST_F(Work, SumsBeyondADoubleStayAtTheLargestOne) {
 TEST_F(Work, ASumThatGrowsBeyond64BitsIsReadCompletely) {
   const std::uint32_t stage = recorder().intern("work.carried");
   constexpr std::int64_t kAmount = std::int64_t{1} << 62;
-  const std::uint64_t rounds = test::scaled(200'000);
+  const std::uint64_t rounds = test::scaled(200'000, 20);
   // GIVEN a thread that adds amounts, every other one of which exceeds 64 bits
   std::atomic<bool> running{true};
   std::jthread adding([&] {
@@ -117,7 +117,7 @@ TEST_F(Work, ASumThatGrowsBeyond64BitsIsReadCompletely) {
 
 TEST_F(Work, ManyThreadsAddExactly) {
   constexpr unsigned kThreads = 8;
-  const std::uint64_t rounds = test::scaled(20'000);
+  const std::uint64_t rounds = test::scaled(20'000, 20);
   std::uint32_t stages[3];
   for (int i = 0; i < 3; ++i) stages[i] = recorder().intern("work.threads." + std::to_string(i));
   // GIVEN threads that add to the same counters, while a reader reads them
