@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <latch>
 #include <map>
 #include <new>
 
@@ -32,6 +33,12 @@ struct Log {
     void* const memory = mmap(nullptr, sizeof(Log), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return memory == MAP_FAILED ? nullptr : new (memory) Log{};
   }
+};
+
+/// Sets a flag also if an assertion fails, because threads that wait for it are joined.
+struct AtEnd {
+  std::atomic<bool>& flag;
+  ~AtEnd() { flag.store(true); }
 };
 
 TEST_F(Recordings, AProcessKilledAtAnyMomentLeavesAllSpansThatHadEnded) {
@@ -134,6 +141,7 @@ TEST_F(Recordings, ALiveProcessIsReadWhileItWrites) {
   {
     const ScopedTimer own(outer);
   }
+  const AtEnd stop{is_over};
   // WHEN the file is read repeatedly, as from another process
   const std::string path = file_of(getpid());
   std::uint64_t before = 0;
@@ -168,13 +176,21 @@ TEST_F(Recordings, ALiveProcessIsReadWhileItWrites) {
 TEST_F(Recordings, NoChildWritesItsParentsFile) {
   const std::uint32_t stage = recorder().intern("storm"), of_child = recorder().intern("storm.child");
   // GIVEN threads that write while their process forks
+  constexpr unsigned kWriters = 4;
   std::atomic<bool> is_over{false};
-  auto threads = test::start_threads(4, [&](unsigned) {
+  std::latch all_write(kWriters);
+  auto threads = test::start_threads(kWriters, [&](unsigned) {
+    {
+      const ScopedTimer span(stage);
+    }
+    all_write.count_down();
     while (!is_over.load(std::memory_order_relaxed)) {
       for (int k = 0; k < 500; ++k) const ScopedTimer span(stage);
       usleep(500);  // otherwise they would use the processors, and not the children
     }
   });
+  const AtEnd stop{is_over};
+  all_write.wait();  // a thread that starts may hold a lock of a sanitizer's allocator
   // WHEN each child records some spans, and reads its own file
   for (std::uint64_t i = 0; i < test::scaled(1000, 100); ++i) {
     const pid_t child = fork();
