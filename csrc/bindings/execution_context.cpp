@@ -2,11 +2,13 @@
 #include "execution_context.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <utility>
 
+#include "collector.h"
 #include "stagespan/scoped_timer.h"
 
 namespace stagespan::python {
@@ -312,12 +314,68 @@ bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
   return decode(value.get(), inherited);
 }
 
-void write_inherited(const Inherited& inherited) noexcept {
-  // Neither PyContextVar_Set nor this scope supports re-entrant calls.
-  const NoCollection by_allocations;
-  const Ref value(encode(inherited));
-  const Ref token(value ? PyContextVar_Set(g_innermost, value.get()) : nullptr);
-  if (!token) PyErr_Clear();
+#if PY_VERSION_HEX < 0x030c0000
+/// The variables that were current in a thread when a collection started, kept until no collection is at work.
+///
+/// A collection may start inside ContextVar.set, ContextVar.reset or copy_context of the program. These functions have
+/// no reference to the map of variables that they read, and a finalizer that opens a span replaces that map, which
+/// would free it. An interrupted function creates fewer than 20 objects, so at most that many collections interrupt it.
+/// More than one thread may replace its map during a collection, because finalizers may release the interpreter's lock.
+class InterruptedVariables {
+ public:
+  void keep_current(const ThreadState& thread) noexcept {
+    const Py_ssize_t collection = stagespan_collections();
+    for (const Entry& entry : entries_)
+      if (entry.context != nullptr && entry.thread == thread.serial && entry.collection == collection) return;
+    Entry& oldest = entries_[next_++ % entries_.size()];
+    Entry entry{PyContext_CopyCurrent(), thread.serial, collection};
+    if (entry.context == nullptr) PyErr_Clear();
+    std::swap(oldest, entry);
+    Py_XDECREF(entry.context);
+  }
+
+  /// Dropping the references may run code of the program.
+  void release() noexcept {
+    if (next_ == 0) return;
+    next_ = 0;
+    for (Entry& entry : entries_) drop_from(entry.context);
+  }
+
+ private:
+  struct Entry {
+    PyObject* context = nullptr;  // a copy, because only contexts can refer to such a map
+    std::uint64_t thread = 0;
+    Py_ssize_t collection = 0;
+  };
+  std::array<Entry, 64> entries_{};
+  std::size_t next_ = 0;
+};
+InterruptedVariables g_interrupted;
+
+// Referenced because an interrupted function may discard the map that contains it, after which PyContextVar_Get still
+// returns the value, from a cache without a reference.
+PyObject* g_last_written = nullptr;
+#endif
+
+void write_inherited(const ThreadState& thread, const Inherited& inherited) noexcept {
+#if PY_VERSION_HEX < 0x030c0000
+  const bool is_collecting = stagespan_is_collecting() != 0;
+  if (is_collecting) g_interrupted.keep_current(thread);
+#else
+  (void)thread;
+#endif
+  Ref value;
+  {
+    // Neither PyContextVar_Set nor this scope supports re-entrant calls.
+    const NoCollection by_allocations;
+    value = Ref(encode(inherited));
+    const Ref token(value ? PyContextVar_Set(g_innermost, value.get()) : nullptr);
+    if (!token) PyErr_Clear();
+  }
+#if PY_VERSION_HEX < 0x030c0000
+  Py_XDECREF(std::exchange(g_last_written, value.release()));
+  if (!is_collecting) g_interrupted.release();
+#endif
 }
 
 /// The span and request of a copied context, if they are known without the code that entered it.
@@ -385,7 +443,7 @@ ParentLink link_of_caller(ThreadState& thread, PyObject* context) noexcept {
 /// Stores the span and request in the current context, for copies of it.
 void store_innermost(ThreadState& thread) noexcept {
   const Scope& scope = *thread.scope;
-  write_inherited({innermost(thread, scope), scope.is_task ? Inherited::kExact : thread.serial});
+  write_inherited(thread, {innermost(thread, scope), scope.is_task ? Inherited::kExact : thread.serial});
 }
 
 void become_base(ThreadState& thread, PyObject* context) noexcept {
@@ -471,7 +529,7 @@ void enter_greenlet(ThreadState& thread, PyObject* greenlet) noexcept {
   if (!read_inherited(stored) || !find_link(thread, stored, link)) link = link_of_creator(thread, greenlet);
   // Greenlets may have no context until one is needed.
   stored = {link, Inherited::kExact};
-  write_inherited(stored);
+  write_inherited(thread, stored);
   PyObject* const context = thread_state()->context;
   if (context == nullptr) {
     thread.scope = &thread.base;
@@ -520,7 +578,7 @@ void publish_slow(ThreadState& thread) noexcept {
     return;
   }
   if (scope.is_follower)
-    write_inherited(static_cast<TaskScope&>(scope).stored);
+    write_inherited(thread, static_cast<TaskScope&>(scope).stored);
   else
     store_innermost(thread);
   // Code that ran when references were dropped may have changed the current scope.
@@ -678,6 +736,7 @@ bool init_execution_context() {
   g_innermost = PyContextVar_New("stagespan_innermost", nullptr);
   g_current_scope.store(current_scope, relaxed);
   g_layout_is_known = know_layout();
+  stagespan_know_collector();
   PyErr_Clear();
   return g_innermost != nullptr;
 }

@@ -213,7 +213,7 @@ class Model:
     def __init__(self):
         self.me = self  # only a collection frees it
     def __del__(self):
-        with span("finalizer"), ProfilingContext("context of a finalizer"):
+        with request(), span("finalizer"), ProfilingContext("context of a finalizer"):
             release(1)
 """
 
@@ -240,6 +240,47 @@ def test_finalizers_run_stages_in_the_middle_of_debug_mode(tmp_path: Path) -> No
             gc.collect()
             # THEN each has run
             assert stagespan.stats()["release"].count == 1500
+            """
+        ),
+        tmp_path,
+    )
+
+
+def test_finalizers_run_stages_in_the_middle_of_changes_of_context_variables(
+    tmp_path: Path,
+) -> None:
+    # GIVEN many variables, so that each change creates several objects
+    run(
+        FINALIZERS
+        + textwrap.dedent(
+            """
+            import contextvars
+            variables = [contextvars.ContextVar(f"v{n}") for n in range(100)]
+            for variable in variables:
+                variable.set("first")
+            def change():
+                for n in range(600):
+                    changed = variables[n % 50:][:20]
+                    Model()
+                    tokens = [variable.set(n) for variable in changed]
+                    Model()
+                    copy = contextvars.copy_context()
+                    Model()
+                    for variable, token in zip(changed, tokens):
+                        variable.reset(token)
+                    # THEN none of them is lost
+                    assert [copy[variable] for variable in changed] == [n] * 20
+                    assert [variable.get() for variable in variables] == ["first"] * 100
+                    with span("work"), request("request"):
+                        pass
+
+            # WHEN finalizers open spans and requests in the middle of the changes
+            gc.set_threshold(1)
+            contextvars.copy_context().run(change)
+            gc.set_threshold(700)
+            gc.collect()
+            assert stagespan.stats()["finalizer"].count == 1800
+            assert stagespan.stats()["work"].count == 600
             """
         ),
         tmp_path,
