@@ -558,9 +558,9 @@ def run_script(stage: Stage, path: Path) -> tuple[dict[str, Any], list[float]]:
 
 
 def repeat(stage: Stage, folder: Path, repeats: int) -> dict[str, Any]:
-    """Return the median CPU times of several replays, and how many ran on a busy machine."""
+    """Return the median CPU time of each replay, and which of them ran on a busy machine."""
     path = capture(stage, folder)
-    medians, busy = [], 0
+    medians, busy = [], []
     for _ in range(repeats):
         config = stagespan.HarnessConfig(output_dir=folder / "out", **stage.config)
         harness = stagespan.StageBenchHarness.from_signature_file(
@@ -568,10 +568,22 @@ def repeat(stage: Stage, folder: Path, repeats: int) -> dict[str, Any]:
         )
         timing = harness.profile().timing_ms
         medians.append(timing["cpu"]["p50"])
-        busy += timing["busy"] is not None
-    median = statistics.median(medians)
-    spread = (max(medians) - min(medians)) / median
-    return {"cpu_ms": medians, "median_cpu_ms": median, "spread": spread, "busy": busy}
+        busy.append(timing["busy"] is not None)
+    calm = [cpu_ms for cpu_ms, was_busy in zip(medians, busy, strict=True) if not was_busy]
+    return {
+        "cpu_ms": medians,
+        "busy": busy,
+        "median_cpu_ms": statistics.median(medians),
+        "spread": spread(medians),
+        "calm_spread": spread(calm),
+    }
+
+
+def spread(figures: list[float]) -> float | None:
+    """Return the range divided by the median; None if there are fewer than two figures."""
+    if len(figures) < 2:
+        return None
+    return (max(figures) - min(figures)) / statistics.median(figures)
 
 
 def main() -> None:
@@ -590,8 +602,8 @@ def main() -> None:
     logging.getLogger("stagespan").setLevel(logging.ERROR)
     found: dict[str, Any] = {}
     if given.repeats:
-        columns = ("stage", "CPU ms", "max - min", "machine was busy")
-        print("{:22}{:>10}{:>12}{:>19}".format(*columns))
+        columns = ("stage", "CPU ms", "max - min", "machine was busy", "others: max - min")
+        print("{:22}{:>10}{:>12}{:>19}{:>20}".format(*columns))
     else:
         columns = ("stage", "adapter", "live CPU ms", "replay / live", "script / live", "launches")
         print("{:22}{:10}{:>12}{:>15}{:>15}  {}".format(*columns))
@@ -605,9 +617,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             if given.repeats:
                 row = found[name] = repeat(stage, Path(folder), given.repeats)
+                shares = [
+                    "-" if row[key] is None else f"{row[key]:.1%}"
+                    for key in ("spread", "calm_spread")
+                ]
                 print(
-                    f"{name:22}{row['median_cpu_ms']:>10.2f}{row['spread']:>12.1%}"
-                    f"{row['busy']:>13} of {given.repeats}",
+                    f"{name:22}{row['median_cpu_ms']:>10.2f}{shares[0]:>12}"
+                    f"{sum(row['busy']):>14} of {given.repeats}{shares[1]:>20}",
                     flush=True,
                 )
                 continue

@@ -328,7 +328,13 @@ class StageBenchHarness:
             raise HarnessError(printable(str(window.skipped)))
         with self._writing():
             compiled = None if first is None else write_first_call(first, self.output_path)
-        timing = summary(runs, self._device, replay.clocks_mhz, replay.fastest_fixed_ns)
+        timing = summary(
+            runs,
+            self._device,
+            replay.clocks_mhz,
+            replay.fastest_fixed_ns,
+            replay.fastest_in_process_ns,
+        )
         trace_path = self.output_path("trace")
         with self._writing():
             window.export(trace_path)

@@ -172,9 +172,9 @@ class HarnessResult(Mapping[str, Any]):
     timing_ms: dict[str, Any]
     """``p50``, ``p25``, ``p75``, ``mean``, ``min``, ``max`` in ms and ``iterations``, without the
     profiler. ``cpu`` contains the same figures of the thread's CPU time, ``waited_ms`` is the time
-    that the thread waited for a core, and ``slowdown`` says how many times as long as its fastest
-    time a fixed computation took (both None if unknown). ``busy`` is a sentence if the machine was
-    busy."""
+    that the thread waited for a core, and ``slowdown`` is the mean time of a fixed computation
+    divided by its fastest time in the process (both None if unknown). ``busy`` is a sentence if the
+    machine was busy."""
     times_ms: list[float]
     """The time of each timed iteration, in order."""
     cpu_times_ms: list[float]

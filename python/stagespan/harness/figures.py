@@ -37,18 +37,20 @@ def summary(
     device: str = "cpu",
     clocks_mhz: Sequence[int | None] = (),
     fastest_fixed_ns: int | None = None,
+    fastest_in_process_ns: int | None = None,
 ) -> dict[str, Any]:
     """Return the `figures` of several runs, and their clocks, CPU times and waiting times.
 
-    ``slowdown`` is the mean of their fixed computations divided by the fastest one, whose time is
-    ``fixed_ns``. All figures are None if there are no runs.
+    ``fastest_fixed_ns`` is the time of the fastest fixed computation of these runs, and
+    ``fastest_in_process_ns`` that of the whole process (by default the same). ``slowdown`` is their
+    mean divided by the latter. All figures are None if there are no runs.
     """
     found: dict[str, Any] = figures([run.wall_ms for run in runs])
     found["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
     found["cpu"] = figures([run.cpu_ms for run in runs])
     found["waited_ms"] = waited_ms(runs)
     found["fixed_ns"] = fastest_fixed_ns
-    found["slowdown"] = slowdown(runs, fastest_fixed_ns)
+    found["slowdown"] = slowdown(runs, fastest_in_process_ns or fastest_fixed_ns)
     found["busy"] = busy(runs, device, found["slowdown"])
     return found
 
@@ -104,8 +106,9 @@ def busy(runs: Sequence[Run], device: str = "cpu", slowed_by: float | None = Non
         )
     if slowed_by is not None and slowed_by >= SLOWED:
         return (
-            f"The machine was busy: a fixed computation took {slowed_by:.2f} x its fastest time on "
-            f"average, so other programs, or other guests of the host, slowed the processor down."
+            f"The machine was busy: a fixed computation took {slowed_by:.2f} x its fastest time in "
+            f"this process on average, so other programs, or other guests of the host, slowed the "
+            f"processor down."
         )
     if waits is not None or not device.startswith("cpu") or share > 1 - BUSY_WAITS:
         return None

@@ -74,7 +74,13 @@ def profile_replay(
         if steps:
             say(f"Running {steps} profile iteration(s)...")
             write_trace(replay, steps, trace_path)
-    timing = summary(runs, replay.device, replay.clocks_mhz, replay.fastest_fixed_ns)
+    timing = summary(
+        runs,
+        replay.device,
+        replay.clocks_mhz,
+        replay.fastest_fixed_ns,
+        replay.fastest_in_process_ns,
+    )
     profiled = {
         "profiled_ms": replay.profiled_ms,
         "profiled_ratio": profiled_ratio(replay.profiled_ms, timing),

@@ -126,6 +126,25 @@ def test_a_processor_that_is_slowed_down_is_reported(
     assert (timing["busy"] is not None) == is_busy
 
 
+def test_a_processor_that_was_faster_in_an_earlier_replay_is_reported() -> None:
+    # GIVEN a replay at one speed, and a faster one before
+    timing = summary([run_of(150)] * 9, fastest_fixed_ns=149, fastest_in_process_ns=100)
+
+    # THEN it is compared with the fastest of both, and the file has its own
+    assert timing["slowdown"] == pytest.approx(1.5)
+    assert "took 1.50 x its fastest time in this process" in timing["busy"]
+    assert timing["fixed_ns"] == 149
+
+
+def test_replays_share_the_fastest_time_of_their_process() -> None:
+    first, second = replay_of([], "cpu"), replay_of([], "cpu")
+    for each in (first, second):
+        each.warm_up(2)
+    fastest = min(first.fastest_fixed_ns or 0, second.fastest_fixed_ns or 0)
+    assert first.fastest_in_process_ns == second.fastest_in_process_ns
+    assert (first.fastest_in_process_ns or 0) <= fastest
+
+
 def test_waiting_for_a_core_is_reported_first() -> None:
     timing = summary([run_of(200, waited_ms=5.0)], fastest_fixed_ns=100)
     assert "waited for one 50% of the time" in timing["busy"]
