@@ -205,13 +205,17 @@ def python(session: nox.Session) -> None:
         session.install("-q", str(wheel))
         session.install("-q", "--force-reinstall", "--no-deps", str(wheel))
         stamp.write_text(wanted)
-    _torch_free_tests(session, str(session.python), "python")
+    (wheel,) = folder.glob("*.whl")
+    session.env["STAGESPAN_TEST_WHEEL"] = str(wheel)
+    _torch_free_tests(session, str(session.python), "python", "not slow or wheel")
 
 
-def _torch_free_tests(session: nox.Session, version: str, python: str) -> None:
+def _torch_free_tests(
+    session: nox.Session, version: str, python: str, chosen: str = "not slow"
+) -> None:
     # Four workers, because these tests wait for other processes half of the time.
     ignored = [f"--ignore=tests/{folder}" for folder in ONE_PYTHON_IS_ENOUGH]
-    run_pytest(session, f"python-{version}", python, "-m", "not slow", "-n", "4", *ignored)
+    run_pytest(session, f"python-{version}", python, "-m", chosen, "-n", "4", *ignored)
 
 
 @nox.session
@@ -220,6 +224,7 @@ def tests(session: nox.Session) -> None:
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     if not any(shutil.which(name) for name in names):
         apt_install("chromium")  # without a browser, the tests of the HTML page are skipped
-    wheels = sorted(WHEELS.glob("*/*.whl"))
-    session.env["STAGESPAN_TEST_WHEEL"] = str(wheels[-1]) if wheels else ""
-    run_pytest(session, "python-own", "python", "-n", "3")
+    # The sessions of other Pythons check the wheel that they build.
+    other_pythons = any(shutil.which(f"python{version}") for version in OTHER_PYTHONS)
+    chosen = ("-m", "not wheel") if other_pythons else ()
+    run_pytest(session, "python-own", "python", "-n", "3", *chosen)

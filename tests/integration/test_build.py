@@ -139,8 +139,9 @@ def build_wheel(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.wheel
 def test_isolated_wheel_holds_extension_headers_and_types(tmp_path: Path) -> None:
-    # GIVEN the wheel that `make test` has just built for another Python, or one that is built here
+    # GIVEN the wheel that `make test` has built for this Python, or one that is built here
     built = os.environ.get("STAGESPAN_TEST_WHEEL")
     wheel = Path(built) if built else build_wheel(tmp_path)
 
