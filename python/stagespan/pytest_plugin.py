@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stagespan.report.noise import Times
     from stagespan.report.timed import Timed
 
-_MORE_MEASUREMENTS = 2
+_MORE_MEASUREMENTS = 4
 _SHARED = "stagespan_baseline_times"
 _NOT_RUN_BY_A_CALL = (
     inspect.iscoroutinefunction,
