@@ -42,7 +42,7 @@ lint: setup  ## check format, style and types
 
 format: setup  ## format the Python and C++ sources
 	@$(RUN) -m ruff check --fix . && $(RUN) -m ruff format .
-	@git ls-files -z '*.cpp' '*.h' | xargs -0 .venv/bin/clang-format -i
+	@git ls-files -z '*.c' '*.cpp' '*.h' | xargs -0 .venv/bin/clang-format -i
 
 cpp-test: setup  ## run the C++ tests: plain, ASan with UBSan, TSan
 	@$(RUN) -m nox -s cpp
