@@ -1,12 +1,13 @@
 """Replays compared with their live runs, on real model classes with tiny random weights.
 
-    python -m benchmarks.replays [--rounds N] [--json FILE] [NAME ...]
+    python -m benchmarks.replays [--rounds N] [--latents] [--json FILE] [NAME ...]
     python -m benchmarks.replays --repeats 5 [--json FILE] [NAME ...]
 
 Each stage runs live in debug mode, which writes its signature. Then it is replayed with the default
 settings, and a live run follows each measured run of the replay, because the speed of the processor
 changes from one second to the next on many machines. The same is done for the generated script.
 Times are CPU times of the thread. Launches are counted exactly, in the same interval of a profile.
+With ``--latents``, only pipelines run, and their calls get latents, as some programs pass them.
 With ``--repeats``, each stage is replayed several times with the default settings instead, and the
 table has the spread of the medians of CPU time.
 Needs torch; stages whose library (diffusers, transformers) is not installed are left out.
@@ -30,7 +31,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ class Stage:
     owner: Any
     """The object whose method is the stage, as a factory would return it."""
     method: str
-    run: Callable[[], Any]
-    """One live run."""
+    run: Callable[..., Any]
+    """One live run. Keyword arguments are added to those of the call."""
     scheduler: Any = None
     """Of a loop: what ends its steps."""
     model: Any = None
@@ -70,10 +71,28 @@ def pipeline(pipe: Any, **arguments: Any) -> Stage:
     pipe.set_progress_bar_config(disable=True)
     arguments = {"num_inference_steps": STEPS, "output_type": "latent", **arguments}
 
-    def run() -> Any:
-        return pipe(**arguments, generator=torch.Generator().manual_seed(0))
+    def run(**more: Any) -> Any:
+        return pipe(**arguments, **more, generator=torch.Generator().manual_seed(0))
 
     return Stage(pipe, "__call__", run, scheduler=pipe.scheduler)
+
+
+def with_latents(stage: Stage) -> Stage:
+    """Return the stage of a pipeline that is called with its latents."""
+    scheduler, run = stage.scheduler, stage.run
+    step = scheduler.step
+    taken: list[Any] = []
+
+    def recorded(output: Any, timestep: Any, sample: Any, **more: Any) -> Any:
+        taken.append(sample.clone())
+        return step(output, timestep, sample, **more)
+
+    scheduler.step = recorded
+    try:
+        run()
+    finally:
+        del scheduler.step
+    return replace(stage, run=lambda: run(latents=taken[0].clone()))
 
 
 def without(*names: str) -> dict[str, None]:
@@ -592,6 +611,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}")
     parser.add_argument("--rounds", type=int, default=3, help="turns of live, replay and script")
     parser.add_argument("--repeats", type=int, help="replay each stage N times at defaults")
+    parser.add_argument("--latents", action="store_true", help="pass latents to pipelines")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in ALL]
@@ -614,6 +634,10 @@ def main() -> None:
         except ImportError as error:
             print(f"{name:22}left out: {error}")
             continue
+        if given.latents:
+            if stage.scheduler is None:
+                continue
+            stage = with_latents(stage)
         with tempfile.TemporaryDirectory() as folder:
             if given.repeats:
                 row = found[name] = repeat(stage, Path(folder), given.repeats)
