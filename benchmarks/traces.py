@@ -1,10 +1,13 @@
 """Measures reading of traces, in MB/s of JSON and peak memory, compared with orjson, json and HTA.
 
     python -m benchmarks.traces [--quick] [--json FILE]
+    python -m benchmarks.traces --analyze NAME GB
 
 Reads the real traces in the folder STAGESPAN_TRACES (else `../shared/traces`), both unpacked and
 unchanged, and a trace of 1 GB that is created from one of them and deleted afterwards. A separate
 process measures each figure. Speeds are by CPU time; the exit status is 1 if a budget is exceeded.
+With `--analyze`, only `stagespan analyze` is measured, three times, with as many copies of the
+trace NAME as make a file of that size.
 """
 
 from __future__ import annotations
@@ -172,6 +175,28 @@ def _packed(row: dict[str, Any]) -> str:
     return f"{min(packed['stagespan']['wall_s']) / min(packed['gunzip']['wall_s']):.2f} x"
 
 
+def analyze(name: str, gigabytes: float) -> int:
+    """Measure `stagespan analyze` of copies of a trace; return the exit status."""
+    source = folder() / f"{name}.json.gz"
+    if not source.is_file():
+        print(f"There is no trace {source}: name one without .json.gz, or set STAGESPAN_TRACES.")
+        return 1
+    with tempfile.TemporaryDirectory() as temporary:
+        large = Path(temporary, "trace.json")
+        copies = enlarge(source, large, int(gigabytes * 1e9))
+        for _ in range(3):
+            found = run("analyze", large, 1)
+            if "skipped" in found:
+                print(f"stagespan analyze failed: {found['skipped']}")
+                return 1
+            print(
+                f"{copies} x {name}: {found['entries']:,} entries, {found['cpu_s'][0]:.1f} s of"
+                f" CPU, {found['peak_bytes'] / 1e9:.2f} GB at its peak",
+                flush=True,
+            )
+    return 0
+
+
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(
@@ -179,7 +204,10 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="seconds; the figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw figures there")
+    parser.add_argument("--analyze", nargs=2, metavar=("NAME", "GB"), help="see above")
     options = parser.parse_args()
+    if options.analyze is not None:
+        return analyze(options.analyze[0], float(options.analyze[1]))
     load = os.getloadavg()[0]
     least = 0 if options.quick else 1_000_000
     traces = sorted(path for path in folder().glob("*.json.gz") if path.stat().st_size >= least)
