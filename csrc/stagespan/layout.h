@@ -51,6 +51,8 @@ inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 inline constexpr std::uint32_t kMaxStages = 4096;
 inline constexpr std::uint32_t kMaxThreads = 256;
 inline constexpr std::uint32_t kSharedSlot = kMaxThreads;
+// Slots of exited threads that are kept before one of them is reused. The spans in them can be read.
+inline constexpr std::uint32_t kExitedSlotsKept = 32;
 inline constexpr std::uint32_t kMaxFrames = 16384;  // per thread: two for each asyncio task that waits inside a span
 inline constexpr std::uint32_t kFewestFrames = 256;
 inline constexpr std::uint32_t kMaxDetached = 4096;
@@ -270,7 +272,7 @@ struct alignas(4096) ThreadSlot {
   std::atomic<std::uint32_t> state;
   std::atomic<std::uint32_t> thread;        // the system's thread id
   std::atomic<std::uint64_t> ident;         // pthread_self(), which Python calls the thread's ident
-  std::atomic<std::uint64_t> exited_ticks;  // when a thread left this slot; the oldest is reused first
+  std::atomic<std::uint64_t> exited_ticks;  // when a thread left this slot; the earliest is reused first
   std::atomic<std::uint32_t> frames_high_water;
   std::atomic<std::uint64_t> name[kThreadNameBytes / 8];  // terminated by zero
   // Only the ring's writer writes this cache line.

@@ -121,19 +121,21 @@ std::unique_ptr<ThreadState> Recorder::new_thread() noexcept {
 }
 
 std::uint32_t Recorder::choose_slot_locked() const noexcept {
-  const std::uint32_t unused = arena_.header().slot_high_water.load(relaxed);
-  if (unused < kMaxThreads) return unused;
-  // All slots were used before: take the one whose thread left first, so that the spans of threads that left recently
-  // can still be read.
-  std::uint32_t chosen = kSharedSlot;
+  const std::uint32_t used = arena_.header().slot_high_water.load(relaxed);
+  std::uint32_t exited = 0;
+  std::uint32_t first_to_exit = kSharedSlot;
   std::uint64_t oldest = std::numeric_limits<std::uint64_t>::max();
-  for (std::uint32_t i = 0; i < kMaxThreads; ++i) {
+  for (std::uint32_t i = 0; i < used; ++i) {
     const ThreadSlot& slot = arena_.slot(i);
-    if (slot.state.load(relaxed) != kSlotExited || slot.exited_ticks.load(relaxed) >= oldest) continue;
+    if (slot.state.load(relaxed) != kSlotExited) continue;
+    ++exited;
+    if (slot.exited_ticks.load(relaxed) >= oldest) continue;
     oldest = slot.exited_ticks.load(relaxed);
-    chosen = i;
+    first_to_exit = i;
   }
-  return chosen;
+  // Each new slot takes memory for a ring. A reused slot keeps the spans of its previous threads until the new thread
+  // overwrites them.
+  return used == kMaxThreads || exited >= kExitedSlotsKept ? first_to_exit : used;
 }
 
 ThreadState& Recorder::attach() noexcept {

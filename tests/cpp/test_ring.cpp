@@ -1,6 +1,7 @@
 // test_ring.cpp: the rings of finished spans: overwritten spans are counted, and complete spans are read.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -124,8 +125,8 @@ TEST_F(Ring, OutlivesItsThreadAndKeepsItsNumbers) {
   // THEN those of threads that have left are there, and none is lost
   EXPECT_EQ(spans.size(), 2 * count);
   EXPECT_EQ(overwritten(arena()), 0U);
-  EXPECT_EQ(arena().header().slot_high_water.load(), kMaxThreads);
-  EXPECT_GT(threads_before, 0U);
+  // THEN they have shared a few slots
+  EXPECT_LE(arena().header().slot_high_water.load(), std::max(threads_before, kExitedSlotsKept) + 1);
   // THEN no two have the same id, and the parent of each inner one is an outer one of its own thread
   std::map<std::uint64_t, std::uint32_t> ids;
   for (const SpanCopy& span : spans) EXPECT_TRUE(ids.emplace(span.id, span.thread).second);

@@ -352,6 +352,41 @@ def test_a_process_that_opens_no_span_makes_no_file(folder: Path) -> None:
     assert out.strip() == "[]", errors
 
 
+SHORT_THREADS = """
+    import threading
+    import stagespan
+
+    def work():
+        for _ in range(20):
+            with stagespan.span("work"):
+                pass
+
+    for _ in range(300):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_threads_that_end_share_a_few_rings(folder: Path) -> None:
+    # GIVEN a program with 300 threads, one after the other
+    program = start(SHORT_THREADS, STAGESPAN_RING_SPANS="8192")
+    ready(program)
+    # WHEN its file is measured
+    size_bytes = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    found = recording.open(program.pid)
+    spans, counts = found.spans(), found.stats()
+    end(program)
+    # THEN it has the rings of 32 threads that have ended and of one that runs, as the page of
+    # documentation says
+    assert size_bytes < (1.2 + 33 * 0.6) * 2**20
+    # AND all spans are in it
+    assert counts["work"].count == len(spans) == 300 * 20
+    assert len(set(spans["thread"].tolist())) == 300
+
+
 # --- processes that live --------------------------------------------------------------------------
 
 
