@@ -93,6 +93,19 @@ def test_hidden_communication_is_not_a_finding(tmp_path: Path) -> None:
     assert use.findings() == []
 
 
+def test_time_in_which_several_streams_are_busy_counts_once(tmp_path: Path) -> None:
+    # GIVEN two streams that are busy together for 300 µs, and a third one during 100 of these
+    trace = device_only(
+        tmp_path,
+        ("gemm", "kernel", 7, 0, 400),
+        ("gemm", "kernel", 8, 100, 500),
+        ("gemm", "kernel", 9, 200, 300),
+    )
+    # WHEN its device's use is summed up
+    # THEN the overlap is the time of at least two streams
+    assert use_of(trace).to_dict()["overlap_us"] == 300
+
+
 def test_without_communication_its_hidden_share_is_unknown(tmp_path: Path) -> None:
     # GIVEN computation only
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
@@ -147,6 +160,7 @@ def test_advice_depends_on_the_sort_and_the_stream(
     assert use.copies == ({} if sort is None else {0: sort})
     (finding,) = use.findings()
     assert advice in finding.sentence
+    assert "the worst of" not in finding.sentence
     assert ("behind computation or communication" in finding.sentence) == (sort is not None)
 
 
@@ -270,6 +284,7 @@ def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: P
     # AND the finding names the device
     (finding,) = use.findings()
     assert (finding.severity, finding.numbers["device"]) == ("high", 0)
+    assert "device 0, the worst of 2," in finding.sentence
     assert finding.evidence[1].event == "ncclKernel"
     # AND so does the verdict, which is for the sums over the devices
     found = judged(trace)
@@ -515,7 +530,8 @@ def test_a_launch_by_the_first_event_is_in_the_trace(tmp_path: Path) -> None:
     program.launch("gemm", 30)
     # WHEN the use is summed up
     use = use_of(program.trace(tmp_path))
-    # THEN no work counts as launched earlier, and the times are not sums over devices
+    # THEN all work has a launch, none counts as launched earlier, and no time is a sum over devices
+    assert use.to_dict()["gpu_events_without_launch_in_trace"] == 0
     assert (use.before_window, use.before_window_ns) == (0, 0)
     assert "sums over" not in use.tables()[0].note
 
