@@ -199,7 +199,7 @@ def test_a_report_in_a_signal_handler_does_not_wait_for_a_log_handler(tmp_path: 
 # --- finalizers -----------------------------------------------------------------------------------
 
 FINALIZERS = """
-import faulthandler, gc, logging, sys
+import faulthandler, gc, logging, sys, time
 faulthandler.dump_traceback_later(100, exit=True)
 import stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, request, span
@@ -215,6 +215,14 @@ class Model:
     def __del__(self):
         with request(), span("finalizer"), ProfilingContext("context of a finalizer"):
             release(1)
+
+def collect(count):
+    gc.set_threshold(700)
+    until_s = time.monotonic() + 60
+    # gc.collect() does nothing while another thread, here that of the service, collects.
+    while stagespan.stats()["finalizer"].count < count and time.monotonic() < until_s:
+        gc.collect()
+        time.sleep(0.01)
 """
 
 
@@ -236,8 +244,7 @@ def test_finalizers_run_stages_in_the_middle_of_debug_mode(tmp_path: Path) -> No
                 stage(1, [[k] for k in range(n % 40)])
                 if n % 10 == 0:
                     stagespan.get_io_signatures(), stagespan.timing_report(), stagespan.stats(1)
-            gc.set_threshold(700)
-            gc.collect()
+            collect(1500)
             # THEN each has run
             assert stagespan.stats()["release"].count == 1500
             """
@@ -277,8 +284,7 @@ def test_finalizers_run_stages_in_the_middle_of_changes_of_context_variables(
             # WHEN finalizers open spans and requests in the middle of the changes
             gc.set_threshold(1)
             contextvars.copy_context().run(change)
-            gc.set_threshold(700)
-            gc.collect()
+            collect(1800)
             assert stagespan.stats()["finalizer"].count == 1800
             assert stagespan.stats()["work"].count == 600
             """
@@ -310,8 +316,7 @@ def test_finalizers_run_stages_in_the_middle_of_tasks(tmp_path: Path) -> None:
 
             gc.set_threshold(1)
             asyncio.run(main())
-            gc.set_threshold(700)
-            gc.collect()
+            collect(8000)
 
             stats = stagespan.stats()
             assert (stats["a"].count, stats["finalizer"].count) == (2000, 8000)
