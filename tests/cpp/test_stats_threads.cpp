@@ -194,6 +194,35 @@ TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
   EXPECT_EQ(count_of(stage), kThreads * kSpans + 1);
 }
 
+TEST_F(Stats, TheOnlySlotThatWasLeftIsUsedAgain) {
+  const std::uint32_t stage = recorder().intern("the only slot");
+  {
+    const ScopedTimer timer(stage);
+  }  // this thread has its own slot
+  // GIVEN threads in all other slots, all alive at once
+  std::latch all_ran(kMaxThreads - 1);
+  std::latch may_leave(1);
+  std::latch may_leave_first(1);
+  auto threads = test::start_threads(kMaxThreads - 1, [&](unsigned i) {
+    {
+      const ScopedTimer timer(stage);
+    }
+    all_ran.count_down();
+    (i == 0 ? may_leave_first : may_leave).wait();
+  });
+  all_ran.wait();
+  EXPECT_EQ(arena().header().slot_high_water.load(), kMaxThreads);
+  // WHEN one of them leaves
+  may_leave_first.count_down();
+  threads.front().join();
+  // THEN the next thread has its slot
+  test::in_thread([&] { const ScopedTimer timer(stage); });
+  EXPECT_EQ(lost(kLostThreads), 0U);
+  EXPECT_EQ(test::spans_of(stage).size(), kMaxThreads + 1U);
+  may_leave.count_down();
+  for (std::size_t i = 1; i < threads.size(); ++i) threads[i].join();
+}
+
 TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
   constexpr unsigned kThreads = 40;
   constexpr std::uint32_t kStages = 200;  // 8,000 pairs of thread and stage, more than there are blocks
