@@ -1,13 +1,13 @@
 """Measures reading of traces, in MB/s of JSON and peak memory, compared with orjson, json and HTA.
 
     python -m benchmarks.traces [--quick] [--json FILE]
-    python -m benchmarks.traces --analyze NAME GB
+    python -m benchmarks.traces --analyze NAME [--gb SIZE]
 
 Reads the real traces in the folder STAGESPAN_TRACES (else `../shared/traces`), both unpacked and
 unchanged, and a trace of 1 GB that is created from one of them and deleted afterwards. A separate
 process measures each figure. Speeds are by CPU time; the exit status is 1 if a budget is exceeded.
-With `--analyze`, only `stagespan analyze` is measured, three times, with as many copies of the
-trace NAME as make a file of that size.
+With `--analyze`, only `stagespan analyze` is measured, three times, on a file of `--gb` gigabytes
+that consists of copies of the trace NAME.
 """
 
 from __future__ import annotations
@@ -175,15 +175,15 @@ def _packed(row: dict[str, Any]) -> str:
     return f"{min(packed['stagespan']['wall_s']) / min(packed['gunzip']['wall_s']):.2f} x"
 
 
-def analyze(name: str, gigabytes: float) -> int:
-    """Measure `stagespan analyze` of copies of a trace; return the exit status."""
+def measure_analyze(name: str, size_bytes: int) -> int:
+    """Measure `stagespan analyze` of copies of a trace, and return the exit status."""
     source = folder() / f"{name}.json.gz"
     if not source.is_file():
         print(f"There is no trace {source}: name one without .json.gz, or set STAGESPAN_TRACES.")
         return 1
     with tempfile.TemporaryDirectory() as temporary:
         large = Path(temporary, "trace.json")
-        copies = enlarge(source, large, int(gigabytes * 1e9))
+        copies = enlarge(source, large, size_bytes)
         for _ in range(3):
             found = run("analyze", large, 1)
             if "skipped" in found:
@@ -204,10 +204,13 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="seconds; the figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw figures there")
-    parser.add_argument("--analyze", nargs=2, metavar=("NAME", "GB"), help="see above")
+    parser.add_argument("--analyze", metavar="NAME", help="only analyse copies of this trace")
+    parser.add_argument(
+        "--gb", type=float, default=1.0, help="the size of the copies, 1 by default"
+    )
     options = parser.parse_args()
     if options.analyze is not None:
-        return analyze(options.analyze[0], float(options.analyze[1]))
+        return measure_analyze(options.analyze, int(options.gb * 1e9))
     load = os.getloadavg()[0]
     least = 0 if options.quick else 1_000_000
     traces = sorted(path for path in folder().glob("*.json.gz") if path.stat().st_size >= least)

@@ -81,3 +81,24 @@ def test_the_quick_benchmark_of_traces_prints_a_row_for_each(tmp_path: Path) -> 
     for reader in ("orjson", "json", "HTA"):
         figures = found["large"]["readers"][reader]
         assert "skipped" in figures or figures["cpu_s"]
+
+
+@pytest.mark.slow
+def test_the_analysis_of_a_large_trace_is_measured_three_times(tmp_path: Path) -> None:
+    # GIVEN a folder with a small trace
+    small_trace(tmp_path)
+    # WHEN only the analysis of its copies is measured
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.traces", "--analyze", "small", "--gb", "0.0001"],
+        cwd=ROOT,
+        env={**os.environ, "STAGESPAN_TRACES": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    # THEN each measurement has read the same number of entries
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split(" entries, ") for line in done.stdout.splitlines()]
+    assert len(rows) == 3
+    assert len({row[0] for row in rows}) == 1
+    assert " x small: " in rows[0][0]
