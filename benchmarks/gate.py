@@ -1,10 +1,11 @@
 """Measures how often the gate detects a slow-down, and how often it fails an unchanged stage.
 
-    python -m benchmarks.gate [--slower 20] [--unchanged 50] [--slowdown 0.10]
+    python -m benchmarks.gate [--slower 20] [--unchanged 50] [--slowdown 0.10] [--compare]
 
 Each round is a separate test run with ``stage_bench`` and ``stage_limit(regress="5%")`` against
-one baseline. The exit status is 1 if fewer than 95 % of the slow-downs are caught, or if any
-unchanged stage fails.
+one baseline. With ``--compare``, each round writes a baseline of its own instead, and ``stagespan
+compare --tolerance 5%`` compares it with the first one. The exit status is 1 if fewer than 95 % of
+the slow-downs are caught, or if any unchanged stage fails.
 """
 
 from __future__ import annotations
@@ -34,13 +35,10 @@ def test_stage(stage_bench):
 """
 
 
-def passes(folder: Path, slowdown: float, *arguments: str) -> bool:
-    """Run the test, and return whether it passed."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *(f"--stage-baseline={folder / 'baseline.json'}", *arguments),
-        ],
+def run(folder: Path, slowdown: float, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a module of Python in the folder."""
+    return subprocess.run(
+        [sys.executable, "-m", *command],
         cwd=folder,
         env={**os.environ, "SLOWDOWN": str(slowdown)},
         capture_output=True,
@@ -48,7 +46,29 @@ def passes(folder: Path, slowdown: float, *arguments: str) -> bool:
         check=False,
         timeout=_TIMEOUT_S,
     )
-    found = [line for line in done.stdout.splitlines() if " takes " in line]
+
+
+def run_test(folder: Path, slowdown: float, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the test."""
+    return run(folder, slowdown, "pytest", "-q", "-p", "no:cacheprovider", *options)
+
+
+def passes(folder: Path, slowdown: float, by_compare: bool) -> bool:
+    """Return whether the plugin or ``stagespan compare`` finds no slow-down."""
+    if by_compare:
+        written = run_test(
+            folder, slowdown, "--stage-baseline=round.json", "--stage-baseline-write"
+        )
+        if written.returncode != 0:
+            sys.exit(f"The test failed while it wrote a baseline:\n{written.stdout}")
+        files = ("baseline.json", "round.json")
+        done = run(folder, slowdown, "stagespan", "compare", *files, "--tolerance", "5%")
+        (folder / "round.json").unlink()
+    else:
+        done = run_test(folder, slowdown, "--stage-baseline=baseline.json")
+    if done.returncode not in (0, 1):
+        sys.exit(f"The round could not be judged:\n{done.stdout}{done.stderr}")
+    found = [line for line in done.stdout.splitlines() if " takes " in line or "slower" in line]
     print(f"{slowdown:+.0%}:", *(found[:1] or ["passed" if done.returncode == 0 else done.stdout]))
     sys.stdout.flush()
     return done.returncode == 0
@@ -60,13 +80,15 @@ def main() -> int:
     parser.add_argument("--slower", type=int, default=20, help="rounds with a slow-down")
     parser.add_argument("--unchanged", type=int, default=50, help="rounds without a change")
     parser.add_argument("--slowdown", type=float, default=0.10, help="the slow-down, 0.10 is 10 %%")
+    parser.add_argument("--compare", action="store_true", help="judge by stagespan compare")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_stage.py").write_text(_TEST)
-        passes(folder, 0.0, "--stage-baseline-write")
-        caught = sum(not passes(folder, given.slowdown) for _ in range(given.slower))
-        passed = sum(passes(folder, 0.0) for _ in range(given.unchanged))
+        run_test(folder, 0.0, "--stage-baseline=baseline.json", "--stage-baseline-write")
+        slower = [passes(folder, given.slowdown, given.compare) for _ in range(given.slower)]
+        unchanged = [passes(folder, 0.0, given.compare) for _ in range(given.unchanged)]
+    caught, passed = slower.count(False), unchanged.count(True)
     print(f"caught {caught} of {given.slower}, passed {passed} of {given.unchanged}")
     return int(caught < 0.95 * given.slower or passed < given.unchanged)
 
