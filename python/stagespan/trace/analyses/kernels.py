@@ -41,7 +41,8 @@ from stagespan.trace.derived.launch_sources import (
     stages,
 )
 from stagespan.trace.figures import Count, Figures, Ns, one_of
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered, pairs
+from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Cell,

@@ -31,7 +31,8 @@ from stagespan.trace.derived.trees import (
     with_those_below,
 )
 from stagespan.trace.figures import Count, Figures, Ns, one_of
-from stagespan.trace.read.intervals import Numbers, Rows, exclusive, pairs
+from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,

@@ -23,7 +23,8 @@ from stagespan.trace.derived.trees import (
     Tree,
 )
 from stagespan.trace.figures import Count, Figures, Ns
-from stagespan.trace.read.intervals import Numbers, Rows, pairs
+from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     LONGEST_NAME,

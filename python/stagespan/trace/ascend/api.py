@@ -10,7 +10,7 @@ import numpy as np
 from stagespan.trace.ascend.folder import disagreement
 from stagespan.trace.figures import Count, Figures, MeanNs, Ns
 from stagespan.trace.read.csv_tables import CsvTable, count, scaled
-from stagespan.trace.read.intervals import by_group
+from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,

@@ -15,7 +15,8 @@ from stagespan.trace.ascend.device import launched
 from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.derived.threads import Cover
 from stagespan.trace.figures import Count, Figures, Ns
-from stagespan.trace.read.intervals import Mask, Numbers, by_group, pairs
+from stagespan.trace.read.groups import by_group, pairs
+from stagespan.trace.read.intervals import Mask, Numbers
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.result import (
     Evidence,

@@ -12,7 +12,8 @@ from stagespan.trace.derived.device import launches, streams
 from stagespan.trace.derived.gaps import Gaps
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS
 from stagespan.trace.derived.threads import TimeIndex, processes, threads
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group
+from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
 
 _STREAM_WAIT, _STREAM, _EVENT, _DEVICE = (

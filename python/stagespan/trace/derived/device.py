@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from stagespan.trace.derived.kernel_kinds import COMMUNICATION as KIND_OF_COMMUNICATION
 from stagespan.trace.derived.kernel_kinds import kind_of
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group, pairs
+from stagespan.trace.read.groups import by_group, pairs
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import TraceView, once
 

@@ -20,7 +20,8 @@ from stagespan.trace.derived.device import (
     work_by_stream,
 )
 from stagespan.trace.figures import Count, Figures, Ns
-from stagespan.trace.read.intervals import Mask, Rows, by_group, covered
+from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.intervals import Mask, Rows, covered
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
 

@@ -26,7 +26,8 @@ from stagespan.trace.derived.threads import (
     named,
     threads,
 )
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, pairs
+from stagespan.trace.read.groups import pairs, parts
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -136,7 +137,6 @@ LONGEST_LAUNCH_NS = 1_000_000
 LATENCY_NS = 50_000
 # Work that begins so soon after its launch did not wait in a queue.
 JUST_LAUNCHED_NS = 10_000
-_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +263,7 @@ class _Splitter:
         self._add_at(causes.RUNTIME_CALL, chosen, np.where(long_call, call_time, 0))
         launch -= np.where(long_call, call_time, 0)
         # In parts, because the classified times take much memory.
-        for first in range(0, len(chosen), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
+        for some in parts(len(chosen)):
             self._classify(
                 host,
                 chosen[some],

@@ -16,7 +16,8 @@ from stagespan.trace.derived.threads import (
     processes,
 )
 from stagespan.trace.derived.trees import Nesting
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, pairs
+from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Flows, Trace
 from stagespan.trace.read.view import once
 

@@ -17,7 +17,8 @@ from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, laun
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.threads import named, threads
 from stagespan.trace.derived.trees import tree_of
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group
+from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import shortened

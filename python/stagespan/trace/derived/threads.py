@@ -11,13 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived import idle_causes as causes
-from stagespan.trace.read.intervals import (
-    Mask,
-    Numbers,
-    Rows,
-    merged,
-    pairs,
-)
+from stagespan.trace.read.groups import pairs, parts
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -169,7 +164,6 @@ CLASSES = (
 )
 """The visible activity of a thread: the first that applies, or that nothing is visible."""
 _MOST_PLACES = 4_000_000
-_AT_ONCE = 1 << 16
 
 
 class HostTime:
@@ -272,8 +266,7 @@ class HostTime:
         events = self._events
         begin, end = (np.empty(len(rows), dtype=np.int64) for _ in range(2))
         # In parts, because the intermediate results take several times the memory.
-        for first in range(0, len(rows), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
+        for some in parts(len(rows)):
             lane = self._lane[rows[some]]
             begin[some] = self._axis.place(lane, events.begin_ns[rows[some]])
             end[some] = self._axis.place(lane, events.end_ns[rows[some]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,69 +15,6 @@ Numbers = NDArray[np.int64]
 """Times in ns, ids, counts."""
 Mask = NDArray[np.bool_]
 """A mask of rows."""
-
-_BLOCK = 1 << 14
-# A lookup table is used if it has at most one entry for each element, or this many.
-_SMALL_TABLE = 1 << 10
-
-
-def by_group(group: Numbers, count: int) -> list[NDArray[np.intp]]:
-    """Return the indices of the elements of each of `count` groups, in one pass."""
-    order = np.argsort(group, kind="stable")
-    return np.split(order, np.searchsorted(group[order], np.arange(1, count + 1)))[:count]
-
-
-class _Distinct:
-    """The different values of a column in ascending order, and the index of each.
-
-    `numpy.unique` returns the same, but it hashes or sorts all elements, which takes several times
-    as long if millions of elements have few values.
-    """
-
-    def __init__(self, column: Numbers) -> None:
-        self._table = None
-        low, high = (int(column.min()), int(column.max())) if len(column) else (0, -1)
-        if high - low < max(len(column), _SMALL_TABLE):
-            self._low = low
-            self._table = np.zeros(high - low + 1, dtype=np.int64)
-            for block in _blocks(len(column)):
-                self._table[self._offset(column[block])] = 1
-            offsets = np.flatnonzero(self._table)
-            self._table[offsets] = np.arange(len(offsets))
-            self.values: Numbers = offsets + low
-        else:
-            # A stable sort is fast if long parts are already sorted.
-            ordered = np.sort(column, kind="stable")
-            self.values = ordered[np.append(True, ordered[1:] != ordered[:-1])]
-
-    def index(self, values: Numbers) -> Numbers:
-        """Return the index of each of some values of the column."""
-        if self._table is None:
-            return np.searchsorted(self.values, values)
-        return self._table[self._offset(values)]
-
-    def _offset(self, values: Numbers) -> Numbers:
-        result: Numbers = np.subtract(values, self._low, dtype=np.int64)
-        return result
-
-
-def _blocks(count: int) -> Iterator[slice]:
-    """Return slices of so few elements that intermediate results stay in the processor's cache."""
-    return (slice(first, first + _BLOCK) for first in range(0, count, _BLOCK))
-
-
-def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
-    """Return the different pairs of two columns, and the index of each row's pair."""
-    firsts, seconds = _Distinct(first), _Distinct(second)
-    index = np.empty(len(first), dtype=np.int64)
-    for block in _blocks(len(first)):
-        codes = firsts.index(first[block]) * len(seconds.values)
-        index[block] = codes + seconds.index(second[block])
-    different = _Distinct(index)
-    for block in _blocks(len(first)):
-        index[block] = different.index(index[block])
-    at_first, at_second = np.divmod(different.values, max(len(seconds.values), 1))
-    return np.stack((firsts.values[at_first], seconds.values[at_second]), axis=1), index
 
 
 def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:

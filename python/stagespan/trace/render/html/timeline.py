@@ -29,7 +29,8 @@ from stagespan.trace.derived.gaps import NAMES
 from stagespan.trace.derived.idle_causes import CAUSES, MARKS
 from stagespan.trace.derived.threads import named
 from stagespan.trace.kernel_names import labels
-from stagespan.trace.read.intervals import Numbers, Rows, by_group, pairs
+from stagespan.trace.read.groups import by_group, pairs
+from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import in_words, shortened, window_of
 

@@ -1,0 +1,73 @@
+"""Groups of rows: rows by number, pairs of two columns, and parts of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.read.intervals import Numbers
+
+_PART_ROWS = 1 << 16
+# A lookup table is used if it has at most one entry for each row, or this many.
+_SMALL_TABLE_ENTRIES = 1 << 10
+
+
+def parts(count: int) -> Iterator[slice]:
+    """Return slices of all rows, so that intermediate results of each slice take little memory."""
+    return (slice(first, first + _PART_ROWS) for first in range(0, count, _PART_ROWS))
+
+
+def by_group(group: Numbers, count: int) -> list[NDArray[np.intp]]:
+    """Return the indices of the elements of each of `count` groups, in one pass."""
+    order = np.argsort(group, kind="stable")
+    return np.split(order, np.searchsorted(group[order], np.arange(1, count + 1)))[:count]
+
+
+class _Distinct:
+    """The different values of a column in ascending order, and the index of each.
+
+    `numpy.unique` returns the same, but it hashes or sorts all elements, which takes three times as
+    long if millions of elements have few values.
+    """
+
+    def __init__(self, column: Numbers) -> None:
+        self._table = None
+        low, high = (int(column.min()), int(column.max())) if len(column) else (0, -1)
+        if high - low < max(len(column), _SMALL_TABLE_ENTRIES):
+            self._low = low
+            self._table = np.zeros(high - low + 1, dtype=np.int64)
+            for some in parts(len(column)):
+                self._table[self._offset(column[some])] = 1
+            offsets = np.flatnonzero(self._table)
+            self._table[offsets] = np.arange(len(offsets))
+            self.values: Numbers = offsets + low
+        else:
+            # A stable sort is fast if long parts are already sorted.
+            ordered = np.sort(column, kind="stable")
+            self.values = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+
+    def index(self, values: Numbers) -> Numbers:
+        """Return the index of each of some values of the column."""
+        if self._table is None:
+            return np.searchsorted(self.values, values)
+        return self._table[self._offset(values)]
+
+    def _offset(self, values: Numbers) -> Numbers:
+        result: Numbers = np.subtract(values, self._low, dtype=np.int64)
+        return result
+
+
+def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
+    """Return the different pairs of two columns, and the index of each row's pair."""
+    firsts, seconds = _Distinct(first), _Distinct(second)
+    index = np.empty(len(first), dtype=np.int64)
+    for some in parts(len(first)):
+        codes = firsts.index(first[some]) * len(seconds.values)
+        index[some] = codes + seconds.index(second[some])
+    different = _Distinct(index)
+    for some in parts(len(first)):
+        index[some] = different.index(index[some])
+    at_first, at_second = np.divmod(different.values, max(len(seconds.values), 1))
+    return np.stack((firsts.values[at_first], seconds.values[at_second]), axis=1), index
