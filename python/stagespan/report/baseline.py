@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,8 @@ from stagespan.report.timed import NoTimesError, Timed, read
 SCHEMA_VERSION = 1
 KIND = "stagespan baseline"
 _DIGITS = 6
+_MOST_RUNS = 1000
+"""The number of runs of a stage in a file, which is often kept in a repository."""
 
 
 def read_baseline(path: str | os.PathLike[str]) -> Timed:
@@ -79,6 +81,12 @@ def _entry(times: Times) -> dict[str, Any]:
         "count": times.count,
         "disturbed": times.disturbed,
         "fixed_ns": times.fixed_ns,
-        "samples_ms": [round(sample, _DIGITS) for sample in times.samples_ms],
-        "relative": [round(ratio, _DIGITS) for ratio in times.relative],
+        "samples_ms": _stored(times.samples_ms),
+        "relative": _stored(times.relative),
     }
+
+
+def _stored(values: Sequence[float]) -> list[float]:
+    """Return at most `_MOST_RUNS` rounded values, spread evenly over the measurement."""
+    count = min(len(values), _MOST_RUNS)
+    return [round(values[place * len(values) // count], _DIGITS) for place in range(count)]

@@ -527,3 +527,18 @@ def test_computing_stages_are_compared_at_one_speed(
     # AND a stage that waits is compared by its times
     waiting = verdicts(computed(kind, 1.0, 1.0, 0.5), computed(kind, 1.0, speed, 0.5), tmp_path)
     assert list(waiting.values()) == [{0.8: "slower", 1.0: "same", 1.25: "faster"}[speed]]
+
+
+def test_a_baseline_contains_1000_runs_from_the_whole_measurement(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    runs = [float(number) for number in range(1, 2501)]
+
+    write_baseline(path, {"stage": Times.of(runs, False, 100.0, [2 * run for run in runs])})
+
+    times = read_baseline(path).times["stage", None]
+    assert len(times.samples_ms) == len(times.relative) == 1000
+    assert times.samples_ms[:3] == (1, 3, 6)
+    assert times.relative[-2:] == (2 * 2496, 2 * 2498)
+    # AND fewer runs are all there
+    write_baseline(path, {"stage": Times.of(runs[:999])})
+    assert read_baseline(path).times["stage", None].samples_ms == tuple(runs[:999])

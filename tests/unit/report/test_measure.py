@@ -56,6 +56,15 @@ def test_all_runs_count_if_hardly_any_was_at_full_speed(monkeypatch: pytest.Monk
     assert times.count == len(used) - 1
 
 
+def test_a_function_without_noise_is_measured_for_a_second() -> None:
+    before = time.monotonic()
+
+    measure(lambda: time.sleep(0.02))
+
+    # 1 s of warm-up, and 1 s for the changes of the processor's speed, which few runs do not show
+    assert time.monotonic() - before >= 2
+
+
 def test_times_of_a_computing_function_are_relative_to_the_speed_of_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
