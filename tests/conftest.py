@@ -26,11 +26,21 @@ for _name in set(os.environ) - _OWN:
         del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+_modules = 0
+"""The number of modules that no collection of garbage examines."""
+
 
 def pytest_configure() -> None:
     """Let tests interrupt programs even if a shell runs the tests in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _freeze() -> None:
+    """Exclude all objects that exist now from later collections of garbage."""
+    global _modules
+    _modules = len(sys.modules)
+    gc.freeze()
 
 
 def pytest_collection_finish() -> None:
@@ -40,7 +50,14 @@ def pytest_collection_finish() -> None:
     source has the same size and second.
     """
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    gc.freeze()  # no collection of garbage examines what was imported and collected
+    _freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Exclude what a test has imported, such as torch's compiler, from later collections."""
+    if len(sys.modules) > _modules + 50:
+        gc.collect()
+        _freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
