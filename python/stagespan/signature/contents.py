@@ -151,16 +151,54 @@ def make_content(
     elif kind == "permutation":
         made = torch.rand((count // max(width, 1), width), generator=generator).argsort(-1)
     elif kind == "frequent":
-        low, high = max(int(value_range[0]), -(1 << 62)), min(int(value_range[1]), 1 << 62)
-        number = min(max(content["distinct"], 1), count)
-        some = torch.randint(low, high + 1, (number,), generator=generator)
-        made = some[torch.randint(0, len(some), (count,), generator=generator)]
-        places = zip(content["values"], content["counts"], content["first"], strict=True)
-        for value, times, first in places:
-            made[first : first + times] = value
+        made = _make_frequent(content, count, value_range, generator)
     else:
         raise ValueError(f"the content {kind!r} is not known")
     return made.reshape(tuple(shape))
+
+
+def _make_frequent(
+    content: Mapping[str, Any], count: int, value_range: Sequence[float], generator: Any
+) -> Any:
+    """Return a flat tensor with the counts, the first places and the number of other values."""
+    made = torch.zeros(count, dtype=torch.int64)
+    is_free = torch.ones(count, dtype=torch.bool)
+    columns = zip(content["values"], content["counts"], content["first"], strict=True)
+    frequent = [row for row in columns if row[1] > 0 and row[2] < count]
+    for value, _, first in frequent:
+        made[first] = value
+        is_free[first] = False
+    # From the last one, so that an earlier value does not take the places that a later one needs.
+    for value, times, first in sorted(frequent, key=lambda row: -row[2]):
+        places = is_free[first:].nonzero().flatten()[: min(times, count) - 1] + first
+        made[places] = value
+        is_free[places] = False
+    places = is_free.nonzero().flatten()
+    others = _other_values(content, value_range, len(places), generator)
+    # Each equally often, so that none of them becomes frequent.
+    repeated = others.repeat(-(-len(places) // max(len(others), 1)))[: len(places)]
+    made[places] = repeated[torch.randperm(len(places), generator=generator)]
+    return made
+
+
+def _other_values(
+    content: Mapping[str, Any], value_range: Sequence[float], most: int, generator: Any
+) -> Any:
+    """Return the different values that are not frequent, at least one and at most ``most``."""
+    low, high = max(int(value_range[0]), -(1 << 62)), min(int(value_range[1]), 1 << 62)
+    number = max(min(content["distinct"], most), 1)
+    frequent = torch.tensor(content["values"], dtype=torch.int64)
+    if high - low < 4 * (number + len(frequent)):
+        drawn = torch.randperm(high + 1 - low, generator=generator) + low
+    else:  # half of so many draws are different and not frequent
+        drawn = torch.randint(
+            low, high + 1, (2 * number + 2 * len(frequent) + 64,), generator=generator
+        ).unique()
+        drawn = drawn[torch.randperm(len(drawn), generator=generator)]
+    ends = torch.tensor(sorted({low, high}), dtype=torch.int64)  # the live values contain both
+    drawn = torch.cat([ends, drawn[~torch.isin(drawn, ends)]])
+    others = drawn[~torch.isin(drawn, frequent)][:number]
+    return others if len(others) else drawn[:1]
 
 
 def _make_ordered(

@@ -17,6 +17,7 @@ from stagespan.signature.capture import capture_arguments
 
 torch = pytest.importorskip("torch")
 
+from stagespan.signature.contents import describe_content, make_content  # noqa: E402
 from stagespan.signature.mock import make_inputs  # noqa: E402
 
 
@@ -362,3 +363,27 @@ def test_wrong_contents_of_floats_are_refused_in_a_sentence(wrong: dict[str, Any
     node = {"shape": [4, 40], "dtype": "float32", **wrong}
     with pytest.raises(SignatureError, match="input 'x'"):
         make_inputs(StageSignature("s", {"x": node}))
+
+
+@pytest.mark.parametrize("spread", [0.3, 2.0])
+@pytest.mark.parametrize("block", [0, 700])
+def test_frequent_values_keep_counts_places_and_the_number_of_others(
+    spread: float, block: int
+) -> None:
+    # GIVEN many values, of which some are frequent and occur between each other
+    generator = torch.Generator().manual_seed(5)
+    live = (torch.randn(3000, generator=generator) * 100 * spread).long()
+    live[40 : 40 + block] = 151_655
+    live[::8] = -7000
+    content = describe_content(live)
+    assert content is not None
+    assert content["kind"] == "frequent"
+    assert min(len(content["values"]), content["distinct"]) > 0
+
+    # WHEN a mock tensor is created
+    value_range = (int(live.min()), int(live.max()))
+    made = make_content(content, live.shape, value_range, generator)
+
+    # THEN it has the same description
+    assert describe_content(made) == content
+    assert (int(made.min()), int(made.max())) == value_range
