@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import importlib.abc
 import inspect
 import re
 import sys
@@ -187,12 +188,8 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-class _Finder:
-    """Calls back after a wanted module is loaded. The other finders find the module.
-
-    It has no base class, because ``importlib.abc`` imports ``importlib.resources``, which takes as
-    long as importing the rest of this package.
-    """
+class _Finder(importlib.abc.MetaPathFinder):
+    """Calls back after a wanted module is loaded. The other finders find the module."""
 
     def __init__(self, wanted: frozenset[str], loaded: Callable[[str], None]) -> None:
         self._wanted = wanted
