@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stagespan
-from stagespan import _core, recording
+from stagespan import _core
 
 # The names in `_core` that users call themselves.
 DOCUMENTED = [
@@ -53,28 +51,9 @@ def stub_docstrings() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("module", [stagespan, recording])
-def test_dir_shows_the_public_names_only(module: Any) -> None:
-    shown = {name for name in dir(module) if not name.startswith("__")}
-    assert shown == set(module.__all__)
-
-
-def test_a_program_that_reads_no_recording_does_not_import_the_reader() -> None:
-    program = """
-import sys, stagespan
-with stagespan.span("stage"):
-    pass
-assert "stagespan.recording.reading" not in sys.modules
-assert callable(stagespan.recording.open)
-assert "stagespan.recording.reading" in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_name_that_does_not_exist_is_named() -> None:
-    with pytest.raises(AttributeError, match=r"'stagespan.recording' has no attribute 'opne'"):
-        _ = recording.opne  # type: ignore[attr-defined]
+def test_dir_shows_the_public_names_only() -> None:
+    shown = {name for name in dir(stagespan) if not name.startswith("__")}
+    assert shown == set(stagespan.__all__)
 
 
 @pytest.mark.parametrize("name", stagespan.__all__)
