@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,12 +77,13 @@ def _known(path: str | os.PathLike[str]) -> Timed | None:
 
 
 def _entry(times: Times) -> dict[str, Any]:
+    samples_ms = _stored(times.samples_ms)
     return {
-        "median_ms": round(times.median_ms, _DIGITS),
-        "count": times.count,
+        "median_ms": round(statistics.median(samples_ms), _DIGITS),
+        "count": len(samples_ms),
         "disturbed": times.disturbed,
         "fixed_ns": times.fixed_ns,
-        "samples_ms": _stored(times.samples_ms),
+        "samples_ms": samples_ms,
         "relative": _stored(times.relative),
     }
 

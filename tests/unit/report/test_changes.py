@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -542,3 +543,19 @@ def test_a_baseline_contains_1000_runs_from_the_whole_measurement(tmp_path: Path
     # AND fewer runs are all there
     write_baseline(path, {"stage": Times.of(runs[:999])})
     assert read_baseline(path).times["stage", None].samples_ms == tuple(runs[:999])
+
+
+def test_writing_another_stage_does_not_change_the_entries_of_a_baseline(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    runs = [1 + number**2 / 7e6 for number in range(2500)]
+    write_baseline(path, {"stage": Times.of(runs, False, 100.0, runs)})
+    before = json.loads(path.read_text())["stages"]["stage"]
+
+    write_baseline(path, {"other": Times.of([2.0] * 50)})
+
+    stages = json.loads(path.read_text())["stages"]
+    assert stages["stage"] == before
+    assert stages["other"]["count"] == 50
+    # AND the count and the median are those of the runs in the file
+    assert before["count"] == len(before["samples_ms"]) == 1000
+    assert before["median_ms"] == pytest.approx(statistics.median(before["samples_ms"]), abs=1e-6)
