@@ -35,7 +35,7 @@ def test_stage(stage_bench):
 """
 
 
-def run(folder: Path, slowdown: float, *command: str | Path) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, slowdown: float, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a module of Python in the folder."""
     return subprocess.run(
         [sys.executable, "-m", *command],
@@ -53,14 +53,17 @@ def run_test(folder: Path, slowdown: float, *options: str) -> subprocess.Complet
     return run(folder, slowdown, "pytest", "-q", "-p", "no:cacheprovider", *options)
 
 
+def write_baseline(folder: Path, slowdown: float, name: str) -> None:
+    """Run the test and write its baseline. Exits if the test fails."""
+    done = run_test(folder, slowdown, f"--stage-baseline={name}", "--stage-baseline-write")
+    if done.returncode != 0:
+        sys.exit(f"The test failed while it wrote {name}:\n{done.stdout}{done.stderr}")
+
+
 def passes(folder: Path, slowdown: float, by_compare: bool) -> bool:
     """Return whether the plugin or ``stagespan compare`` finds no slow-down."""
     if by_compare:
-        written = run_test(
-            folder, slowdown, "--stage-baseline=round.json", "--stage-baseline-write"
-        )
-        if written.returncode != 0:
-            sys.exit(f"The test failed while it wrote a baseline:\n{written.stdout}")
+        write_baseline(folder, slowdown, "round.json")
         files = ("baseline.json", "round.json")
         done = run(folder, slowdown, "stagespan", "compare", *files, "--tolerance", "5%")
         (folder / "round.json").unlink()
@@ -85,7 +88,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_stage.py").write_text(_TEST)
-        run_test(folder, 0.0, "--stage-baseline=baseline.json", "--stage-baseline-write")
+        write_baseline(folder, 0.0, "baseline.json")
         slower = [passes(folder, given.slowdown, given.compare) for _ in range(given.slower)]
         unchanged = [passes(folder, 0.0, given.compare) for _ in range(given.unchanged)]
     caught, passed = slower.count(False), unchanged.count(True)
