@@ -206,7 +206,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw figures there")
     parser.add_argument("--analyze", metavar="NAME", help="only analyse copies of this trace")
     parser.add_argument(
-        "--gb", type=float, default=1.0, help="the size of the copies, 1 by default"
+        "--gb", type=float, default=1.0, help="the size of the file in GB, 1 by default"
     )
     options = parser.parse_args()
     if options.analyze is not None:
