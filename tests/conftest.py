@@ -26,7 +26,7 @@ for _name in set(os.environ) - _OWN:
         del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-_modules = 0
+_frozen_modules = 0
 """The number of modules that no collection of garbage examines."""
 
 
@@ -38,8 +38,8 @@ def pytest_configure() -> None:
 
 def _freeze() -> None:
     """Exclude all objects that exist now from later collections of garbage."""
-    global _modules
-    _modules = len(sys.modules)
+    global _frozen_modules
+    _frozen_modules = len(sys.modules)
     gc.freeze()
 
 
@@ -55,7 +55,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_logfinish() -> None:
     """Exclude what a test has imported, such as torch's compiler, from later collections."""
-    if len(sys.modules) > _modules + 50:
+    if len(sys.modules) > _frozen_modules + 50:
         gc.collect()
         _freeze()
 
