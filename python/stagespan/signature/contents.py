@@ -176,7 +176,7 @@ def _make_frequent(
     places = is_free.nonzero().flatten()
     others = _other_values(content, value_range, len(places), generator)
     # Each equally often, so that none of them becomes frequent.
-    repeated = others.repeat(-(-len(places) // max(len(others), 1)))[: len(places)]
+    repeated = others.repeat(-(-len(places) // len(others)))[: len(places)]
     made[places] = repeated[torch.randperm(len(places), generator=generator)]
     return made
 
@@ -190,7 +190,9 @@ def _other_values(
     frequent = torch.tensor(content["values"], dtype=torch.int64)
     if high - low < 4 * (number + len(frequent)):
         drawn = torch.randperm(high + 1 - low, generator=generator) + low
-    else:  # half of so many draws are different and not frequent
+    else:
+        # The range has at least four times as many values as are needed. Twice as many draws
+        # therefore contain enough different values that are not frequent.
         drawn = torch.randint(
             low, high + 1, (2 * number + 2 * len(frequent) + 64,), generator=generator
         ).unique()
