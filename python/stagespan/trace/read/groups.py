@@ -28,8 +28,8 @@ def by_group(group: Numbers, count: int) -> list[NDArray[np.intp]]:
 class _Distinct:
     """The different values of a column in ascending order, and the index of each.
 
-    `numpy.unique` returns the same, but it hashes or sorts all elements, which takes three times as
-    long if millions of elements have few values.
+    `numpy.unique` returns the same, but it hashes or sorts all elements, which takes at least three
+    times as long if millions of elements have few values.
     """
 
     def __init__(self, column: Numbers) -> None:
