@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from stagespan import __version__
 from stagespan.errors import StagespanError
 
 _COMMANDS = {
@@ -86,7 +87,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="stagespan", message="stagespan %(version)s")
+@click.version_option(__version__, message="stagespan %(version)s")
 def command() -> None:
     """Measure the stages of PyTorch pipelines, replay them, and explain their traces."""
 
