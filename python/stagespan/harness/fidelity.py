@@ -120,7 +120,7 @@ def likely_reasons(
     reasons = list(differences)
     if not same_launches:
         reasons.append("another number of launches: other branches or shapes were taken")
-    if timing.get("busy"):
+    if ratio > 1 and timing.get("busy"):
         reasons.append("the machine was busy during the replay")
     if found["live_runs"] == 1:
         reasons.append("the live figure is of a single run, the first one")
@@ -138,9 +138,10 @@ def likely_reasons(
         )
     if timing.get("p75") and timing["p75"] > 1.5 * timing["p25"]:
         reasons.append("the iterations took very different times, as with state or cached features")
-    if ratio < 1 and step is None:
+    if ratio < 1:
         reasons.append(
-            "live, data was not in the processor's caches, or other stages ran at the same time"
+            "during the live runs, the machine was busy, other stages ran at the same time, or "
+            "data was not in the processor's caches"
         )
     if not reasons or not FAR_BELOW <= ratio <= FAR_ABOVE:
         reasons.append(

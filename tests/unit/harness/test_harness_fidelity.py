@@ -245,6 +245,24 @@ def test_values_may_be_the_reason_of_a_large_difference(p50: float) -> None:
     assert any("values of the inputs" in reason for reason in reasons)
 
 
+@pytest.mark.parametrize("step", [None, {"number": 3, "of": 4, "run_with": {}}])
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_a_busy_machine_explains_only_that_the_slower_runs_were_slow(
+    ratio: float, step: dict[str, Any] | None
+) -> None:
+    # GIVEN a replay on a busy machine, of a call or of a step of a loop
+    p50 = ratio * 10.0 / (1 if step is None else 4)
+    timing = {"p50": p50, "p25": p50, "p75": p50, "busy": "The machine was busy."}
+
+    # WHEN it takes half or twice the time of the live runs
+    found = fidelity({"p50_ms": 10.0, "count": 9}, timing, step)
+
+    # THEN a busy machine can be the reason of the slower runs, never of the faster ones
+    assert found["ratio"] == ratio
+    reasons = [each for each in likely_reasons(found, timing, [], step) if "was busy" in each]
+    assert ["live" in each for each in reasons] == [ratio < 1]
+
+
 @pytest.mark.parametrize("p50", [2.0, 12.0])
 def test_steps_of_different_times_are_named_as_a_reason(p50: float) -> None:
     # GIVEN a loop of eight steps of which some take their result from a cache
