@@ -376,6 +376,14 @@ def test_a_request_shows_its_id() -> None:
         assert repr(one).endswith(", open>")
 
 
+def test_an_id_that_is_not_valid_unicode_is_accepted() -> None:
+    # Servers decode the bytes of a header like this, and clients choose them.
+    with request(b"req-\xff".decode("utf-8", "surrogateescape")) as one, span("inside"):
+        pass
+    assert requests_of("inside") == [one.number]
+    assert finished_requests[-1]["id"] == one.id == "req-\udcff"
+
+
 # --- which trace it belongs to --------------------------------------------------------------------
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
