@@ -174,6 +174,34 @@ def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
     assert "in inner (since" in shown.stdout
 
 
+def test_tasks_that_take_turns_are_not_shown_inside_each_other(folder: Path) -> None:
+    # GIVEN a process with two tasks that wait inside of their stages
+    process = start(
+        """
+        import asyncio
+        import stagespan
+        async def serve():
+            with stagespan.span("serve"):
+                await asyncio.sleep(0)
+                with stagespan.span("wait"):
+                    await asyncio.sleep(60)
+        async def main():
+            tasks = [asyncio.create_task(serve()) for _ in range(2)]
+            await asyncio.sleep(0.01)
+            print("ready", flush=True)
+            await tasks[0]
+        asyncio.run(main())
+        """
+    )
+    ready(process)
+    # WHEN its stages are shown
+    shown = command_here("recover", str(process.pid))
+    end(process)
+    # THEN each stage is below the one that contains it
+    lines = [line for line in shown.stdout.splitlines() if line.lstrip().startswith("in ")]
+    assert [line.partition(" (")[0] for line in lines] == ["    in serve", "      in wait"] * 2
+
+
 EATER = """
     import os, resource, sys, threading
     import stagespan

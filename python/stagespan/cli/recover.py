@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,7 @@ from stagespan.cli.output import print_json
 if TYPE_CHECKING:
     from stagespan.recording import Recording
     from stagespan.recording.ranks import Rank
+    from stagespan.recording.reading import OpenSpan
 
 _ENDED = {
     "alive": "is alive",
@@ -72,7 +74,7 @@ def _print(recording: Recording) -> None:
     for thread in page["threads"]:
         ended = "" if thread["is_alive"] else ", ended"
         click.echo(f"  {thread['thread']} {one_line(thread['name'])}{ended}")
-        for depth, span in enumerate(thread["open_spans"]):
+        for depth, span in _nested(thread["open_spans"]):
             request = f", request {one_line(span['request'])}" if span["request"] else ""
             since = f"since {_clock(span['begin_ns'])}"
             if span["elapsed_ns"] is not None:
@@ -98,6 +100,25 @@ def _print(recording: Recording) -> None:
     click.echo("\nStatistics")
     for line in str(recording.stats()).splitlines():
         click.echo(f"  {line}")
+
+
+def _nested(spans: list[OpenSpan]) -> list[tuple[int, OpenSpan]]:
+    """Return the spans of a thread with their depths, each below its parent.
+
+    Spans of asyncio tasks that take turns are not nested.
+    """
+    ids = {span["id"] for span in spans}
+    children: defaultdict[int, list[OpenSpan]] = defaultdict(list)
+    for span in spans:
+        children[span["parent"] if span["parent"] in ids else 0].append(span)
+    found: list[tuple[int, OpenSpan]] = []
+    left = [(0, span) for span in reversed(children.pop(0, []))]
+    while left:
+        depth, span = left.pop()
+        found.append((depth, span))
+        left.extend((depth + 1, child) for child in reversed(children.pop(span["id"], [])))
+    # In a damaged file, spans can be parents of each other.
+    return found + [(0, span) for siblings in children.values() for span in siblings]
 
 
 def _clock(ns: int | None) -> str:
