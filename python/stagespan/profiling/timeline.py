@@ -55,7 +55,7 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
             thread=span["thread"],
             id=span["id"],
             parent=span["parent"],
-            request=0,
+            request=span["request"],
             unfinished=True,
             thread_name=threads.get(span["thread"]),
         )

@@ -133,6 +133,18 @@ def test_the_stages_span_covers_its_operators(work: Work, folder: Path) -> None:
     assert events.tid[row["outer"]] == events.tid[row["inner"]]
 
 
+def test_open_stages_in_a_trace_belong_to_their_request(work: Work, folder: Path) -> None:
+    # GIVEN a profiled stage inside another stage of a request; both are open when it is written
+    enable_profiler_for_names(["profiled"])
+    with stagespan.request() as one, ProfilingContext("around"), ProfilingContext("profiled"):
+        work()
+    # WHEN its trace is read
+    page = json.loads(gzip.decompress((folder / "profiled_trace.json.gz").read_bytes()))
+    ours = {e["name"]: e["args"] for e in page["traceEvents"] if e.get("pid") == "stagespan"}
+    # THEN they have the number of the request
+    assert ours["around"]["request"] == ours["profiled"]["request"] == one.number
+
+
 def test_decorated_functions_and_coroutines(work: Work, folder: Path) -> None:
     # GIVEN a decorated function and a coroutine function, both named
     enable_profiler_for_names("*")
