@@ -676,6 +676,8 @@ def test_the_live_page_in_a_terminal(folder: Path) -> None:
         shown_by(terminal, "frozen")
         os.write(terminal, b"f/dec")
         shown_by(terminal, "/dec_")
+        os.write(terminal, "\x1b/去噪".encode())
+        shown_by(terminal, "/去噪_")
         os.write(terminal, b"\rsq")
         # THEN it ends at once
         assert top.wait(timeout=20) == 0

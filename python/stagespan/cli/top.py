@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import select
@@ -105,12 +106,18 @@ def _keys() -> Iterator[Any]:
         yield time.sleep
         return
 
+    # A key can be several bytes, which are read one by one.
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
     def wait(seconds: float) -> str | None:
         try:
             readable, _, _ = select.select([handle], [], [], seconds)
         except InterruptedError:
             return None
-        return os.read(handle, 1).decode("utf-8", "replace") or "q" if readable else None
+        if not readable:
+            return None
+        byte = os.read(handle, 1)
+        return (decoder.decode(byte) or None) if byte else "q"
 
     tty.setcbreak(handle)
     try:
