@@ -295,7 +295,27 @@ def _why_missing(module_name: str, stage: NamedStage) -> str:
             prefix = ".".join(parts[:depth])
             names = [f"{prefix}.{name}" if prefix else name for name in close]
             return sentence + f"{where} has no {part!r}" + _suggest(names)
+    if stage.problem is None and module_name == "__main__":
+        return sentence + _why_not_decorated(module, stage.path)
     return sentence + (stage.problem or "it was defined after its module was loaded")
+
+
+def _why_not_decorated(script: Any, path: str) -> str:
+    """Return why `Wrapper.prepare_main` did not decorate something that the script contains."""
+    owner = script
+    *parts, last = path.split(".")
+    for part in parts:
+        owner = getattr(owner, part)
+    if isinstance(owner, type) and last not in vars(owner):
+        base = next((base for base in owner.__mro__ if last in vars(base)), owner)
+        if base is not owner:
+            place = f"{base.__module__}:{base.__qualname__}.{last}"
+            return f"{owner.__qualname__} inherits it; write {place}"
+    found = getattr(owner, last)
+    module = getattr(found, "__module__", None)
+    if not parts and isinstance(module, str) and module != "__main__":
+        return f"the script imports it; write {module}:{getattr(found, '__qualname__', last)}"
+    return "the script does not define it with `def`"
 
 
 def _suggest(close: Sequence[str]) -> str:

@@ -216,6 +216,37 @@ def test_a_stage_that_was_not_found_is_reported_with_similar_names(project: Path
     assert any("Model is a class" in line for line in told)
 
 
+def test_a_stage_that_the_script_does_not_define_is_reported_with_its_place(project: Path) -> None:
+    # GIVEN a script with an imported function, an inherited method, and a name for a method
+    (project / "app" / "uses.py").write_text(
+        textwrap.dedent(
+            """
+            from pipes.models import Model, encode
+
+            class Own(Model):
+                run = Model.step
+
+            print(encode("ab"), Own().step(1), Own().run(2))
+            """
+        )
+    )
+    # WHEN they are named as stages of the script
+    names = ("encode", "Own.step", "Own.run")
+    done = run(
+        *(part for name in names for part in ("--stage", f"__main__:{name}")),
+        "app/uses.py",
+        cwd=project,
+    )
+    # THEN the messages contain what to write instead
+    assert done.stdout.split() == ["2", "2", "3"]
+    told = [line for line in done.stderr.splitlines() if "was not timed" in line]
+    assert [line.rpartition(" was not timed: ")[2] for line in told] == [
+        "the script imports it; write pipes.models:encode",
+        "Own inherits it; write pipes.models:Model.step",
+        "the script does not define it with `def`",
+    ]
+
+
 TIMED = """
     import stagespan
 
