@@ -19,6 +19,7 @@ SPEED_CHANGE = 0.05
 """The relative change of the processor's speed between two measurements that is reported."""
 _MACHINE = ("cpu", "cpu_count", "platform", "device")
 _SOFTWARE = ("python", "torch", "stagespan")
+_OTHER_INPUTS = "ran with other inputs: no signature in common"
 _NAMES = {
     "report": "a timing report",
     "breakdown": "a kernel breakdown",
@@ -281,8 +282,7 @@ def _of_name(name: str, before: Timed, after: Timed, tolerance: Tolerance) -> li
     if None in old or None in new or not both:
         # Times of different signatures are not comparable, because the inputs differ.
         if None not in old and None not in new:
-            reason = "ran with other inputs: no signature in common"
-            return [Change(name, None, "same", _most(old), _most(new), reason=reason)]
+            return [Change(name, None, "same", _most(old), _most(new), reason=_OTHER_INPUTS)]
         return [judge(name, _most(old), _most(new), tolerance, same_speed_unit=same_unit)]
     several = len(old) > 1 or len(new) > 1
     return [
@@ -305,7 +305,14 @@ def _most(times: Mapping[str | None, Times]) -> Times:
 
 def _notes(changes: Iterable[Change], before: Timed, after: Timed) -> list[str]:
     notes = []
-    unknown = [c for c in changes if c.before and c.after and c.interval_ms is None]
+    unknown = [
+        change
+        for change in changes
+        if change.before
+        and change.after
+        and change.interval_ms is None
+        and change.reason != _OTHER_INPUTS  # these were not compared at all
+    ]
     if unknown and before.kind == "breakdown":
         notes.append("A breakdown has one figure for each kernel, so its noise is not known.")
     elif unknown:

@@ -250,11 +250,13 @@ def test_other_inputs_are_not_a_slowdown(tmp_path: Path) -> None:
         write(tmp_path / "a.json", report(a=before)),
         write(tmp_path / "b.json", report(a=after)),
     )
-    (change,) = compare_files(*paths).changes
+    found = compare_files(*paths)
+    (change,) = found.changes
     assert change.verdict == "same"
     # AND not because 90 ms are within the tolerance or the noise
     assert (change.change_ms, change.interval_ms) == (90.0, None)
     assert "no signature in common" in change.reason
+    assert found.notes == []
 
 
 def test_breakdowns_are_compared_by_kernel_and_step(tmp_path: Path) -> None:
