@@ -193,10 +193,12 @@ def test_tasks_that_take_turns_are_not_shown_inside_each_other(folder: Path) -> 
         asyncio.run(main())
         """
     )
-    ready(process)
-    # WHEN its stages are shown
-    shown = command_here("recover", str(process.pid))
-    end(process)
+    try:
+        ready(process)
+        # WHEN its stages are shown
+        shown = command_here("recover", str(process.pid))
+    finally:
+        end(process)
     # THEN each stage is below the one that contains it
     lines = [line for line in shown.stdout.splitlines() if line.lstrip().startswith("in ")]
     assert [line.partition(" (")[0] for line in lines] == ["    in serve", "      in wait"] * 2
@@ -1284,3 +1286,35 @@ def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
     refused = command_here("report", str(page), "--html", "-")
     assert refused.returncode == 2
     assert "is not a recording" in refused.stderr
+
+
+def test_the_page_of_a_process_in_its_first_stage(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a process whose outermost stage has not ended yet
+    process = start(
+        """
+        import time
+        import stagespan
+        with stagespan.span("whole program"):
+            for name in ("load", "serve"):
+                with stagespan.span(name):
+                    with stagespan.span(f"inside {name}"):
+                        pass
+            print("ready", flush=True)
+            time.sleep(60)
+        """
+    )
+    page = tmp_path / "page.html"
+    try:
+        ready(process)
+        # WHEN its recording is written as a page
+        done = command_here("report", str(process.pid), "--html", str(page))
+    finally:
+        end(process)
+    # THEN the page has a row for each stage that has ended, with the inner ones below the others
+    assert done.returncode == 0, done.stderr
+    rows = page.read_text().partition("<h2>Stages</h2>")[2].partition("</table>")[0]
+    names = re.findall(r"<tr><td class=text>(.*?)</td>", rows)
+    indent = "&nbsp;" * 4
+    assert sorted(names) == [f"{indent}inside load", f"{indent}inside serve", "load", "serve"]
+    for name in ("load", "serve"):
+        assert names.index(f"{indent}inside {name}") == names.index(name) + 1

@@ -118,7 +118,7 @@ def _stages(recording: Recording) -> str:
     rows: list[list[str]] = []
 
     def add(parent: str | None, depth: int, above: tuple[str, ...]) -> None:
-        for name, count, total_ns in sorted(children[parent], key=lambda row: -row[2]):
+        for name, count, total_ns in sorted(children.get(parent, ()), key=lambda row: -row[2]):
             stage = figures[name]
             quantiles = (stage.p50_ns, stage.p95_ns, stage.p99_ns, stage.max_ns)
             rows.append(
@@ -135,6 +135,7 @@ def _stages(recording: Recording) -> str:
                 add(name, depth + 1, (*above, name))
 
     add(None, 0, ())
+    # Parents whose first run has not ended, and "(several)".
     for parent in children:
         if parent is not None and parent not in figures:
             add(parent, 0, ())
