@@ -640,6 +640,35 @@ def test_the_list_of_processes(folder: Path) -> None:
         end(alive)
 
 
+def test_the_list_shows_when_a_killed_process_was_last_at_work(folder: Path) -> None:
+    # GIVEN a process that ran spans for a while inside of another one, and was killed
+    process = start(
+        """
+        import time
+        import stagespan
+        with stagespan.span("serve"):
+            until_s = time.monotonic() + 0.5
+            while time.monotonic() < until_s:
+                with stagespan.span("request"):
+                    time.sleep(0.01)
+            print("ready", flush=True)
+            time.sleep(60)
+        """
+    )
+    try:
+        ready(process)
+    finally:
+        end(process)
+    # WHEN the processes are listed
+    rows = json.loads(command_here("ps", "--all", "--json").stdout)["processes"]
+    (row,) = (row for row in rows if row["pid"] == process.pid)
+    # THEN the time is that of the last span, not of the one that is open
+    assert row["state"] == "died"
+    assert row["last_ns"] - row["begin_ns"] >= 0.49e9
+    # AND it is not known if the spans are not read
+    assert recording.open(process.pid, spans=False).last_ns is None
+
+
 BUSY = """
     import threading, time
     import stagespan

@@ -55,13 +55,25 @@ def command(
         ctx.exit(_stalled(found, stalled, stage, as_json))
     if not show_all:
         found = [one for one in found if one.state in ("alive", "unknown")]
-    rows = _rows(found)
+    # The spans of those that have ended say when that was.
+    rows = _rows([one if one.state == "alive" else _whole(one) for one in found])
     if as_json:
         print_json({"schema_version": 1, "processes": rows})
     elif rows:
         _print(rows)
     else:
         click.echo("No process records here." if not show_all else "There are no recordings here.")
+
+
+def _whole(recording: Recording) -> Recording:
+    """Return a recording with its finished spans; if it is gone, the one that was passed."""
+    from stagespan.errors import StagespanError
+    from stagespan.recording import reading
+
+    try:
+        return reading.open_recording(recording.path)
+    except StagespanError:
+        return recording
 
 
 def _rows(found: list[Recording]) -> list[dict[str, Any]]:

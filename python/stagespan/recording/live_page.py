@@ -145,7 +145,7 @@ class Page:
             return "no process"
         recording = shown[0][-1].recording
         rank = "" if recording.rank is None else f", rank {recording.rank}"
-        until = recording.read_ns if recording.state == "alive" else recording.last_ns
+        until = recording.read_ns if recording.state == "alive" else recording.end_ns
         age = f", {duration(until - recording.begin_ns)}" if until else ""
         return f"{recording.pid} {recording.program}, {recording.state}{rank}{age}{frozen}"
 

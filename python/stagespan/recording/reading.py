@@ -217,9 +217,14 @@ class Recording:
 
     @property
     def last_ns(self) -> int | None:
-        """The latest begin or end of a span in the recording; None if it contains no spans."""
+        """The latest begin or end of a span in the recording.
+
+        None if it contains no spans, or was opened without its finished spans.
+        """
+        if not self._everything:
+            return None
         times = [span["begin_ns"] for span in self.open_spans()]
-        if self._everything and len(self.spans()):
+        if len(self.spans()):
             times.append(int(self.spans()["end_ns"].max()))
         return max(times, default=None)
 
