@@ -66,7 +66,10 @@ def _can_be_of(target: dict[str, Any], function: Any) -> bool:
 
 
 def mismatch(target: object, function: Any) -> str | None:
-    """Return a sentence if the callable is not the captured one; None if it is or may be."""
+    """Return a sentence if the callable is not the captured one; None if it is or may be.
+
+    ``function`` is None if a stage has nothing that can be called.
+    """
     captured, found = method_name(target), method_name(callable_of(function))
     if captured is None or found is None:
         return None
@@ -74,7 +77,7 @@ def mismatch(target: object, function: Any) -> str | None:
     both_modules = captured in _CALLED_LIKE_MODULES and found in _CALLED_LIKE_MODULES
     if (captured == found or both_modules) and _can_be_of(target, function):
         return None
-    return (
-        f"the signature was captured from {target['qualname']!r}, but "
-        f"{callable_of(function)['qualname']!r} would be replayed"
-    )
+    replayed = f"{callable_of(function)['qualname']!r} would be replayed"
+    if function is None:
+        replayed = "the stage has no such method and cannot be called"
+    return f"the signature was captured from {target['qualname']!r}, but {replayed}"

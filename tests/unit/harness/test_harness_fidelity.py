@@ -100,6 +100,17 @@ def test_another_callable_is_refused_unless_it_is_allowed(run_live: Any) -> None
     bench(path, model.forward, any_callable=True).setup()
 
 
+def test_a_stage_that_cannot_be_called_is_refused_as_such(run_live: Any) -> None:
+    # GIVEN a captured method, and an object that has neither this method nor one to call
+    path = run_live(Model().produce, (torch.zeros(2, 8),))
+
+    with pytest.raises(HarnessError) as caught:
+        bench(path, object()).setup()
+    assert "'Model.produce', but the stage has no such method and cannot be called" in str(
+        caught.value
+    )
+
+
 class Other:
     def produce(self, x: Any, tokens: int = 4) -> Any:
         return x
