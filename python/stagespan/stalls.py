@@ -54,11 +54,14 @@ def _line(span: live.OpenSpan, open_spans: Iterable[live.OpenSpan]) -> str:
         path.append(lines.one_line(outer["stage"]))
         outer = by_id.get(outer["parent"])
     name = "' in '".join(path)
-    request = "" if span["request"] is None else f" for request {span['request']}"
+    request = ""
+    if span["request"] is not None:
+        request = f" for request {lines.one_line(span['request'])}"
     line = f"[Profiler] '{name}' has been open for {span['elapsed_ns'] / 1e9:.1f} s{request}"
     if span["detached"]:
         return f"{line}; no thread runs it at the moment"
-    return f"{line} in thread {span['thread_name']}: {_stack_of(span['thread'])}"
+    thread = lines.one_line(span["thread_name"] or "")
+    return f"{line} in thread {thread}: {_stack_of(span['thread'])}"
 
 
 def _stack_of(thread: int) -> str:

@@ -59,6 +59,22 @@ def test_the_line_shows_the_span_and_its_code(tmp_path: Path) -> None:
     assert stack is not None, line
 
 
+def test_names_from_outside_cannot_begin_a_line(tmp_path: Path) -> None:
+    # GIVEN a request whose id has a newline, in a thread whose name has one
+    code = """
+    def serve():
+        with stagespan.request("r-8\\nforged"), stagespan.span("decode"):
+            until_logged()
+
+    thread = threading.Thread(target=serve, name="worker\\n1")
+    thread.start()
+    thread.join()
+    """
+    # THEN the stall still gives one line
+    (line,) = stderr_of(code, tmp_path)
+    assert r" for request r-8\nforged in thread worker\n1: " in line
+
+
 def test_spans_that_end_in_time_are_not_logged(tmp_path: Path) -> None:
     code = """
     until = time.monotonic() + 2.5
