@@ -220,7 +220,7 @@ def output_dir() -> Path:
     if chosen is None:
         folder = Path("work_dirs", "profiler_output", safe_name(pipeline_name()), _run.stamp)
     else:
-        folder = Path(chosen).expanduser()
+        folder = expanded(chosen)
     return _from_root(folder)
 
 
@@ -229,7 +229,15 @@ def timing_report_path() -> Path:
     chosen = settings.get("STAGESPAN_TIMING_REPORT")
     if chosen is None:
         return output_dir() / "timing.json"
-    return _from_root(Path(chosen).expanduser())
+    return _from_root(expanded(chosen))
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path with the home folder for ``~``, if the system knows it.
+
+    `Path.expanduser` raises RuntimeError for unknown users, as in containers without their names.
+    """
+    return Path(os.path.expanduser(path))
 
 
 def _from_root(path: Path) -> Path:

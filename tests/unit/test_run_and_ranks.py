@@ -105,6 +105,15 @@ def test_a_safe_name_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.output_dir().parts[-2] == "wan21_t2v"
 
 
+def test_a_home_folder_that_the_system_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a folder of a user who does not exist
+    for name in ("STAGESPAN_OUTPUT_DIR", "STAGESPAN_TIMING_REPORT"):
+        monkeypatch.setenv(name, "~no such user/out")
+    monkeypatch.chdir(run.current().root)
+    # THEN it is taken literally, as by a shell
+    assert run.output_dir() == run.timing_report_path() == Path("~no such user/out")
+
+
 def test_a_relative_folder_does_not_move_with_the_working_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -114,7 +114,7 @@ class StageBenchHarness:
     def output_dir(self) -> Path:
         """The folder for the files."""
         chosen = self.config.output_dir
-        return run.output_dir() if chosen is None else Path(chosen).expanduser()
+        return run.output_dir() if chosen is None else run.expanded(chosen)
 
     def output_path(self, kind: str) -> Path:
         """Return the path of a file of this replay: ``trace``, ``breakdown``, ``bench``,
