@@ -670,7 +670,7 @@ def describe_process(rank: int = ..., world_size: int = ..., version: str = ...)
 def end_recording() -> None:
     """Say in the recording that the process ends by its own exit, and remove its file."""
 
-def why_not_in(folder: str) -> str | None:
+def why_not_in(folder: str | bytes) -> str | None:
     """Why recordings cannot lie in a folder, in a sentence; None if they can."""
 
 def default_recording_folder() -> str: ...
@@ -694,7 +694,7 @@ class RecordingCopy:
     def threads(self) -> list[dict[str, Any]]: ...
     def lost(self) -> dict[str, int]: ...
 
-def read_recording(fd: int, what: str, everything: bool = ...) -> RecordingCopy:
+def read_recording(fd: int, what: str | bytes, everything: bool = ...) -> RecordingCopy:
     """Copy the recording in an open file. Raises ValueError, with what was wrong in one sentence
     that begins with `what`."""
 

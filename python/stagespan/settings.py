@@ -258,7 +258,8 @@ def _check_recording_dir() -> None:
     folder = get("STAGESPAN_RECORDING_DIR")
     if folder is None or get("STAGESPAN_RECORDING") == "off":
         return
-    why = _core.why_not_in(os.path.abspath(folder))
+    # As bytes, because a path can contain bytes that are not text.
+    why = _core.why_not_in(os.fsencode(os.path.abspath(folder)))
     if why is not None:
         warn_once(
             "STAGESPAN_RECORDING_DIR",

@@ -1026,6 +1026,28 @@ def test_an_unusable_folder_gives_a_warning(folder: Path, tmp_path: Path) -> Non
         assert errors.count("STAGESPAN_RECORDING_DIR=") == 1
 
 
+def test_the_name_of_the_folder_need_not_be_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a process whose recordings are in a folder with a byte that is not UTF-8
+    inside = os.fsdecode(os.fsencode(folder) + b"/\xff")
+    monkeypatch.setenv("STAGESPAN_RECORDING_DIR", inside)
+    process = start(PLACE, "60")
+    try:
+        assert json.loads(ready(process))["kind"] == "file"
+        # THEN they can be read and listed
+        assert recording.open(process.pid).stats()["inner"].count == 50
+        (found,) = (one for one in recording.recordings() if one.pid == process.pid)
+        assert os.path.dirname(found.path) == inside
+        assert f" {process.pid} " in command_here("ps").stdout
+        for verb in (("ps",), ("recover", str(process.pid))):
+            shown = command_here(*verb, "--json")
+            assert shown.returncode == 0, shown.stderr
+            assert r"\\udcff" in shown.stdout
+    finally:
+        end(process)
+
+
 def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("cannot give a folder to another user: run as root")

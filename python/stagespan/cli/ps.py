@@ -87,7 +87,7 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
         rows.append(
             {
                 **summary.identity(recording),
-                "path": recording.path,
+                "path": summary.path_text(recording),
                 "spans": summary.finished_spans(recording),
                 "spans_per_s": rates.get(recording.path),
                 "stage": position.stages[-1] if position else None,

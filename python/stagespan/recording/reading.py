@@ -93,7 +93,7 @@ class Recording:
         self._everything = everything
         handle = _open_file(path)
         try:
-            self._copy = _core.read_recording(handle, path, everything)
+            self._copy = _core.read_recording(handle, os.fsencode(path), everything)
             self._is_deleted = _is_deleted(path, handle)
             info: dict[str, Any] = self._copy.info()
             self.state: State = _state(info, handle)

@@ -155,7 +155,7 @@ def as_dict(recording: Recording) -> dict[str, Any]:
     open_spans = recording.open_spans()
     return {
         "schema_version": 1,
-        "path": recording.path,
+        "path": path_text(recording),
         **identity(recording),
         "threads": [
             {
@@ -175,6 +175,11 @@ def as_dict(recording: Recording) -> dict[str, Any]:
         "lost": recording.lost(),
         "warnings": recording.warnings(),
     }
+
+
+def path_text(recording: Recording) -> str:
+    """Return the path for JSON, in which bytes that are not text are escaped."""
+    return recording.path.encode("utf-8", "backslashreplace").decode()
 
 
 def identity(recording: Recording) -> dict[str, Any]:
