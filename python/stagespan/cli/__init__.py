@@ -23,12 +23,12 @@ _COMMANDS = {
     "dump": "Write the spans of a recording for Perfetto, as CSV or as JSON.",
     "merge-spans": "Add the spans of a recording to a trace of torch.profiler.",
     "ncu": "Show what limits the top kernels of a stage, with Nsight Compute.",
-    "ps": "List the processes that record here, and the stage that each is in.",
-    "recover": "Show what a process was doing when it died, or what it does now.",
+    "ps": "List the processes that record on this machine, and their current stages.",
+    "recover": "Show what a process was doing when it died, or what it is doing now.",
     "report": "Show a timing report as a table, or compare two reports.",
     "run": "Run a script and time its stages without changing it.",
     "stages": "List the stages of a signature file.",
-    "top": "Show live what the stages and threads of processes do.",
+    "top": "Show the stages and threads of a process or a job, live.",
 }
 
 

@@ -43,7 +43,7 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 @click.option(
     "--output",
     type=click.Path(),
-    help="Folder for the files. [default: the run's]",
+    help="Folder for the files. [default: the output folder of the run]",
 )
 @click.option("--device", help="Device of the inputs. [default: the captured device]")
 @click.option("--dtype", help="Element type of floating-point inputs. [default: the captured type]")
@@ -52,8 +52,8 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
     default="captured",
     show_default=True,
     metavar="N|captured|machine",
-    help="Number of torch's threads; captured is that of the live runs, if it is not more than the "
-    "cores and OMP_NUM_THREADS is not set.",
+    help="Number of torch's threads. captured is the number of the live runs, if the machine has "
+    "as many cores and OMP_NUM_THREADS is not set. machine is the default of this machine.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the inputs.")
 @click.option(
@@ -76,12 +76,14 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 @click.option(
     "--inputs",
     metavar="MODULE:CALLABLE",
-    help="Function that returns inputs by name, in place of mock ones; called for each iteration "
-    "that needs new ones.",
+    help="Function that returns inputs by name, which are used instead of mock inputs. It is "
+    "called for each iteration that needs new inputs.",
 )
-@click.option("--any-callable", is_flag=True, help="Allow another callable than the captured one.")
+@click.option("--any-callable", is_flag=True, help="Allow a callable other than the captured one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("--explain", is_flag=True, help="Show which adapters were asked, and their answers.")
+@click.option(
+    "--explain", is_flag=True, help="Show which adapters were tried, and why one was chosen."
+)
 def command(
     signature_file: str,
     stage_name: str | None,
@@ -238,7 +240,7 @@ def _print_answers(result: HarnessResult, console: Console) -> None:
     from rich.text import Text
 
     if not result.answers:
-        console.print(f"No adapter was asked: the step is {result.adapter}.", highlight=False)
+        console.print(f"No adapter was tried: the step is {result.adapter}.", highlight=False)
         return
     table = Table(title="How the step was found: the first adapter that matches is used")
     for name in ("adapter", "used", "because"):

@@ -33,7 +33,7 @@ def _tolerance(ctx: click.Context, option: click.Parameter, text: str) -> float:
     show_default=True,
     metavar="PERCENT",
     callback=_tolerance,
-    help="Relative change of a median that does not count.",
+    help="Ignore changes of a median up to this percentage.",
 )
 @click.option(
     "--tolerance-ms",
@@ -41,7 +41,7 @@ def _tolerance(ctx: click.Context, option: click.Parameter, text: str) -> float:
     show_default=True,
     metavar="MS",
     callback=_tolerance,
-    help="The same in milliseconds; the larger of the two applies.",
+    help="Ignore changes up to this time in milliseconds. The larger of the two applies.",
 )
 @click.option("--fail-on-missing", is_flag=True, help="Exit with 1 also if a stage is missing.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write Markdown; - is stdout.")

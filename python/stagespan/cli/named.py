@@ -31,8 +31,8 @@ class NamedStage:
         match = _PATTERN.fullmatch(text)
         if match is None:
             raise SettingsError(
-                f"the stage {text!r} must be written as pkg.mod:Class.method or pkg.mod:function, "
-                "with NAME= in front for another stage name"
+                f"The stage {text!r} must be written as pkg.mod:Class.method or pkg.mod:function, "
+                "optionally with NAME= in front to give the stage another name."
             )
         self.module: str = match["module"]
         self.path: str = match["path"]

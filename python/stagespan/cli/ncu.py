@@ -35,7 +35,7 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--script", type=_FILE, help="The script of the stage. [default: in BREAKDOWN's folder]"
 )
-@click.option("--step", metavar="MODULE:CALLABLE", help="Passed to the script.")
+@click.option("--step", metavar="MODULE:CALLABLE", help="Value of the option --step of the script.")
 @click.option("--top", "count", default=5, show_default=True, help="Number of kernels.")
 @click.option("--warmup", default=1, show_default=True, help="Iterations that are not measured.")
 @click.option(
@@ -84,8 +84,7 @@ def command(
 
     if breakdown is None and csv_file is None and report_file is None:
         raise TraceError(
-            "Name the {stage}_breakdown.json of a stage, or pass a file of ncu with --csv or"
-            " --report."
+            "Pass the {stage}_breakdown.json of a stage, or a file of ncu with --csv or --report."
         )
     if count < 1:
         raise TraceError(f"--top {count} selects no kernel: use 1 or more.")
@@ -116,7 +115,7 @@ def _built(breakdown: Path, top: TopKernels, count: int, options: dict[str, Any]
     script = options["script"] or breakdown.with_name(f"profile_{stem}.py")
     if not script.is_file():
         raise TraceError(
-            f"{script} does not exist, but ncu needs it to replay the stage: name it with --script,"
+            f"{script} does not exist, but ncu needs it to replay the stage: pass it with --script,"
             " or write it with `stagespan bench`."
         )
     if options["factory"] is None:
@@ -206,7 +205,7 @@ def _exported(report: Path) -> str:
     from stagespan.trace.ncu.command import exporting
 
     if not report.is_file():
-        raise TraceError(f"{report} does not exist: name the report that ncu wrote.")
+        raise TraceError(f"{report} does not exist: pass the report that ncu wrote.")
     if shutil.which("ncu") is None:
         raise TraceError(
             f"{report} can only be read by ncu, which is not installed here: on a machine with"

@@ -18,7 +18,7 @@ def write_to(file: str, text: str | bytes) -> None:
     from stagespan.files import write_whole
 
     if file == "-" and isinstance(text, bytes) and sys.stdout.isatty():
-        raise StagespanError("a binary format cannot be shown on a terminal: give a file with -o.")
+        raise StagespanError("A binary format cannot be shown on a terminal: pass a file with -o.")
 
     if file == "-":
         click.echo(text, nl=False)

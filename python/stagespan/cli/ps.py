@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     "--stalled",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
-    help="Show only processes with a thread that has begun and finished no span for this long.",
+    help="Show only processes in which a thread has an open span, but has not begun or finished a "
+    "span for this long.",
 )
 @click.option(
     "--stage", metavar="NAME", help="With --stalled: consider only open spans of this stage."
@@ -35,7 +36,7 @@ def command(
     stage: str | None,
     job: str | None,
 ) -> None:
-    """List the processes that record on this machine, and the stage that each is in.
+    """List the processes that record on this machine, and their current stages.
 
     With --stalled, the exit status is 1 if a process is stalled, otherwise 0, so that you can use
     it as a liveness probe.

@@ -28,13 +28,13 @@ _ENDED = {
 @click.option("--job", metavar="JOB", help="Show the ranks of a job side by side.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(recording: str | None, job: str | None, as_json: bool) -> None:
-    """Show what a process was doing when it died, or what it does now.
+    """Show what a process was doing when it died, or what it is doing now.
 
     Shows how it ended, in which stages its threads were, the last spans of each thread, statistics,
     and the open requests. `stagespan ps --all` lists the recordings.
     """
     if (recording is None) == (job is None):
-        raise click.UsageError("give either a file or process id, or --job.")
+        raise click.UsageError("Pass a file or process id, or --job, but not both.")
     if job is not None:
         print_job(job, as_json)
         return

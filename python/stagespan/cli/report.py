@@ -18,13 +18,13 @@ import click
 @click.option(
     "--html",
     metavar="FILE",
-    help="Write a recording, given by its file or process id, as one page of HTML.",
+    help="Write the recording of a process as one page of HTML.",
 )
 def command(timing: Path, against: Path | None, html: str | None) -> None:
     """Show a timing report as a table, or what changed since another one.
 
-    You can pass a folder if it contains only one timing report. With --html, pass the recording of
-    a process, which `stagespan ps --all` lists.
+    You can pass a folder if it contains only one timing report. With --html, pass the file or
+    the process id of a recording. `stagespan ps --all` lists them.
     """
     if html is not None:
         if against is not None:

@@ -37,12 +37,14 @@ class Program:
     def script(path: str) -> Program:
         """Read the file ``path``. Raises SettingsError if it cannot be read."""
         if os.path.isdir(path):
-            raise SettingsError(f"{path} is a folder: name the script in it")
+            raise SettingsError(f"{path} is a folder: pass the script in it.")
         try:
             source = Path(path).read_bytes()
+        except FileNotFoundError:
+            raise SettingsError(f"There is no script {path}: check the path.") from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise SettingsError(f"the script {path} cannot be read: {reason}") from None
+            raise SettingsError(f"The script {path} cannot be read: {reason}.") from None
         return Program(path, os.path.abspath(path), source, None, None)
 
     @staticmethod
@@ -53,10 +55,13 @@ class Program:
             if spec is not None and spec.submodule_search_locations is not None:
                 spec = importlib.util.find_spec(f"{name}.__main__")
         except (ImportError, ValueError) as error:
-            raise SettingsError(f"the module {name} cannot be imported: {error}") from None
+            raise SettingsError(f"The module {name} cannot be imported: {error}.") from None
         source = getattr(spec.loader, "get_source", lambda _: None)(spec.name) if spec else None
         if spec is None or source is None or spec.origin is None:
-            raise SettingsError(f"the module {name} does not exist, or cannot be run: check it")
+            raise SettingsError(
+                f"The module {name} does not exist or cannot be run: check its name and the search "
+                f"path (PYTHONPATH)."
+            )
         return Program(spec.origin, spec.origin, source, spec, spec.parent)
 
     def run(self, arguments: Sequence[str], prepare: Prepare, more_globals: dict[str, Any]) -> None:

@@ -32,13 +32,13 @@ _KEYS = "q quit   f freeze   s sort   / filter"
 )
 @click.option("--once", is_flag=True, help="Print one page and exit.")
 def command(pid: str | None, job: str | None, interval: float, once: bool) -> None:
-    """Show live what the stages and threads of processes do.
+    """Show the stages and threads of a process or a job, live.
 
-    Without a process or job, shows the live process that has finished the most spans. Keys: q
+    Without FILE, PID or --job, shows the live process that has finished the most spans. Keys: q
     quits, f freezes the page, s changes the order of the stages, / filters them by name.
     """
     if pid is not None and job is not None:
-        raise click.UsageError("give either a file or process id, or --job.")
+        raise click.UsageError("Pass a file or process id, or --job, but not both.")
     from rich.console import Console
 
     from stagespan.console import trimmed

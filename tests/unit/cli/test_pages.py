@@ -168,7 +168,7 @@ def test_a_folder_can_be_given_for_the_only_report_in_it(folder: Path) -> None:
         (folder / "run" / f"timing_rank{rank}.json").write_text(report)
     done = stagespan("report", "run", cwd=folder)
     assert done.returncode == 2
-    assert "run contains 2 timing reports: name one of timing_rank0.json, timing_rank1.json" in (
+    assert "run contains 2 timing reports: pass one of timing_rank0.json, timing_rank1.json" in (
         done.stderr
     )
     # AND if there is none, the page says so

@@ -325,10 +325,10 @@ def test_a_class_is_refused_with_the_reason(module: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("nowhere.py",), "nowhere.py cannot be read"),
+        (("nowhere.py",), "There is no script nowhere.py"),
         (("app",), "is a folder"),
         (("-m", "no.such.module"), "no.such"),
-        (("-m", "nosuch"), "the module nosuch does not exist"),
+        (("-m", "nosuch"), "The module nosuch does not exist"),
         (("--stage", "encode", "app/script.py"), "pkg.mod:Class.method"),
         (("--output", "", "app/script.py"), "output folder"),
     ],

@@ -216,7 +216,7 @@ def test_bad_input_is_one_sentence(breakdown: Path, tmp_path: Path) -> None:
     lonely = tmp_path / "lonely_breakdown.json"
     lonely.write_text(breakdown.read_text())
     for arguments, says in (
-        ((), "Name the {stage}_breakdown.json"),
+        ((), "Pass the {stage}_breakdown.json"),
         ((tmp_path / "none.json",), "cannot be read"),
         ((tmp_path / "text.json",), "is not JSON"),
         ((tmp_path / "deep.json",), "is not JSON"),
