@@ -74,13 +74,13 @@ def differences(
     Unknown parts are left out.
     """
     found = [
-        f"live ran with {name} {there[name]}, this is {here[name]}"
+        f"the live runs used {name} {there[name]}, this one uses {here[name]}"
         for name in COMPARED
         if there.get(name) and here.get(name) and there[name] != here[name]
     ]
     if threads is not None and type(threads[0]) is int and threads[0] != threads[1]:
         word = "thread" if threads[0] == 1 else "threads"
-        found.append(f"live ran with {threads[0]} {word} of torch, this is {threads[1]}")
+        found.append(f"the live runs used {threads[0]} {word} of torch, this one uses {threads[1]}")
     return found
 
 
@@ -146,6 +146,6 @@ def likely_reasons(
     if not reasons or not FAR_BELOW <= ratio <= FAR_ABOVE:
         reasons.append(
             "the values of the inputs, or what the stage keeps between calls, such as cached "
-            "results, differ from live"
+            "results, differ from those of the live runs"
         )
     return reasons

@@ -160,7 +160,9 @@ def test_versions_and_machine_are_in_the_signature_file(run_live: Any, tmp_path:
 
     # THEN the differences are reported
     assert signature.environment["cpu"] == content["environment"]["cpu"]
-    assert differences(live, {}) == [f"live ran with torch 1.0, this is {torch.__version__}"]
+    assert differences(live, {}) == [
+        f"the live runs used torch 1.0, this one uses {torch.__version__}"
+    ]
 
 
 def test_the_receiver_is_found_by_binding_and_not_by_its_name(run_live: Any) -> None:
@@ -366,9 +368,9 @@ def test_an_environment_does_not_control_the_terminal(run_live: Any) -> None:
     found = bench(path, stage).profile().fidelity
 
     # THEN it is a reason for another time, without control characters
-    assert "live ran with cpu" in found["line"]
+    assert "the live runs used cpu" in found["line"]
     assert found["line"].isprintable()
-    assert "live ran with python" not in found["line"]
+    assert "the live runs used python" not in found["line"]
 
 
 @pytest.mark.parametrize("p50", ["1e999", "9" * 400, "NaN", "-1", '"1"'])
