@@ -76,5 +76,5 @@ def unknown_dtype(name: str, known: Iterable[str] = ELEMENT_BYTES) -> str:
     """Return the end of a sentence about an unsupported type: the known ones and the closest."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
-    hint = f", the closest of them {near[0]}" if near else ""
-    return f"known are {', '.join(names)}{hint}"
+    hint = f"; the closest is {near[0]}" if near else ""
+    return f"the known types are {', '.join(names)}{hint}"
