@@ -45,6 +45,8 @@ LEAVES = (str, bytes, bool, int, float, complex, type(None), torch.Tensor, types
 class NoLoopError(ReplayError):
     """The stage has no loop, so it has no steps."""
 
+    inputs_may_help = False
+
 
 class NoStepError(ReplayError):
     """The loop ends before the chosen step."""
