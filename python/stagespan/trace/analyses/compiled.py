@@ -149,7 +149,7 @@ def _recompiled(compiled: Compiled) -> Finding | None:
     return Finding(
         of_size(_AGAIN_SHARES.severity(percent) or "low", time),
         f"{what} compiled again, {counted(len(again), 'time')} ({ids}), for {in_words(time, 'ns')}"
-        f" ({percent:.1f} % of the window): something that the compiled code relies on changed,"
+        f" ({percent:.1f} % of the trace): something that the compiled code relies on changed,"
         " such as a shape, a number or the grad mode. TORCH_LOGS=recompiles shows what changed."
         " torch._dynamo.mark_dynamic, or a tensor instead of the number, avoids it.",
         tuple(evidence(compiled.forest.trace, each.row) for each in again[:3]),
@@ -186,9 +186,9 @@ def _variants(compiled: Compiled) -> Finding | None:
     return Finding(
         "low",
         f"Frame {most.frame} ran in {len(most.variants)} compiled variants{others}: it was compiled"
-        " again before the window because something that it relies on changed. Each new variant"
-        " costs a compilation, and each call checks the guards of several. TORCH_LOGS=recompiles"
-        " shows what changed.",
+        " again before the trace began, because something that it relies on changed. Each new"
+        " variant costs a compilation, and each call checks the guards of several."
+        " TORCH_LOGS=recompiles shows what changed.",
         tuple(evidence(compiled.forest.trace, row) for row in list(firsts.values())[:3]),
         "compiled.variants",
         numbers={"frames": len(several), "variants": len(most.variants)},
@@ -238,10 +238,10 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
     step, own, _ = compiling.steps[0]
     return Finding(
         severity,
-        f"torch.compile compiled for {in_words(time, 'ns')} ({percent:.1f} % of the window),"
+        f"torch.compile compiled for {in_words(time, 'ns')} ({percent:.1f} % of the trace),"
         f" {counted(len(first), 'frame')} for the first time. The longest phase was"
         f" {_PHASE_WORDS[phase]} ({in_words(longest, 'ns')}). To measure the steady state, run the"
-        " program once before the window.",
+        " program once before the trace begins.",
         (
             *(evidence(compiled.forest.trace, each.row) for each in first[:2]),
             Evidence(f"{step}, its own time", None, own, "ns"),
@@ -727,8 +727,8 @@ def _compile_tables(compiling: CompileTime, ran: set[str]) -> list[Table]:
             [(step, time, count) for step, time, count in compiling.steps[:_SHOWN]],
         ),
         Table(
-            "Compiled frames in the window",
-            (("frame/variant", ""), ("time", "ns"), ("ran in the window", "")),
+            "Frames compiled during the trace",
+            (("frame/variant", ""), ("time", "ns"), ("ran in the trace", "")),
             [
                 (each.id, each.time_ns, None if each.id is None else _YES[each.id in ran])
                 for each in compiling.compilations[:_SHOWN]
