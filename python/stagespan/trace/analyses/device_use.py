@@ -175,14 +175,14 @@ class Use(Result):
         of = self.copies.get(device)
         if of == WITHIN_DEVICE:
             return (
-                "Most of the copies' time is within the device: they come from clones, changes of"
-                " layout and concatenation, or fill the inputs of device graphs. Reduce their"
+                "Most of this time is in copies within the device. They come from clones, changes"
+                " of layout and concatenation, or fill the inputs of device graphs. Reduce their"
                 " number."
             )
         if of == PAGEABLE:
             return (
-                "Most of the copies' time is to or from pageable memory, for which the host waits."
-                " With pinned memory and non_blocking=True, computation can hide them."
+                "Most of this time is in copies to or from pageable memory, for which the host"
+                " waits. With pinned memory and non_blocking=True, computation can hide them."
             )
         if self.shares_stream.get((device, kind)):
             return "On a separate stream, independent computation can hide them."

@@ -727,7 +727,7 @@ def _holders_table(memory: DeviceMemory) -> Table:
     known = any(holder.at_peak is not None for holder in memory.holders)
     columns = [("operator", ""), ("stage", ""), ("allocations", ""), ("allocated", "bytes")]
     if known:
-        columns += [("held at the peak", "bytes"), ("of it", "%")]
+        columns += [("held at the peak", "bytes"), ("of the peak", "%")]
     columns.append(("Python", ""))
     rows: list[tuple[str | int | float | None, ...]] = []
     for holder in memory.holders:
@@ -740,4 +740,4 @@ def _holders_table(memory: DeviceMemory) -> Table:
     note = ""
     if memory.before:
         note = f"{in_words(memory.before, 'bytes')} of the peak were allocated before the trace."
-    return Table(f"Who allocated on {memory.device}", tuple(columns), rows, note)
+    return Table(f"What allocated on {memory.device}", tuple(columns), rows, note)

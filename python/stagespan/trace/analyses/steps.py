@@ -100,11 +100,11 @@ class StepGaps(Figures, frozen=True):
         largest = self.largest[0]
         filled = "" if largest.host_event is None else f", in {shortened(largest.host_event)}"
         note = (
-            "The time from the last work of a step to the first of the next. The median is"
+            "The time from the last work of a step to the first work of the next. The median is"
             f" {in_words(self.median_ns, 'ns')}. The longest is after"
             f" {shortened(largest.after)}{filled}: {in_words(largest.dur_ns, 'ns')}."
         )
-        return Table("Between steps", (("", ""), ("time", "ns"), ("of it", "%")), rows, note)
+        return Table("Between steps", (("", ""), ("time", "ns"), ("of this time", "%")), rows, note)
 
 
 def step_gaps(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int) -> StepGaps:
@@ -274,9 +274,9 @@ class Outlier:
         text = (
             f"{shortened(self.name)} took {in_words(self.dur_ns, 'ns')},"
             f" {self.dur_ns / self.usual_ns:.2f} times the median of {count:,} steps"
-            f" ({in_words(self.usual_ns, 'ns')}). The part that grew most is {meaning}:"
-            f" {in_words(self.part_ns, 'ns')}, compared with {in_words(self.part_usual_ns, 'ns')}"
-            " in the other steps"
+            f" ({in_words(self.usual_ns, 'ns')}). The part that grew most is"
+            f' "{meaning}": {in_words(self.part_ns, "ns")}, compared with'
+            f" {in_words(self.part_usual_ns, 'ns')} in the other steps"
         )
         if self.culprit is not None:
             text += (

@@ -177,7 +177,7 @@ class Calls(Result):
             ("min", "ns"),
             ("max", "ns"),
         )
-        note = f"From {self.source}; calls within others are counted with both."
+        note = f"From {self.source}; nested calls are also counted in the calls around them."
         if self.compared:
             agree = f"{len(self.differences):,} differ" if self.differences else "all agree"
             note += f" {self.compared:,} functions are in the trace too: {agree}."

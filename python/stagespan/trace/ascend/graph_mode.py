@@ -380,7 +380,7 @@ _WHOSE = {
 _ADVICE = {
     FRAMEWORK: "Check what the serving framework does before the call, and dynamo's guards:"
     " fewer inputs and attributes that it must check",
-    PYTHON: "Pass tensors instead of numbers and lists, contiguous ones, and fewer inputs",
+    PYTHON: "Pass fewer inputs, and pass contiguous tensors instead of numbers and lists",
     CPP: "Check the number of inputs and outputs",
     TORCHAIR: "Check the number of inputs, and their conversions",
     GE: "Check whether the graph's shapes change, and how it is scheduled",
@@ -405,13 +405,13 @@ _KEYS = {
 }
 _TITLES = {
     "framework": "framework",
-    "lookup": "of it dynamo's cache look-up",
-    "guards": "of it guards with an event of their own",
+    "lookup": "framework: look-up in dynamo's cache",
+    "guards": "framework: guards with an event of their own",
     "torchair": "TorchAir",
-    "python": "of it Python, to TorchNpuGraphBase::Run",
-    "cpp": "of it C++",
+    "python": "TorchAir: Python, to TorchNpuGraphBase::Run",
+    "cpp": "TorchAir: C++",
     "ge": "GE, to the end of the compiler event",
-    "execute": "of it the call that runs the graph",
+    "execute": "GE: the call that runs the graph",
     "first_operator": "GE, to the first operator",
     "replay": "replay of the captured graph",
     "unknown": _WHOSE[UNKNOWN],
@@ -563,8 +563,8 @@ class HeadOverhead(Result):
             if total is not None and (total or name not in ("guards", "replay", "unknown")):
                 rows.append((title, total, self.median(name)))
         for title, each in (
-            ("of it inputs that became tensors", [call.scalars for call in self.counted]),
-            ("of it inputs made contiguous", [call.contiguous for call in self.counted]),
+            ("TorchAir: inputs that became tensors", [call.scalars for call in self.counted]),
+            ("TorchAir: inputs made contiguous", [call.contiguous for call in self.counted]),
         ):
             count, times = sum(n for n, _ in each), [time for _, time in each]
             if count:
@@ -645,14 +645,15 @@ class HeadOverhead(Result):
 
     def _why(self, part: str) -> str:
         if part == FRAMEWORK and self.total("lookup"):
-            return f", {in_words(self.total('lookup'), 'ns')} of it dynamo's cache look-up"
+            time = in_words(self.total("lookup"), "ns")
+            return f", including {time} for the look-up in dynamo's cache"
         scalars, contiguous = self._conversions()
         parts = []
         if part in (PYTHON, TORCHAIR) and scalars[0]:
             parts.append(f"{in_words(scalars[1], 'ns')} for inputs that are not tensors")
         if part in (PYTHON, TORCHAIR) and contiguous[0]:
             parts.append(f"{in_words(contiguous[1], 'ns')} to make inputs contiguous")
-        return f", of it {' and '.join(parts)}" if parts else ""
+        return f", including {' and '.join(parts)}" if parts else ""
 
     def _conversions(self) -> tuple[tuple[int, int], tuple[int, int]]:
         scalars = [call.scalars for call in self.counted]

@@ -479,9 +479,9 @@ class OperatorDetails(Result):
             ("operator", ""),
             ("calls", ""),
             ("host, itself", "ns"),
-            ("host, with what it calls", "ns"),
+            ("host, including calls", "ns"),
             ("device, itself", "ns"),
-            ("device, with what it calls", "ns"),
+            ("device, including calls", "ns"),
         )
         return [Table("Operators of the framework", columns, rows, f"From {DETAILS}.")]
 

@@ -62,7 +62,7 @@ class Files(Result):
         ]
         level = f"The profiler's level was {self.folder.level}." if self.folder.level else ""
         rank = "" if self.folder.rank is None else f" The folder is of rank {self.folder.rank}."
-        note = f"Rows or entries; - is a file that is not there. {level}{rank}".strip()
+        note = f"Rows or entries; - means that the file is missing. {level}{rank}".strip()
         return [Table("Files", (("file", ""), ("rows", "")), rows, note)]
 
     def _read(self) -> dict[str, int]:

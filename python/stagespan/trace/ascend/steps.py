@@ -445,13 +445,13 @@ class AscendSteps(Result):
             (
                 [d for d in self.differences if d.other == FILE],
                 "medium",
-                "not as in step_trace_time.csv",
+                "step_trace_time.csv",
                 "ascend.steps_differ_from_file",
             ),
             (
                 [d for d in self.differences if d.other != FILE],
                 "low",
-                "not as in the operators",
+                "the operators",
                 "ascend.steps_differ_from_operators",
             ),
         ):
@@ -459,7 +459,8 @@ class AscendSteps(Result):
                 found.append(
                     Finding(
                         severity,  # type: ignore[arg-type]
-                        f"{counted(len(differences), 'figure')} of steps {what}:"
+                        f"{counted(len(differences), 'figure')} of steps"
+                        f" {'differs' if len(differences) == 1 else 'differ'} from {what}:"
                         f" {differences[0].sentence}.",
                         tuple(
                             Evidence(d.sentence, None, abs(d.time_ns - d.other_ns), "ns")
@@ -485,7 +486,7 @@ class AscendSteps(Result):
             " device was idle: it neither computed nor communicated. The trace (trace_view.json)"
             " shows why."
         )
-        evidence = tuple(Evidence(f"Free of {s.name}", None, s.free_ns, "ns") for s in worst)
+        evidence = tuple(Evidence(f"free time of {s.name}", None, s.free_ns, "ns") for s in worst)
         numbers = {"time_ns": free, "percent": percent, "whole_ns": span}
         return [Finding(severity, sentence, evidence, "ascend.free", numbers=numbers)]
 

@@ -29,17 +29,17 @@ PARTS = {
     COMPUTATION: "computing",
     COMMUNICATING: "communicating, nothing else",
     COPIES: "copying, nothing else",
-    RUNTIME: "nothing on the device, the host in a call of the runtime",
-    DATA_LOADING: "nothing on the device, the host loading data",
-    OPERATORS: "nothing on the device, the host in an operator",
-    OTHER: "nothing on the device, no operator or call on the host",
+    RUNTIME: "device idle, host in a call of the runtime",
+    DATA_LOADING: "device idle, host loading data",
+    OPERATORS: "device idle, host in an operator",
+    OTHER: "device idle, host in no operator or call",
 }
 """The parts of a step. Each moment belongs to the first part that applies."""
 HOST_PARTS = {
     DATA_LOADING: "loading data",
     OPERATORS: "operators",
     COMMUNICATING: "communicating without an operator",
-    OTHER: "no operator, cause unknown",
+    OTHER: "outside of operators",
 }
 """The parts of a step for traces without a device."""
 

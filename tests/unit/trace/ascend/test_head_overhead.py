@@ -279,7 +279,7 @@ def test_a_head_hidden_by_the_device_is_not_a_finding(tmp_path: Path) -> None:
         (
             {"TorchNpuGraphBase::Run": (500_000, 690_000)},
             {"python_ns": 8_000_000, "unknown_ns": 4_000_000},
-            "TorchAir's Python. Pass tensors",
+            "TorchAir's Python. Pass fewer inputs",
         ),
         (
             {"acl_graph_replay": (200_000, 600_000)},

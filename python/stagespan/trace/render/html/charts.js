@@ -195,7 +195,7 @@ function flame(parent, { names, parents, self_ns: own, depth, note }) {
     textinfo: "label", insidetextfont: { color: "#14171b" },
     customdata: totals(parents, own).map((time, at) =>
       [inWords(time, "ns"), inWords(own[at], "ns"), plain(wrapped(names[at])).replaceAll("\n", "<br>")]),
-    hovertemplate: "%{customdata[2]}<br>%{customdata[0]}, of it own %{customdata[1]}<extra></extra>",
+    hovertemplate: "%{customdata[2]}<br>%{customdata[0]}, own time %{customdata[1]}<extra></extra>",
   }], {
     height: 60 + 22 * Math.min(Math.max(depth, 4), 24), margin: { l: 0, r: 0, t: 4, b: 4 },
     uniformtext: { minsize: 9, mode: "hide" },
