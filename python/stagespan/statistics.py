@@ -150,7 +150,7 @@ def stats(window_s: float | None = None) -> Stats:
     if window_s is None:
         return _lifetime(_core.snapshot())
     if not window_s > 0:
-        raise ValueError(f"window_s is {window_s!r}: give the seconds to look back, above 0")
+        raise ValueError(f"window_s is {window_s!r}: pass a number of seconds above 0.")
     service = imports.load("stagespan.service")
     service.ensure_running()  # so that the next call finds snapshots
     # The history is read first, because the service thread could add a snapshot later than `now`.

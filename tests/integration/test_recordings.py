@@ -1217,7 +1217,7 @@ def test_what_is_not_a_recording_is_named(tmp_path: Path, real_file: Path) -> No
         (link, "is a link"),
         (pipe, "is not a file"),
         (tmp_path, "is not a file"),
-        (tmp_path / "missing", "there is no file"),
+        (tmp_path / "missing", "There is no file"),
         (version, "layout 77"),
         (order, "other byte order"),
     ):
@@ -1227,7 +1227,7 @@ def test_what_is_not_a_recording_is_named(tmp_path: Path, real_file: Path) -> No
         assert shown.returncode == 2
         assert words in shown.stderr
         assert "Traceback" not in shown.stderr
-    with pytest.raises(StagespanError, match="there is no process"):
+    with pytest.raises(StagespanError, match="There is no process"):
         recording.open(2**22 + 5)
 
 

@@ -57,7 +57,7 @@ def merge_spans(
     spans = _spans(found, begin_ns, end_ns)
     if not spans:
         raise StagespanError(
-            f"No span of process {found.pid} overlaps {trace_path}: name the recording of the "
+            f"No span of process {found.pid} overlaps {trace_path}: pass the recording of the "
             f"process that wrote the trace with --recording; the oldest spans of a long run are "
             f"overwritten."
         )
@@ -73,7 +73,7 @@ def _process_of(trace: Trace) -> int:
     known = Counter(pid for pid in trace.events.pid[host].tolist() if pid > 0)
     if not known:
         raise StagespanError(
-            f"{trace.path} does not contain a process id: name the recording with --recording "
+            f"{trace.path} does not contain a process id: pass the recording with --recording "
             f"FILE|PID."
         )
     return int(known.most_common(1)[0][0])

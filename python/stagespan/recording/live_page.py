@@ -84,7 +84,7 @@ class Page:
         alive = [one for one in reading.recordings() if one.state == "alive"]
         if not alive:
             raise StagespanError(
-                "no process records here at the moment: `stagespan ps --all` lists those that did."
+                "No process records here at the moment: `stagespan ps --all` lists earlier ones."
             )
         return max(alive, key=summary.finished_spans)
 

@@ -35,7 +35,7 @@ def of_job(job: str, *, spans: bool = True) -> list[Recording]:
     if not in_job:
         jobs = sorted({recording.job for recording in found if recording.job})
         known = f"the jobs are {', '.join(jobs)}" if jobs else "no recording belongs to a job"
-        raise StagespanError(f"there is no recording of the job {job!r}: {known}.")
+        raise StagespanError(f"There is no recording of the job {job!r}: {known}.")
     latest: dict[tuple[int | None, int], Recording] = {}
     for recording in in_job:
         # Workers of a rank, such as those of a data loader, have its rank as well.

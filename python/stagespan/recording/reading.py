@@ -375,11 +375,12 @@ def _path_of(pid: int) -> str:
         return held
     if not os.path.exists(f"/proc/{pid}"):
         raise StagespanError(
-            f"there is no process {pid} and no recording of one: `stagespan ps --all` lists them."
+            f"There is no process {pid}, and no recording of a process with this id: `stagespan ps "
+            f"--all` lists the recordings."
         )
     raise StagespanError(
-        f"the process {pid} has no recording that can be read here: it has opened no span, has set "
-        "STAGESPAN_RECORDING=off, or belongs to another user."
+        f"The process {pid} has no recording that can be read here: it has not opened a span, "
+        "STAGESPAN_RECORDING=off is set, or it belongs to another user."
     )
 
 
@@ -392,7 +393,9 @@ def _open_file(path: str) -> int:
         if error.errno == errno.ELOOP:
             raise StagespanError(f"{path} is a link: pass the file that it leads to.") from None
         if error.errno == errno.ENOENT:
-            raise StagespanError(f"there is no file {path}.") from None
+            raise StagespanError(
+                f"There is no file {path}: check the path; `stagespan ps --all` lists recordings."
+            ) from None
         raise StagespanError(f"{path} cannot be opened: {error.strerror}.") from None
     except ValueError as error:
         raise StagespanError(f"{path!r} is not the name of a file: {error}.") from None

@@ -28,7 +28,7 @@ def read_baseline(path: str | os.PathLike[str]) -> Timed:
     if not os.path.exists(path):
         raise ReportError(f"{path} does not exist: write it with --stage-baseline-write.")
     if os.path.isdir(path):
-        raise ReportError(f"{path} is a folder: name the file of a baseline.")
+        raise ReportError(f"{path} is a folder: pass the file of a baseline.")
     found = read(path)
     if found.kind != "baseline":
         raise ReportError(f"{path} is not a baseline: write one with --stage-baseline-write.")

@@ -41,50 +41,49 @@ def read_json(file: Path) -> Any:
                 raise ReportError(_is_trace(file))
             text = head + stream.read()
     except FileNotFoundError:
-        raise ReportError(f"{file} does not exist: {_NAME_ONE}") from None
+        raise ReportError(f"{file} does not exist: check the path.") from None
     except ReportError:
         raise
     except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ReportError(f"{file} cannot be read: {reason}") from None
+        raise ReportError(f"{file} cannot be read: {reason}.") from None
     if not text.strip():
         return {}
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReportError(
-            f"{file} is not complete JSON ({error}): delete it and write it again, or name another"
-            " file"
+            f"{file} is not valid JSON ({error}): write it again, or pass another file."
         ) from None
 
 
 def report_of(report: object, file: Path) -> dict[str, Any]:
     """Return the content of a file as a timing report. Raises ReportError if it is not one."""
     if report == {}:
-        raise ReportError(f"{file} is empty: {_NAME_ONE}")
+        raise ReportError(f"{file} is empty: {_PASS_ONE}")
     if isinstance(report, dict) and "traceEvents" in report:
         raise ReportError(_is_trace(file))
     stages = report.get("stages") if isinstance(report, dict) else None
     if not isinstance(report, dict) or not isinstance(stages, dict):
-        raise ReportError(f'{file} is not a timing report: it has no "stages"; {_NAME_ONE}')
+        raise ReportError(f'{file} is not a timing report: it has no "stages"; {_PASS_ONE}')
     for name, stage in stages.items():
         problem = _problem(stage)
         if problem is not None:
-            hint = _NAME_ONE
+            hint = _PASS_ONE
             if isinstance(stage, dict) and "input_signatures" in stage:
-                hint = "it is a signature file; name the timing.json in the same folder"
+                hint = "it is a signature file; pass the timing.json in the same folder."
             raise ReportError(f"{file} is not a timing report: stage {name!r} {problem}; {hint}")
     return report
 
 
-_NAME_ONE = "name a timing.json of a run"
+_PASS_ONE = "pass the timing.json of a run."
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 16
 _MOST_NAMED = 8
 
 
 def _is_trace(file: Path) -> str:
-    return f"{file} is a trace, not a timing report: use `stagespan analyze {file}`"
+    return f"{file} is a trace, not a timing report: use `stagespan analyze {file}`."
 
 
 def _only_report(folder: Path) -> Path:
@@ -96,12 +95,12 @@ def _only_report(folder: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ReportError(f"{folder} is a folder without a timing.json: {_NAME_ONE}")
+        raise ReportError(f"{folder} is a folder without a timing.json: pass the path of a file.")
     more = len(found) - _MOST_NAMED
     listed = ", ".join(path.name for path in found[:_MOST_NAMED])
     raise ReportError(
-        f"{folder} contains {len(found)} timing reports: name one of {listed}"
-        + (f" and {more} more" if more > 0 else "")
+        f"{folder} contains {len(found)} timing reports: pass one of {listed}"
+        + (f" and {more} more." if more > 0 else ".")
     )
 
 

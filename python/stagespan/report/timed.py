@@ -13,7 +13,7 @@ from stagespan.report.reader import count_of, number, read_json, read_timing_rep
 
 _PERCENTILE_RUNS = 512
 """The number of runs of a signature's percentiles, for reports that do not contain it."""
-_WRITE_AGAIN = "write it again (a baseline with --stage-baseline-write), or name another file."
+_WRITE_AGAIN = "write it again (a baseline with --stage-baseline-write), or pass another file."
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def read(path: str | os.PathLike[str]) -> Timed:
         return _of_bench(str(path), content)
     if "stages" not in content and "traceEvents" not in content:
         raise ReportError(
-            f"{path} contains no times: name a timing report, a kernel breakdown, a bench result or"
+            f"{path} contains no times: pass a timing report, a kernel breakdown, a bench result or"
             " a baseline."
         )
     return _of_report(str(path), report_of(content, file))

@@ -310,7 +310,7 @@ class StageSignature:
         keys = ", ".join(f"{at} ({each.key})" for at, each in enumerate(every[:8]))
         raise SignatureError(
             f"The variant {wanted!r} of stage {self.stage_name!r} is "
-            f"{'not there' if not found else 'one of several'}: give a number or key of {keys}"
+            f"{'not in the file' if not found else 'ambiguous'}: pass a number or key of {keys}"
             f"{', ...' if len(every) > 8 else ''}, largest, smallest, or NAME=SIZE."
         )
 
@@ -394,9 +394,15 @@ class SignatureFile:
                 f"There is no signature file {str(path)!r}; run the pipeline in debug mode "
                 f"(STAGESPAN_DEBUG=true) to write one."
             ) from None
-        except (OSError, UnicodeDecodeError, ValueError) as error:
+        except IsADirectoryError:
             raise SignatureError(
-                f"The signature file {str(path)!r} cannot be read: {error}."
+                f"{str(path)!r} is a folder: pass the signature file in it "
+                f"(timing_io_signature.json)."
+            ) from None
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SignatureError(
+                f"The signature file {str(path)!r} cannot be read: {reason}."
             ) from None
         try:
             data = json.loads(text)
@@ -406,7 +412,9 @@ class SignatureFile:
             ) from None
         except ValueError as error:
             raise SignatureError(
-                f"The signature file {str(path)!r} is not JSON: {error}."
+                f"The signature file {str(path)!r} is not valid JSON ({error}): "
+                f"pass the timing_io_signature.json of a run, or write it again in debug mode "
+                f"(STAGESPAN_DEBUG=true)."
             ) from None
         try:
             return cls.from_json(data)
@@ -433,7 +441,7 @@ class SignatureFile:
         stages = _object(data, "stages", "its content")
         if any("duration_ms" in _as_object(entry) for entry in stages.values()):
             raise SignatureError(
-                "it is a timing report; name the timing_io_signature.json in the same folder."
+                "it is a timing report; pass the timing_io_signature.json in the same folder."
             )
         return cls(
             stages={

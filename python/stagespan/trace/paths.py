@@ -83,6 +83,6 @@ def merge_ranks(analysis: Analysis, target: Path) -> None:
     ranks = analysis.results.get("ranks")
     if not isinstance(ranks, Ranks):
         raise StagespanError(
-            "Only the traces of several ranks can be merged: name the folder that contains them."
+            "Only the traces of several ranks can be merged: pass the folder that contains them."
         )
     merge(ranks, target)

@@ -426,7 +426,7 @@ def test_a_variant_is_chosen(run_live: Any, variant: Any, rows: int) -> None:
 @pytest.mark.parametrize("variant", ["7", "zz", "x=3", "y=1", ""])
 def test_a_missing_variant_is_reported(run_live: Any, variant: str) -> None:
     path = run_live(lambda x: x, (torch.zeros(4, 3),), (torch.zeros(9, 3),))
-    with pytest.raises(SignatureError, match="give a number or key of 0"):
+    with pytest.raises(SignatureError, match="pass a number or key of 0"):
         bench(path, len, variant)
 
 

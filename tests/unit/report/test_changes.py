@@ -298,8 +298,8 @@ def test_another_machine_gives_a_warning(tmp_path: Path) -> None:
         (report(), report(a=stage(1)), "contains no times: record it again with stages that run."),
         (report(a=stage(1)), report(b=stage(1)), "have no stage in common: 'a' before, 'b' after."),
         (report(a=stage(1)), {"top_kernels": []}, "compare two files of one kind."),
-        ([1, 2], report(a=stage(1)), "a.json contains no times: name a timing report,"),
-        (report(a=stage(1)), {"stage": "a", "times_ms": []}, "b.json contains no times: name a"),
+        ([1, 2], report(a=stage(1)), "a.json contains no times: pass a timing report,"),
+        (report(a=stage(1)), {"stage": "a", "times_ms": []}, "b.json contains no times: pass a"),
         (report(a=stage(1)), {"top_kernels": 5}, 'b.json is not a kernel breakdown: "top_k'),
         (report(a=stage(1)), {"traceEvents": []}, "b.json is a trace, not a timing report:"),
     ],
@@ -318,7 +318,7 @@ def test_files_that_cannot_be_compared_are_refused(
     [
         ("changed gzip", "cannot be read: "),
         ("short gzip", "cannot be read: Compressed file ended"),
-        ("short json", "is not complete JSON"),
+        ("short json", "is not valid JSON"),
     ],
 )
 def test_a_damaged_file_is_refused_in_a_sentence(
@@ -416,9 +416,9 @@ def test_an_empty_baseline_is_refused_in_a_sentence(content: bytes, tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ('{"stages": {"a": {"samples_ms": [1', " is not complete JSON"),
+        ('{"stages": {"a": {"samples_ms": [1', " is not valid JSON"),
         (json.dumps(report(a=stage(1))), " is not a baseline: write one with --stage-baseline-"),
-        ("[]", " contains no times: name a timing report,"),
+        ("[]", " contains no times: pass a timing report,"),
     ],
 )
 def test_a_file_that_is_not_a_baseline_is_refused_and_not_overwritten(
@@ -436,7 +436,7 @@ def test_a_file_that_is_not_a_baseline_is_refused_and_not_overwritten(
 def test_a_baseline_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="none does not exist: write it with --stage-baseline-w"):
         read_baseline(tmp_path / "none")
-    with pytest.raises(ReportError, match="is a folder: name the file of a baseline"):
+    with pytest.raises(ReportError, match="is a folder: pass the file of a baseline"):
         read_baseline(tmp_path)
 
 

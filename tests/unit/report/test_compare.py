@@ -141,9 +141,9 @@ def test_a_different_environment_is_shown(tmp_path: Path) -> None:
         (b"", "is empty"),
         (b" \n", "is empty"),
         (b"{}", "is empty"),
-        (b'{"stages": {"a": {"duration_ms": 1', "not complete JSON"),
-        (b"\xff\xfe", "not complete JSON"),
-        (b"[" * 100_000, "not complete JSON"),
+        (b'{"stages": {"a": {"duration_ms": 1', "is not valid JSON"),
+        (b"\xff\xfe", "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
         (b"[]", 'no "stages"'),
         (b'{"stages": []}', 'no "stages"'),
         (b'{"stages": {"a": 1}}', "stage 'a'"),
@@ -151,7 +151,7 @@ def test_a_different_environment_is_shown(tmp_path: Path) -> None:
         (b'{"stages": {"a": {"duration_ms": true}}}', "stage 'a'"),
         (b'{"stages": {"a": {"duration_ms": 1, "parents": 3}}}', '"parents"'),
         (b'{"stages": {"a": {"duration_ms": 1, "parents": [{}]}}}', '"parents"'),
-        (b'{"stages": {"a": {"input_signatures": {}}}}', r"name the timing\.json in the same"),
+        (b'{"stages": {"a": {"input_signatures": {}}}}', r"pass the timing\.json in the same"),
     ],
 )
 def test_files_that_are_not_reports_are_refused_in_one_sentence(

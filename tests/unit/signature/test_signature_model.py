@@ -94,8 +94,8 @@ def test_values_that_telefuser_could_not_describe_are_unreplayable(tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "is not JSON"),
-        ("", "is not JSON"),
+        ("{", "is not valid JSON"),
+        ("", "is not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "contains a list"),
         ("null", "contains null"),

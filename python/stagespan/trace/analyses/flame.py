@@ -197,7 +197,7 @@ def folded_of(found: Result | Unavailable | None) -> str:
     """The folded stacks of a result. Raises TraceError with the reason if it has none."""
     if isinstance(found, Flame):
         return found.folded()
-    reason = "--flame works for one trace only: name one file."
+    reason = "--flame works for one trace only: pass one file."
     raise TraceError(found.reason if isinstance(found, Unavailable) else reason)
 
 

@@ -105,14 +105,14 @@ def read_breakdown(path: str | Path) -> TopKernels:
         data: Any = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise TraceError(
-            f"{path} cannot be read ({error.strerror or error}): name a stage's breakdown.json."
+            f"{path} cannot be read ({error.strerror or error}): pass a stage's breakdown.json."
         ) from None
     except (ValueError, RecursionError):
-        raise TraceError(f"{path} is not JSON: name a stage's breakdown.json.") from None
+        raise TraceError(f"{path} is not JSON: pass a stage's breakdown.json.") from None
     rows = data.get("top_kernels") if isinstance(data, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise TraceError(
-            f"{path} has no top_kernels: name the breakdown.json that the harness or the profiler"
+            f"{path} has no top_kernels: pass the breakdown.json that the harness or the profiler"
             " wrote for a stage."
         )
     kernels = [

@@ -258,7 +258,7 @@ def read_ncu(path: str | Path) -> Reading:
             raw = file.read(_MOST_BYTES)
     except OSError as error:
         raise TraceError(
-            f"{path} cannot be read ({error.strerror or error}): name the CSV file that ncu wrote."
+            f"{path} cannot be read ({error.strerror or error}): pass the CSV file that ncu wrote."
         ) from None
     if raw.startswith(b"NVR\x00") or Path(path).suffix == ".ncu-rep":
         raise TraceError(

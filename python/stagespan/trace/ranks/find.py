@@ -42,7 +42,7 @@ def traces_in(folder: Path) -> list[Path]:
                 found += _directly_in(Path(below))
     if not found:
         raise TraceError(
-            f"{folder} contains no traces: name a folder with .json or .json.gz files of the"
+            f"{folder} contains no traces: pass a folder with .json or .json.gz files of the"
             " profiler, or one such file."
         )
     return found

@@ -46,7 +46,7 @@ class ByteStream:
                     start = file.read(self._chunk_bytes)
         except IsADirectoryError:
             raise TraceError(
-                f"{self.path} is a folder: name one trace file (.json or .json.gz) in it."
+                f"{self.path} is a folder: pass one trace file (.json or .json.gz) in it."
             ) from None
         except FileNotFoundError:
             raise TraceError(f"There is no file {self.path}: check the path.") from None
@@ -218,7 +218,7 @@ class EventReader:
                 raise TraceError(f"{self._where} is empty: export the trace again.")
         if text[:1] not in b"{[":
             raise TraceError(
-                f"{self._where} is not JSON (it begins with {text[:12]!r}): give the .json or"
+                f"{self._where} is not JSON (it begins with {text[:12]!r}): pass the .json or"
                 " .json.gz that the profiler exported."
             )
         return text[:1]
@@ -232,7 +232,7 @@ class EventReader:
             if (found is None and len(self._buffer) > MOST_BYTES) or keys > _MOST_KEYS:
                 raise TraceError(
                     f"{self._where} is not a trace: its first {MOST_BYTES >> 20} MiB contain no "
-                    f"list `traceEvents` at the top level. Give the file that the profiler "
+                    f"list `traceEvents` at the top level. Pass the file that the profiler "
                     f"exported."
                 )
             if found is None:
@@ -268,7 +268,7 @@ class EventReader:
             )
         return (
             f"{self._where} is JSON but not a trace: it has no `traceEvents`."
-            " Give the file that the profiler exported."
+            " Pass the file that the profiler exported."
         )
 
     def _scan_events(self) -> bool:

@@ -191,7 +191,7 @@ def test_files_that_are_not_traces(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_traces(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="contains no traces: name a folder"):
+    with pytest.raises(TraceError, match="contains no traces: pass a folder"):
         traces_in(tmp_path)
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(TraceError, match=r"No trace in .* can be read; the first problem"):
