@@ -290,7 +290,7 @@ def _parse(variable: Variable, spelling: str, text: str) -> Any:
     elif variable.kind == "choice":
         if text.lower() in variable.choices:
             return text.lower()
-        expected = " or ".join(variable.choices)
+        expected = f"{', '.join(variable.choices[:-1])} or {variable.choices[-1]}"
     else:
         number = whole_number(text)
         if number is not None and variable.least <= number <= variable.most:
