@@ -18,8 +18,8 @@ class GraphStage:
     def __init__(self, graph: Any, stage: str) -> None:
         if not callable(getattr(graph, "replay", None)):
             raise TypeError(
-                f"a {type(graph).__name__} has no replay(): pass a captured graph, such as a "
-                f"torch.cuda.CUDAGraph, or a mapping with graphs as its values."
+                f"{type(graph).__name__} objects have no replay(): pass a captured graph, such as "
+                f"a torch.cuda.CUDAGraph, or a mapping with graphs as its values."
             )
         self._graph = graph
         self._span = _core.span(stage)

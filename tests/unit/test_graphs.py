@@ -65,5 +65,5 @@ def test_a_replay_that_raises_is_counted_as_an_error() -> None:
 
 
 def test_what_is_not_a_graph_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"a int has no replay\(\): pass a captured graph"):
+    with pytest.raises(TypeError, match=r"int objects have no replay\(\): pass a captured graph"):
         stagespan.graph_stages({8: 8}, "decode")
