@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ENDED = {
     "alive": "is alive",
-    "exited": "ended by its own exit",
+    "exited": "ended with a clean exit",
     "died": "died without a clean exit: it was killed, crashed, or called os._exit",
     "unknown": "belongs to another container; whether it is alive is not known",
 }
@@ -93,7 +93,7 @@ def _print(recording: Recording) -> None:
     for span in page["detached_open_spans"]:
         click.echo(f"  on no thread: {one_line(span['stage'])} (since {_clock(span['begin_ns'])})")
     if page["open_requests"]:
-        click.echo("\nRequests under way")
+        click.echo("\nOpen requests")
         for request in page["open_requests"]:
             trace = f", trace {request['trace_id']}" if request["trace_id"] else ""
             click.echo(f"  {one_line(request['id'])} (since {_clock(request['begin_ns'])}{trace})")

@@ -18,7 +18,7 @@ _MOST_SPANS = 4000
 _WIDTH, _ROW = 1200, 16
 _STATES = {
     "alive": "alive",
-    "exited": "ended by its own exit",
+    "exited": "ended with a clean exit",
     "died": "died without a clean exit",
     "unknown": "in another container",
 }

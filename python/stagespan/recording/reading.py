@@ -199,7 +199,7 @@ class Recording:
             found.append(f"The file is cut off: {missing:,} bytes are missing.")
         if damaged:
             found.append(
-                f"The file is damaged: {damaged:,} of its numbers cannot be right and were left "
+                f"The file is damaged: {damaged:,} of its numbers are impossible and were left "
                 "out, so figures may be wrong."
             )
         if self._info["threads_not_in_file"] or self._info["blocks_not_in_file"]:
@@ -394,7 +394,7 @@ def _open_file(path: str) -> int:
             raise StagespanError(f"{path} is a link: pass the file that it leads to.") from None
         if error.errno == errno.ENOENT:
             raise StagespanError(
-                f"There is no file {path}: check the path; `stagespan ps --all` lists recordings."
+                f"There is no file {path}: the path is wrong, or the process has ended."
             ) from None
         raise StagespanError(f"{path} cannot be opened: {error.strerror}.") from None
     except ValueError as error:
