@@ -110,7 +110,7 @@ std::uint32_t device_every(std::optional<std::int64_t> every) {
   if (every) {
     if (*every < 0 || *every > UINT32_MAX)
       throw py::value_error("device_every is " + std::to_string(*every) +
-                            ": give 0 for none, 1 for all, n for every n-th span of a stage");
+                            ": pass 0 for none, 1 for all, or n for every n-th span of a stage");
     device::set_every(static_cast<std::uint32_t>(*every));
   }
   return device::every();

@@ -33,7 +33,7 @@ struct StageView {
     return host().count == 0 ? std::nullopt : std::optional(ns(ticks));
   }
   std::optional<double> quantile_ns(double q) const {
-    if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile lies between 0 and 1, not at " + std::to_string(q));
+    if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile must be from 0 to 1, not " + std::to_string(q));
     const auto ticks = host().quantile_ticks(q);
     if (!ticks) return std::nullopt;
     // Minimum and maximum are whole nanoseconds. Rounding must not move a quantile out of their range.
@@ -55,7 +55,7 @@ struct DeviceSummary {
     return static_cast<double>(of->sum_ticks) / static_cast<double>(of->count);
   }
   std::optional<double> quantile_ns(double q) const {
-    if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile lies between 0 and 1, not at " + std::to_string(q));
+    if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile must be from 0 to 1, not " + std::to_string(q));
     return of->quantile_ticks(q);
   }
 };

@@ -98,9 +98,10 @@ PyObject* record(PyObject*, PyObject* args, PyObject* kwargs) {
                                   &error) == 0)
     return nullptr;
   if (end_ns < begin_ns) {
-    PyErr_Format(PyExc_ValueError,
-                 "the span %R would end at %lld, before it begins at %lld: give begin_ns and end_ns as Unix time in ns",
-                 name, end_ns, begin_ns);
+    PyErr_Format(
+        PyExc_ValueError,
+        "the span %R would end at %lld, before it begins at %lld: pass begin_ns and end_ns as Unix times in ns", name,
+        end_ns, begin_ns);
     return nullptr;
   }
   if (!mode_has(kModeEnabled)) Py_RETURN_NONE;
