@@ -401,7 +401,9 @@ def _open_file(path: str) -> int:
         raise StagespanError(f"{path!r} is not the name of a file: {error}.") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise StagespanError(f"{path} is not a file, so it is not a recording.")
+        raise StagespanError(
+            f"{path} is not a file: pass the file or the process id of a recording."
+        )
     return handle
 
 
