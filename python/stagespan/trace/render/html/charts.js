@@ -181,7 +181,7 @@ function memory(parent, { devices }) {
     hovertemplate: `${plain(device)} at %{customdata[0]}: %{customdata[1]}<extra></extra>`,
   })), {
     height: 300, hovermode: "closest", yaxis: { title: { text: name }, rangemode: "tozero" },
-    xaxis: { title: { text: `time from the begin of the trace (${unit})` }, zeroline: false },
+    xaxis: { title: { text: `time since the start of the trace (${unit})` }, zeroline: false },
   }]);
 }
 

@@ -54,7 +54,7 @@ function deviceBar() {
   }
   const made = element("div", {}, bar, legend);
   const notes = [DATA.devices > 1 && `Sums over ${DATA.devices} devices.`,
-    DATA.compared && "This and everything from the timeline on is about the trace after the change."];
+    DATA.compared && "This, the timeline and everything below it are about the trace after the change."];
   if (notes.some(Boolean)) made.append(element("p", { class: "note" }, notes.filter(Boolean).join(" ")));
   return made;
 }
@@ -127,7 +127,7 @@ function timeline() {
     return [timelineTraces(begin * size, end * size, cells, size), {
       barmode: "overlay", hovermode: "closest", dragmode: few ? "pan" : "zoom",
       height: 80 + 32 * names.length, margin: { l: 8, r: 12, t: 30, b: 34 },
-      xaxis: { title: { text: `time from the begin of the trace (${unit})` }, zeroline: false,
+      xaxis: { title: { text: `time since the start of the trace (${unit})` }, zeroline: false,
         range: [begin, end] },
       yaxis: { tickvals: names.map((_, row) => row), ticktext: names, range: [names.length - 0.45, -0.55],
         fixedrange: true, showgrid: false, zeroline: false, tickfont: { size: few ? 9 : 12 } },
