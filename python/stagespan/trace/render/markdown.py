@@ -73,8 +73,11 @@ _LEFT_OUT = {
     "malformed entry": ("malformed entry", "malformed entries"),
     "event without a time": ("event without a time", "events without a time"),
     "flow without a time": ("flow without a time", "flows without a time"),
-    "begin without an end": ("begin without an end", "begins without an end"),
-    "end without a begin": ("end without a begin", "ends without a begin"),
+    "begin without an end": (
+        "begin event without an end event",
+        "begin events without an end event",
+    ),
+    "end without a begin": ("end event without a begin event", "end events without a begin event"),
     "entry of a second `traceEvents`": (
         "entry of a second `traceEvents`",
         "entries of a second `traceEvents`",
