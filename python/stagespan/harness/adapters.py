@@ -274,8 +274,8 @@ def adapter_for(
     if config.step not in (None, WHOLE):
         why = "; ".join(f"{answer.adapter}: {answer.reason}" for answer in answers)
         raise HarnessError(
-            f"Stage {stage_name!r} has no loop, and so no step {config.step} ({why}); leave step "
-            f"out to replay the whole call, or give the step with HarnessConfig(step_fn=...)."
+            f"Stage {stage_name!r} has no loop, so it has no step {config.step} ({why}); leave "
+            f"step out to replay the whole call, or give the step with HarnessConfig(step_fn=...)."
         )
     raise HarnessError(
         f"Stage {stage_name!r} has no step to run: a {kind} has no 'dit', 'transformer' or 'unet' "

@@ -136,7 +136,7 @@ class Window:
         if self._running and not self.is_open_here():
             self._skip(
                 "thread",
-                f"the profile of {self.title} is lost: it was closed in another thread than the"
+                f"the profile of {self.title} is lost: it was closed in a thread other than the"
                 " one that opened it. Profile a stage that begins and ends in one thread.",
             )
             return

@@ -195,7 +195,7 @@ def test_a_missing_step_is_reported_in_one_sentence(tmp_path: Path, step: Any) -
 
     with pytest.raises(HarnessError, match=r"never called Scheduler\.step"):
         harness(Pipe().decode, signature, tmp_path, step=step).profile()
-    with pytest.raises(HarnessError, match="has no loop, and so no step"):
+    with pytest.raises(HarnessError, match="has no loop, so it has no step"):
         harness(lambda latents: latents, signature, tmp_path, step=step).profile()
     with pytest.raises(HarnessError, match="ended after 8 step"):
         harness(Denoiser(), signature, tmp_path, step=9).profile()

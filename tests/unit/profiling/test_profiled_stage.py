@@ -546,7 +546,7 @@ def test_a_stage_that_ends_in_another_thread_than_it_began_is_not_profiled(
 
     # THEN a sentence says so, and the next stage is profiled
     (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert "it was closed in another thread than the one that opened it" in said
+    assert "it was closed in a thread other than the one that opened it" in said
     with ProfilingContext("after"):
         work()
     assert files(folder) == ["after_breakdown.json", "after_trace.json.gz"]
