@@ -131,7 +131,7 @@ class profile_steps:
             ran = f"{self._step} step{'' if self._step == 1 else 's'}"
             self._say(
                 f"the loop ended after {ran}, but the first step to record is step "
-                f"{first}: wait for fewer steps"
+                f"{first}: pass a smaller wait or warmup"
             )
         self._close()
 
