@@ -188,7 +188,7 @@ def analyze(trace: Trace) -> Flame | Unavailable:
         return found
     return Unavailable(
         "The trace has no Python stacks, so nothing is known about lines of code: record it"
-        " with_stack=True.",
+        " with stacks (with_stack=True).",
         "no_stacks",
     )
 

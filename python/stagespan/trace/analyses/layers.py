@@ -458,7 +458,7 @@ def analyze(trace: Trace) -> Layers | Unavailable:
         return Layers(modules, blocks)
     return Unavailable(
         "Layers are unknown: the trace contains no modules, and no block of kernels repeats."
-        " Record it with_stack=True, which names them.",
+        " Record it with stacks (with_stack=True), which name the modules.",
         "no_layers",
     )
 
