@@ -267,7 +267,7 @@ def as_tables(kernels: Kernels) -> list[Table]:
     tables.append(
         Table(
             "Shapes",
-            (("operator", ""), ("inputs", ""), ("time", "ns"), ("calls", ""), ("a call", "ns")),
+            (("operator", ""), ("inputs", ""), ("time", "ns"), ("calls", ""), ("per call", "ns")),
             [
                 (r.operator, r.shape, r.time_ns, r.count, round(r.time_ns / r.count))
                 for r in shapes[:_SHOWN]

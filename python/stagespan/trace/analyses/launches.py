@@ -86,7 +86,7 @@ class Launches(Result):
         rows = [
             (what, *figures)
             for what, figures in (
-                ("from launch to begin", self.delay_ns),
+                ("from launch to start", self.delay_ns),
                 ("the launching call", self.call_ns),
             )
             if figures is not None
@@ -101,7 +101,7 @@ class Launches(Result):
         tables = [
             Table(
                 "Launches",
-                (("", ""), ("median", "ns"), ("90 %", "ns"), ("most", "ns")),
+                (("", ""), ("median", "ns"), ("90th percentile", "ns"), ("maximum", "ns")),
                 rows,
                 note,
             ),

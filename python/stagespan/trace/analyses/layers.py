@@ -484,7 +484,7 @@ def _modules_table(modules: Modules) -> Table:
         columns += [("device", "ns"), ("device, own", "ns")]
     if with_backward:
         columns += [("backward", "ns")]
-    columns += [("a call", "ns"), ("slowest", "")]
+    columns += [("per call", "ns"), ("slowest", "")]
     rows: list[tuple[str | int | None, ...]] = []
     for module in kept:
         row: list[str | int | None] = [". " * (len(module.path) - 1) + module.path[-1]]

@@ -352,7 +352,7 @@ class Growth:
         sentence = (
             f"Each of the last {self.growing:,} steps left more memory allocated on {device} than"
             f" the one before, {in_words(self.left, 'bytes')} in all"
-            f" ({in_words(self.left // self.growing, 'bytes')} a step)"
+            f" ({in_words(self.left // self.growing, 'bytes')} per step)"
         )
         if self.by is not None:
             sentence += (

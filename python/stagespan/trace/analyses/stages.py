@@ -407,7 +407,7 @@ class Stages(Result):
             columns += [("device", "ns"), ("device, own", "ns"), ("device events", "")]
         with_steps = any(stage.steps for stage in self.stages)
         if with_steps:
-            columns += [("host a step", "ns")]
+            columns += [("host per step", "ns")]
         rows: list[tuple[str | int | None, ...]] = []
         for stage in kept:
             row: list[str | int | None] = [". " * (len(stage.path) - 1) + stage.path[-1]]
@@ -425,7 +425,7 @@ def analyze(trace: Trace) -> Stages | Unavailable:
     tree = stage_tree(trace) if len(trace.events) else None
     if tree is None:
         return Unavailable(
-            "The trace has no annotations, so its stages are unknown: mark them by"
+            "The trace has no annotations, so its stages are unknown: mark them with"
             " torch.profiler.record_function or stagespan.span.",
             "no_annotations",
         )

@@ -586,7 +586,7 @@ class Steps(Result):
         tables = [
             Table(
                 "Where the steps' time went",
-                (("", ""), ("time", "ns"), ("a step", "ns"), (_of(count), "%")),
+                (("", ""), ("time", "ns"), ("per step", "ns"), (_of(count), "%")),
                 rows,
                 note,
             )

@@ -527,7 +527,7 @@ def _most(found: Comparison, part: Change) -> list[Evidence]:
 
 
 def _each(found: Comparison) -> str:
-    return " a step" if found.unit == "step" else ""
+    return " per step" if found.unit == "step" else ""
 
 
 def _mostly(found: Comparison) -> str:
