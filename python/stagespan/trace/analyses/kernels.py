@@ -736,7 +736,7 @@ class Kernels(Result):
             for group in self.by_kind()[:_KINDS_IN_LINE]
         ]
         count = counted(len(self.rows), "device event" if self.on_device else "operator")
-        return f"{', '.join(kinds)} of the {in_words(float(self.total_ns), 'ns')} of {count}"
+        return f"{'; '.join(kinds)} of the {in_words(float(self.total_ns), 'ns')} of {count}"
 
 
 def analyze(trace: Trace) -> Kernels | Unavailable:
