@@ -45,8 +45,9 @@ inline constexpr const char* kProfilingContext =
 
 Time a stage as `span` does, and log the time and the peak memory of each run.
 
-The service thread writes the log line `[Profile] NAME cost S seconds`, and a line with the peak
-memory. Runs of stages that `enable_profiler_for_names` lists are recorded by torch.profiler.
+The background thread writes the log line `[Profile] NAME cost S seconds`, and a line with the
+peak memory. Runs of stages that `enable_profiler_for_names` lists are recorded by
+torch.profiler.
 
 Args:
     name: Name of the stage. Without it, a decorated function's qualified name, as in `span`.
@@ -129,7 +130,7 @@ Example:
 inline constexpr const char* kSpanInputs = R"doc(inputs($self, /, **arguments)
 --
 
-Give the inputs of a `with` block to the stage's signature.
+Record the inputs of a `with` block in the stage's signature.
 
 Does nothing outside debug mode. A decorated function does not need it: its arguments are
 known.
@@ -141,7 +142,7 @@ Args:
 inline constexpr const char* kSpanOutput = R"doc(output($self, value, /)
 --
 
-Give the output of a `with` block to the stage's signature.
+Record the output of a `with` block in the stage's signature.
 
 Does nothing outside debug mode. A decorated function does not need it: its result is known.
 

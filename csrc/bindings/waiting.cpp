@@ -282,8 +282,8 @@ bool init_waiting(PyObject* module) {
 
 PyMethodDef g_waiting_functions[] = {
     {"spans", as_method(spans), METH_VARARGS | METH_KEYWORDS,
-     "spans(*, since=None)\n--\n\nThe rings' spans by begin, as a structured array; times in Unix ns. With a "
-     "SpanCursor, those that have ended since it was last read with."},
+     "spans(*, since=None)\n--\n\nReturn the spans in the rings, ordered by begin, as a structured array; times in "
+     "Unix ns. With a SpanCursor, only those that have ended since the last call with that cursor."},
     {"wait_for_work", as_method(wait_for_work), METH_VARARGS | METH_KEYWORDS,
      "wait_for_work(timeout_s)\n--\n\nSleep until a context has finished or the time is over; True if there is work."},
     {"resolve_device", as_method(resolve_device), METH_VARARGS | METH_KEYWORDS,

@@ -71,7 +71,7 @@ class Span:
             ```
         """
     def inputs(self, **arguments: Any) -> None:
-        """Give the inputs of a `with` block to the stage's signature.
+        """Record the inputs of a `with` block in the stage's signature.
 
         Does nothing outside debug mode. A decorated function does not need it: its arguments are
         known.
@@ -80,7 +80,7 @@ class Span:
             **arguments: The inputs by name.
         """
     def output(self, value: Any, /) -> None:
-        """Give the output of a `with` block to the stage's signature.
+        """Record the output of a `with` block in the stage's signature.
 
         Does nothing outside debug mode. A decorated function does not need it: its result is known.
 
@@ -174,8 +174,9 @@ def ProfilingContext(
 ) -> Span:
     """Time a stage as `span` does, and log the time and the peak memory of each run.
 
-    The service thread writes the log line `[Profile] NAME cost S seconds`, and a line with the peak
-    memory. Runs of stages that `enable_profiler_for_names` lists are recorded by torch.profiler.
+    The background thread writes the log line `[Profile] NAME cost S seconds`, and a line with the
+    peak memory. Runs of stages that `enable_profiler_for_names` lists are recorded by
+    torch.profiler.
 
     Args:
         name: Name of the stage. Without it, a decorated function's qualified name, as in `span`.
@@ -573,7 +574,7 @@ def count_lost(cause: str, n: int = ...) -> None: ...
 
 # Devices
 def device_attach(kind: str) -> bool:
-    """Measure the device time of all spans from now on. Starts the service thread.
+    """Measure the device time of all spans from now on. Starts the background thread.
 
     ``kind`` is "cuda" or "rocm", which work through the driver, or the type of another accelerator
     of torch, such as "npu" or "xpu", which works through ``torch.Event``. Call it once torch has

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StagespanError(Exception):
-    """Base class of the exceptions that stagespan raises."""
+    """Base class of stagespan's own exceptions."""
 
 
 class SettingsError(StagespanError, ValueError):

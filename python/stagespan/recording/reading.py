@@ -237,7 +237,7 @@ class Recording:
 
 
 def open_recording(path_or_pid: str | os.PathLike[str] | int, *, spans: bool = True) -> Recording:
-    """Open a recording by the path of its file, or by the id of a process of this machine.
+    """Open a recording by the path of its file, or by the id of a process on this machine.
 
     If ``spans`` is False, the finished spans are not read, which takes less time. Raises
     StagespanError if there is no such recording, or if the file is not a recording.
@@ -253,8 +253,8 @@ def open_recording(path_or_pid: str | os.PathLike[str] | int, *, spans: bool = T
 def recordings(*, spans: bool = False) -> list[Recording]:
     """Return the recordings of this user's processes, alive or not; root gets those of all users.
 
-    Files that are not recordings, and those that vanish meanwhile, are left out. So are recordings
-    of ended processes except for the newest 256 in each folder.
+    Files that are not recordings, and those that are removed meanwhile, are left out. So are
+    recordings of ended processes except for the newest 256 in each folder.
     """
     found = []
     for path in _paths():
