@@ -445,8 +445,8 @@ def _of_pattern(pattern: Pattern) -> str:
         )
     if pattern.cause == causes.NOT_TRACED and before + later:
         text += (
-            ". So it waited for something outside the trace: work launched before the trace began,"
-            " of another process, or of another device"
+            ". So it waited for something outside the trace: work that was launched before the"
+            " trace began, or work of another process or device"
         )
     return f"{text}."
 

@@ -111,7 +111,7 @@ class Free(Result):
 
     @property
     def _span(self) -> str:
-        return f"the {in_words(self.span_ns, 'ns')} from its first operator to its last"
+        return f"the {in_words(self.span_ns, 'ns')} from the first operator to the last"
 
     def figures(self) -> FreeFigures:
         """For JSON."""
@@ -139,7 +139,7 @@ class Free(Result):
             most = max(_HOST, key=lambda part: self.parts.get(part, 0))
             sentence = (
                 f"Host-bound: for {in_words(self.host_ns, 'ns')} of {self._span} "
-                f"({percent:.1f} %) the device was free because the host was late, most of it"
+                f"({percent:.1f} %) the device was free because the host was late, mostly"
                 f" ({in_words(self.parts[most], 'ns')}) because {PARTS[most]}."
             )
             if 2 * self.short >= self.operators:

@@ -140,7 +140,7 @@ class StreamWaits(Result):
             longest = max(mine, key=lambda wait: wait.exposed_ns)
             sentence = (
                 f"For {in_words(self.exposed_ns[kind], 'ns')} of the {in_words(self.span_ns, 'ns')}"
-                f" from its first event to its last ({percent:.1f} %) the"
+                f" from the first event to the last ({percent:.1f} %) the"
                 f" device waited for {_WHAT[kind]} without computing:"
                 f" {counted(self.count[kind], 'wait')}, the longest of"
                 f" {in_words(longest.event.figure, 'ns')} on {longest.stream}"
@@ -182,7 +182,7 @@ class StreamWaits(Result):
                 continue
             longest = max(mine, key=lambda wait: wait.exposed_ns)
             time = in_words(self.communicating_ns[kind], "ns")
-            clause = f"{time} of it while a stream waited for {_WHAT[kind]}"
+            clause = f"{time} of this while a stream waited for {_WHAT[kind]}"
             name = f"{longest.event.event}, without computing"
             evidence = Evidence(name, None, self.exposed_ns[kind], "ns")
             found.append((kind, clause, (evidence, longest.event)))
