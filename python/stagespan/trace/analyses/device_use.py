@@ -136,10 +136,11 @@ class Use(Result):
                 continue
             several = len(times) > 1
             which = f"device {worst}, the worst of {len(times)}," if several else "the device"
+            does = "communicate" if kind == COMMUNICATION else "copy"
             behind = "computation" if kind == COMMUNICATION else "computation or communication"
             sentence = (
                 f"For {in_words(exposed, 'ns')} of {self.base.whose} ({percent:.1f} %) {which} did"
-                f" nothing but {what}: {share(whole - exposed, whole):.1f} % of all"
+                f" nothing but {does}: {share(whole - exposed, whole):.1f} % of all"
                 f" {'its ' if several else ''}{what} was hidden behind {behind}."
                 f" {self._advice(worst, kind)}"
             )

@@ -60,11 +60,11 @@ _CODES = {part: f"host.{part}" for part in PARTS} | {DATA_LOADING: "host.data_lo
 _SENTENCES = {
     DATA_LOADING: "the program loaded data",
     LOADER_START: "the program started the data loader",
-    COMMUNICATION: "it communicated while no operator ran",
+    COMMUNICATION: "the program communicated while no operator ran",
     BETWEEN_STEPS: "no operator ran between two steps",
     OTHER: "no operator ran",
     UNSEEN: "no operator ran, and the trace shows no other activity in that time",
-    BETWEEN_OPERATORS: "it was between two operators",
+    BETWEEN_OPERATORS: "the host was between two operators",
 }
 
 
