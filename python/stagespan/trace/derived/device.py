@@ -26,6 +26,8 @@ _LAUNCH_SUFFIXES = ("_runtime", "_driver")
 _NOT_WORK = frozenset(
     {"user_annotation", "gpu_user_annotation", "cpu_op", "cpu_instant_event", "python_function"}
     | {"overhead", "trace", "collective_comm", "external_correlation", "cuda_profiler_range"}
+    # The moment at which a stream reached a `cudaEventRecord`, drawn as 1 ns.
+    | {"cuda_event"}
 )
 _NOT_WORK_SUFFIXES = (*_LAUNCH_SUFFIXES, "_sync", "_annotation")
 _ON_HOST = ("cpu_op", "python_function", "user_annotation")

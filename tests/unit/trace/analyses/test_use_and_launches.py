@@ -106,6 +106,36 @@ def test_time_in_which_several_streams_are_busy_counts_once(tmp_path: Path) -> N
     assert use_of(trace).to_dict()["overlap_us"] == 300
 
 
+def test_a_recorded_event_is_not_work_of_its_stream(tmp_path: Path) -> None:
+    # GIVEN two kernels, and between them an event that the host recorded on their stream, as
+    # current versions of Kineto write it: with a place on the stream, and 1 ns long
+    program = Program()
+    program.launch("gemm", 50)
+    number = 1_000
+    program.event(
+        "cudaEventRecord", "cuda_runtime", program.now, program.now + CALL, correlation=number
+    )
+    reached = program.free[7] + 1
+    program.event(
+        "cudaEvent", "cuda_event", reached, reached + 0.001,
+        event_id=1, stream=7, correlation=number, device=0, context=1,
+    )  # fmt: skip
+    program.work(200)
+    program.launch("gemm", 50)
+    trace = program.trace(tmp_path)
+    # WHEN the device's use and its launches are summed up
+    written = use_of(trace).to_dict()
+    launched = launches.analyze(trace)
+    # THEN only the kernels count
+    assert isinstance(launched, Launches)
+    assert launched.launched == 2
+    assert written["gpu_events"] == {"kernel": 2}
+    assert written["busy_us"] == written["kernel_dur_sum_us"] == 100
+    # AND there is one gap between them
+    assert len(gaps(trace).rows) == 2
+    assert gaps(trace).dur_ns.tolist() == [(200 + CALL - 50) * US]
+
+
 def test_without_communication_its_hidden_share_is_unknown(tmp_path: Path) -> None:
     # GIVEN computation only
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
