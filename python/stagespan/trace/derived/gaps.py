@@ -30,6 +30,7 @@ from stagespan.trace.read.groups import pairs, parts
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
+from stagespan.trace.result import window_of
 
 BEFORE, DURING, AFTER, UNKNOWN = 0, 1, 2, 3
 ISSUED = ("before", "during", "after", None)
@@ -243,8 +244,16 @@ class _Splitter:
         lanes, lane = threads(self.trace, np.concatenate((call, before)))
         call_time = issued_to - issued_from
         del before, issued_to
-        # One more at the begin, so that earlier events do not seem to begin with the first gap.
-        axis = Axis(int(begin.min()) - 1, int(end.max()), len(lanes))
+        # Quiet time that began before the first gap, or ends after the last, must not seem shorter
+        # than it is. One more, so that earlier events do not seem to begin with the first gap.
+        margin = QUIET_NS + 1
+        window = window_of(self.trace)
+        assert window is not None
+        axis = Axis(
+            max(int(begin.min()) - margin, window[0] - 1),
+            min(int(end.max()) + margin, window[1]),
+            len(lanes),
+        )
         if not axis.fits:
             self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += issued_from - begin + launch
             return

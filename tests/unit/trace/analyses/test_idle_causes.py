@@ -57,6 +57,39 @@ def test_a_program_that_runs_ahead_has_no_findings(tmp_path: Path) -> None:
     assert analyze(trace).findings() == []
 
 
+def test_the_first_gap_is_split_like_the_others(tmp_path: Path) -> None:
+    # GIVEN a host that does nothing visible for 350 µs after each launch of 300 µs of work
+    program = Program()
+    for _ in range(3):
+        program.launch("gemm", 300)
+        program.work(350)
+    # WHEN the causes of idle time are determined
+    found = idle_of(program.trace(tmp_path))
+    # THEN both gaps have the same parts: the host was already quiet when the device became idle
+    unseen = 350 - LATENCY - 300
+    assert [gap.parts for gap in found.largest] == [
+        {causes.HOST_UNSEEN: unseen * US, causes.LAUNCH: (CALL + LATENCY) * US}
+    ] * 2
+
+
+def test_the_last_gap_is_split_like_the_others(tmp_path: Path) -> None:
+    # GIVEN two threads that launch work of 100 µs in turn, every 165 µs, and do nothing else
+    program = Program()
+    for number in range(6):
+        program.thread = MAIN + number % 2
+        program.launch("gemm", 100)
+        program.work(160)
+    program.work(160)
+    program.call("cudaGetDevice", 1)
+    # WHEN the causes of idle time are determined
+    found = idle_of(program.trace(tmp_path))
+    # THEN all gaps have the same parts: after its launch, each thread is quiet for 325 µs
+    unseen = 160 - LATENCY - 100
+    assert [gap.parts for gap in found.largest] == [
+        {causes.HOST_UNSEEN: unseen * US, causes.LAUNCH: (CALL + LATENCY) * US}
+    ] * 5
+
+
 def test_hundreds_of_tiny_operators_are_launch_bound(tmp_path: Path) -> None:
     # GIVEN operators that each take the host 15 µs and the device 2
     program = Program()
