@@ -75,8 +75,8 @@ def device_work(trace: Trace) -> DeviceWork:
     process. On other accelerators, everything that runs on a stream is device work.
 
     A kernel is communication if its name contains nccl, rccl or hccl, or if `kernel_kinds` counts
-    it as communication (oneCCL, NVSHMEM, the all-reduces of inference servers). On Ascend, the
-    operators in the groups' tracks of the communication process are communication.
+    it as communication (oneCCL, NVSHMEM, DeepEP, the all-reduces of inference servers). On Ascend,
+    the operators in the groups' tracks of the communication process are communication.
     """
     events = trace.events
     kind = np.zeros(len(events), dtype=np.int8)

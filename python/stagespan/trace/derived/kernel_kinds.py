@@ -54,7 +54,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             (
                 r"nccl|rccl|hccl|hcom_|oneccl|mscclpp|nvshmem|^(?:gloo|mpi|ucc|xccl)\w*:|^c10d::"
                 r"|cross_device_reduce|(?:one|two|multi)_?shot_all_?reduce|multimem_|all_?reduce_fusion"
-                r"|^record_param_comms|quickreduce"
+                r"|^record_param_comms|quickreduce|deep_ep::(?!layout::)"
             ),
         ),
         (TRITON, r"^triton_"),

@@ -454,11 +454,20 @@ def test_device_events_without_a_duration_have_no_verdict(tmp_path: Path) -> Non
     assert "device events have no duration" in found.reason
 
 
-def test_kernels_that_communicate_without_nccl(tmp_path: Path) -> None:
-    # GIVEN an all-reduce of oneCCL, then a little computation
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "oneccl_allreduce_kernel",
+        "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*, int*)",
+        "void deep_ep::internode_ll::combine<(bool)0, (int)6144, (int)11>(void *, void *)",
+        "void deep_ep::intranode::cached_notify_combine<8>(void**, int*, int, int)",
+    ],
+)
+def test_kernels_that_communicate_without_nccl(kernel: str, tmp_path: Path) -> None:
+    # GIVEN an all-reduce of oneCCL, or an exchange of DeepEP, then a little computation
     trace = device_only(
         tmp_path,
-        ("oneccl_allreduce_kernel", "kernel", 7, 0, 900),
+        (kernel, "kernel", 7, 0, 900),
         ("gemm", "kernel", 7, 900, 1_000),
     )
     # WHEN it is analysed
@@ -475,6 +484,16 @@ def test_kernels_that_communicate_without_nccl(tmp_path: Path) -> None:
     assert (written["comm_union_us"], written["compute_union_us"]) == (0, 1_000)
     assert written["custom_comm_us"] == written["per_device_us"]["0"]["comm"] == 900
     assert in_words(900 * US, "ns") in use.tables()[0].note
+
+
+def test_the_layout_of_an_exchange_is_not_communication(tmp_path: Path) -> None:
+    # GIVEN the kernel with which DeepEP counts how many tokens go where
+    kernel = "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*)"
+    # WHEN the device's use is summed up
+    use = use_of(device_only(tmp_path, (kernel, "kernel", 7, 0, 100)))
+    # THEN it computes
+    assert use.parts.compute_ns == 100 * US
+    assert use.parts.communication_ns == 0
 
 
 def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
