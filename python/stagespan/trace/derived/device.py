@@ -25,6 +25,8 @@ _LAUNCH_SUFFIXES = ("_runtime", "_driver")
 # stream is device work, unless its category is one of these or its process runs operators.
 _NOT_WORK = frozenset(
     {"user_annotation", "gpu_user_annotation", "cpu_op", "cpu_instant_event", "python_function"}
+    # `device_work` has already chosen which of these are kernels.
+    | {"kernel"}
     | {"overhead", "trace", "collective_comm", "external_correlation", "cuda_profiler_range"}
     # The moment at which a stream reached a `cudaEventRecord`, drawn as 1 ns.
     | {"cuda_event"}
@@ -41,6 +43,8 @@ _ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
 _ASCEND_HOST = "CANN"
 _ASCEND_COMPUTE_TYPES = ("AI_", "AIC", "AIV", "MIX_", "DSA_")
 _ASCEND_COPY = "MEMCPY"
+# The event around a kernel that has the counters of XPU's scope profiler.
+_COUNTERS = "metrics: "
 # The most entries per id of a lookup table over a range of ids.
 _DENSE = 4
 
@@ -81,6 +85,9 @@ def device_work(trace: Trace) -> DeviceWork:
     events = trace.events
     kind = np.zeros(len(events), dtype=np.int8)
     is_kernel = trace.rows_of(["kernel"])
+    measures = np.array([name.startswith(_COUNTERS) for name in trace.names] + [False])
+    if measures.any():
+        is_kernel &= ~measures[events.name]
     kind[is_kernel] = COMPUTE
     kind[trace.rows_of(["gpu_memset"])] = COMPUTE
     kind[trace.rows_of(["gpu_memcpy"])] = COPY

@@ -136,6 +136,26 @@ def test_a_recorded_event_is_not_work_of_its_stream(tmp_path: Path) -> None:
     assert gaps(trace).dur_ns.tolist() == [(200 + CALL - 50) * US]
 
 
+def test_the_counters_of_a_kernel_are_not_a_second_kernel(tmp_path: Path) -> None:
+    # GIVEN a kernel of an XPU, and around it the event with the counters measured for it, as
+    # Kineto writes it: 1 ns longer at both ends, without the kernel's arguments
+    program = Program()
+    program.launch("gemm_kernel", 50)
+    end = program.free[7]
+    counters = {
+        "ph": "X", "name": "metrics: gemm_kernel", "cat": "kernel", "pid": 0, "tid": 7,
+        "ts": end - 50.001, "dur": 50.002, "args": {"XVE_STALL": 12.5},
+    }  # fmt: skip
+    track = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "stream 7"}}
+    program.events += [counters, track]
+    # WHEN the device's use is summed up
+    written = use_of(program.trace(tmp_path)).to_dict()
+    # THEN the kernel counts once
+    assert written["gpu_events"] == {"kernel": 1}
+    assert written["busy_us"] == written["kernel_dur_sum_us"] == 50
+    assert written["gpu_events_without_launch_in_trace"] == 0
+
+
 def test_without_communication_its_hidden_share_is_unknown(tmp_path: Path) -> None:
     # GIVEN computation only
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
