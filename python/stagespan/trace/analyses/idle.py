@@ -411,10 +411,10 @@ def _of_pattern(pattern: Pattern) -> str:
     if pattern.gaps == 1:
         text = f" {in_words(pattern.idle_ns, 'ns')} of this is one gap before {following}"
     else:
+        least, most = in_words(pattern.least_ns, "ns"), in_words(pattern.most_ns, "ns")
         text = (
             f" {in_words(pattern.idle_ns, 'ns')} of this are {pattern.gaps:,} gaps of"
-            f" {in_words(pattern.least_ns, 'ns')} to {in_words(pattern.most_ns, 'ns')} before"
-            f" {following}"
+            f" {least if least == most else f'{least} to {most}'} before {following}"
         )
         if pattern.one_a_step:
             text += ", one in each step"

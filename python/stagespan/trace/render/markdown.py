@@ -51,7 +51,8 @@ def summary(analysis: Analysis) -> str:
     """Return the number of entries and the length of the window."""
     window = window_of(analysis.trace)
     length = "" if window is None else f", {in_words(window[1] - window[0], 'ns')} long"
-    return f"{analysis.trace.total:,} entries{length}"
+    total = analysis.trace.total
+    return f"{total:,} {'entry' if total == 1 else 'entries'}{length}"
 
 
 def name_of(path: Path) -> str:
@@ -115,7 +116,7 @@ _MISSING = {
 
 
 def missing(analysis: Analysis) -> list[str]:
-    """Return a sentence about missing data and how to record it; "" if nothing is missing."""
+    """Return a sentence about missing data and how to record it; [] if nothing is missing."""
     absent = {
         name for name, result in analysis.results.items() if isinstance(result, Unavailable)
     } & _MISSING.keys()

@@ -18,7 +18,7 @@ from stagespan.trace.analyses.launches import Launches
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import COMPUTE, COPY, device_work
-from stagespan.trace.result import Evidence, Finding, merged
+from stagespan.trace.result import Evidence, Finding, in_words, merged
 
 US, MS = 1_000, 1_000_000
 
@@ -64,6 +64,20 @@ def test_without_launches_in_the_trace_queued_work_is_unknown(tmp_path: Path) ->
     # WHEN the causes of idle time are determined
     # THEN they are unknown: the host may have launched late
     assert set(idle_of(program.trace(tmp_path)).by_cause) == {causes.NOT_TRACED}
+
+
+def test_gaps_of_one_length_are_not_described_as_a_range(tmp_path: Path) -> None:
+    # GIVEN a trace of the device alone, in which all gaps have the same length
+    program = Program()
+    for _ in range(20):
+        program.launch("early", 100, known=False)
+        program.free[7] += 8
+    # WHEN its idle time is described
+    (finding,) = idle_of(program.trace(tmp_path)).findings()
+    # THEN the length is there once
+    assert f"{in_words(19 * 8 * US, 'ns')} of this are 19 gaps of 8.000 µs before early" in (
+        finding.sentence
+    )
 
 
 def test_a_host_without_any_event_is_not_reported_to_do_other_work(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import Analysis, analyze
-from stagespan.trace.render.markdown import ignored, markdown, missing
+from stagespan.trace.render.markdown import ignored, markdown, missing, summary
 from stagespan.trace.render.terminal import print_analysis, print_blocks
 from stagespan.trace.result import Evidence, Finding, in_words
 
@@ -61,6 +61,12 @@ def test_ignored_entries_are_listed_at_the_end(tmp_path: Path) -> None:
     assert ignored(analysis.trace) == ["Ignored: 3 metadata entries."]
     assert printed(analysis)[-2] == "Ignored: 3 metadata entries."
     assert markdown(analysis).rstrip().endswith("Ignored: 3 metadata entries.")
+
+
+def test_one_entry_is_in_the_singular(tmp_path: Path) -> None:
+    path = tmp_path / "host.json"
+    path.write_text('[{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":9,"pid":1,"tid":1}]')
+    assert summary(analyze(read_trace(path))) == "1 entry, 9.000 µs long"
 
 
 def test_missing_parts_are_listed_with_how_to_record_them(tmp_path: Path) -> None:
