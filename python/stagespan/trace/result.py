@@ -232,6 +232,7 @@ Lack = Literal[
     "no_steps",
     "no_waits",
     "not_compiled",
+    "shared_correlations",
 ]
 """Why an analysis has no result. The codes never change."""
 

@@ -426,7 +426,7 @@ def _of_pattern(pattern: Pattern) -> str:
     elif later and not before and pattern.delay_ns is not None:
         text += f". It began {in_words(pattern.delay_ns, 'ns')} after its launch"
     elif unknown and not before and not later:
-        text += ". Its launch is not in the trace"
+        text += ". Its launch is unknown"
     else:
         cases = counted(pattern.gaps, "case")
         text += f". It had been launched before the gap in {before:,} of {cases}"

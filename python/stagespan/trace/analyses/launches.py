@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.derived.device import device_work, launch_of, with_shared_correlations
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Numbers
@@ -123,6 +123,12 @@ def analyze(trace: Trace) -> Launches | Unavailable:
             "The trace has no device events, so the launches are unknown.", "no_device"
         )
     calls = launch_of(trace, rows)
+    if not (calls >= 0).any() and with_shared_correlations(trace):
+        return Unavailable(
+            "Calls of several processes have the same correlations, so it is unknown which of them"
+            " launched the device's work: analyse the trace of each rank on its own.",
+            "shared_correlations",
+        )
     if not (calls >= 0).any():
         return Unavailable(
             "The trace contains none of the calls that launched the device's work: also record the"

@@ -183,6 +183,21 @@ def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[np.int32]:
     )
 
 
+@once
+def with_shared_correlations(trace: Trace) -> int:
+    """Return the number of device events whose launch is unknown because processes share ids.
+
+    In a file into which ranks were merged without renumbering, calls of several processes have the
+    same correlation.
+    """
+    events, rows = trace.events, device_work(trace).rows
+    calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING))
+    if len(calls) == 0 or events.pid[calls].min() == events.pid[calls].max():
+        return 0
+    rows = rows[(launch_of(trace, rows) < 0) & (events.correlation[rows] != MISSING)]
+    return int(np.isin(events.correlation[rows], events.correlation[calls]).sum())
+
+
 def streams(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
     """Device and stream of each of `rows`; process and thread if the arguments lack them."""
     events = trace.events

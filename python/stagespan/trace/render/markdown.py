@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from stagespan.trace.analysis import Analysis
+from stagespan.trace.derived.device import with_shared_correlations
 from stagespan.trace.kernel_names import labels, printable
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
@@ -13,6 +14,7 @@ from stagespan.trace.result import (
     Finding,
     Table,
     Unavailable,
+    counted,
     in_words,
     texts_of,
     window_of,
@@ -87,7 +89,7 @@ _LEFT_OUT = {
 
 
 def ignored(trace: Trace) -> list[str]:
-    """Return sentences about entries that were not used, or were used with a change."""
+    """Return sentences about entries that were not used, or not as they are in the file."""
     found = []
     if trace.left_out:
         listed = [
@@ -98,6 +100,13 @@ def ignored(trace: Trace) -> list[str]:
     if trace.adjusted:
         listed = [f"{cause} ({count:,})" for cause, count in trace.adjusted.items()]
         found.append(f"Read with a change: {', '.join(listed)}.")
+    shared = with_shared_correlations(trace)
+    if shared:
+        found.append(
+            f"The launch of {counted(shared, 'device event')} is unknown, because calls of several"
+            " processes have the same correlation, as in a file of merged ranks. Analyse the trace"
+            " of each rank on its own."
+        )
     return found
 
 
@@ -120,7 +129,7 @@ def missing(analysis: Analysis) -> list[str]:
     absent = {
         name for name, result in analysis.results.items() if isinstance(result, Unavailable)
     } & _MISSING.keys()
-    if "device_use" in absent:
+    if "device_use" in absent or with_shared_correlations(analysis.trace):
         absent.discard("launches")
     listed = dict.fromkeys(_MISSING[name] for name in _MISSING if name in absent)
     if not listed:

@@ -13,7 +13,7 @@ from stagespan.trace import read_trace
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.render.markdown import ignored, markdown, missing, summary
 from stagespan.trace.render.terminal import print_analysis, print_blocks
-from stagespan.trace.result import Evidence, Finding, in_words
+from stagespan.trace.result import Evidence, Finding, Unavailable, in_words
 
 
 def a_trace(folder: Path) -> Analysis:
@@ -61,6 +61,47 @@ def test_ignored_entries_are_listed_at_the_end(tmp_path: Path) -> None:
     assert ignored(analysis.trace) == ["Ignored: 3 metadata entries."]
     assert printed(analysis)[-2] == "Ignored: 3 metadata entries."
     assert markdown(analysis).rstrip().endswith("Ignored: 3 metadata entries.")
+
+
+def test_ranks_merged_without_renumbering_are_named_as_the_reason(tmp_path: Path) -> None:
+    # GIVEN a file with two ranks on two devices, of which the second made one launch more. Both
+    # number their calls from 1.
+    events = []
+    for rank in range(2):
+        program = Program()
+        for _ in range(3 + rank):
+            program.operator()
+        for event in program.events:
+            place = {"pid": 100 + rank}
+            if event["cat"] == "kernel":
+                place = {"pid": rank, "args": event["args"] | {"device": rank}}
+            events.append(event | place)
+    program.events = events
+    # WHEN it is analysed
+    analysis = analyze(program.trace(tmp_path))
+    # THEN its pages say why the launches of six of seven kernels are unknown
+    (said,) = ignored(analysis.trace)
+    assert said.startswith("The launch of 6 device events is unknown, because calls of several")
+    assert said in " ".join(printed(analysis))
+    # AND do not ask to record them
+    assert "launches of device work" not in " ".join(missing(analysis))
+
+
+def test_without_any_known_launch_the_shared_ids_are_the_reason(tmp_path: Path) -> None:
+    # GIVEN a file with two ranks that made the same calls
+    events = []
+    for rank in range(2):
+        program = Program()
+        program.operator()
+        events += [e if e["cat"] == "kernel" else e | {"pid": 100 + rank} for e in program.events]
+    program.events = events
+    # WHEN its launches are analysed
+    analysis = analyze(program.trace(tmp_path))
+    # THEN the reason is that their ids are the same
+    launches = analysis.results["launches"]
+    assert isinstance(launches, Unavailable)
+    assert launches.code == "shared_correlations"
+    assert "launches of device work" not in " ".join(missing(analysis))
 
 
 def test_one_entry_is_in_the_singular(tmp_path: Path) -> None:
