@@ -9,9 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import device_work, is_ascend, launch_of
-from stagespan.trace.derived.launch_sources import SPANS, launch_sources, stage_marks
+from stagespan.trace.derived.launch_sources import (
+    backward_threads,
+    launch_sources,
+    span_processes,
+    stage_marks,
+    with_stages_by_time,
+)
 from stagespan.trace.derived.step_ranges import length_of_work, step_ranges
-from stagespan.trace.derived.threads import Cover, named, threads, threads_of
+from stagespan.trace.derived.threads import Cover, threads, threads_of
 from stagespan.trace.derived.trees import (
     DEEPEST_PATH,
     Paths,
@@ -38,8 +44,6 @@ from stagespan.trace.result import (
     window_of,
 )
 
-# Threads on which torch runs work for another thread.
-_BACKWARD = re.compile(r"^autograd::engine::|Backward\d*$")
 _DIGITS = re.compile(r"\d+")
 # If there are more different names, they contain numbers of requests or steps.
 _MOST_NAMES = 300
@@ -142,7 +146,8 @@ def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
 def _lanes(trace: Trace, rows: Rows, calls: Rows) -> tuple[NDArray[np.int64], Numbers]:
     """Return the threads of the annotations. The only thread of spans is the launching thread."""
     lanes, lane = threads(trace, rows)
-    spans = [at for at, (pid, _) in enumerate(lanes) if _process_name(trace, int(pid)) == SPANS]
+    of_spans = span_processes(trace)
+    spans = [at for at, (pid, _) in enumerate(lanes) if int(pid) in of_spans]
     if len(spans) != 1:
         return lanes, lane
     others = calls[calls >= 0] if (calls >= 0).any() else _operators(trace)
@@ -150,7 +155,7 @@ def _lanes(trace: Trace, rows: Rows, calls: Rows) -> tuple[NDArray[np.int64], Nu
         return lanes, lane
     found, of = threads(trace, others)
     counts = np.bincount(of)
-    back = _backward_threads(trace, found)
+    back = backward_threads(trace, found)
     counts[back] = 0
     main = found[int(np.argmax(counts))]
     same = np.flatnonzero((lanes == main).all(axis=1))
@@ -174,36 +179,16 @@ def _stages_of(
     launch = calls[known]
     at = threads_of(lanes, trace, launch)
     stage = tree.at(at, events.begin_ns[launch])
-    # The backward pass runs on its own thread while the calling thread waits. Also, the threads of
-    # spans have other numbers than those of the profiler.
-    launching, of = threads(trace, launch)
-    free = np.flatnonzero((stage < 0) & _backward_threads(trace, launching)[of])
-    loose = np.flatnonzero(stage < 0)
-    spans = [n for n, (pid, _) in enumerate(lanes) if _process_name(trace, int(pid)) == SPANS]
-    for asked, among in ((free, np.arange(len(lanes))), (loose, np.array(spans, dtype=np.intp))):
-        asked = asked[stage[asked] < 0]
-        stage[asked] = tree.in_one_lane(among, events.begin_ns[launch[asked]])
+    of_spans = span_processes(trace)
+    spans = [n for n, (pid, _) in enumerate(lanes) if int(pid) in of_spans]
+    stage = with_stages_by_time(trace, tree, stage, launch, lane, np.array(spans, dtype=np.intp))
     by_time = int(((stage >= 0) & (lane[stage] != at)).sum())
     found[known] = stage
     return found, by_time
 
 
-def _backward_threads(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which threads run autograd's backward passes."""
-    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & named(trace, _BACKWARD))
-    if len(rows) == 0:
-        return np.zeros(len(lanes), dtype=np.bool_)
-    found, _ = threads(trace, rows)
-    known = {(int(pid), int(tid)) for pid, tid in found}
-    return np.array([(int(pid), int(tid)) in known for pid, tid in lanes], dtype=np.bool_)
-
-
 def _operators(trace: Trace) -> Rows:
     return np.flatnonzero(trace.rows_of(["cpu_op"]))
-
-
-def _process_name(trace: Trace, pid: int) -> str | None:
-    return trace.named_ids.get(pid) or trace.process_names.get(pid)
 
 
 def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:

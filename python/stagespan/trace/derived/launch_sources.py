@@ -6,16 +6,13 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import launch_of
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.threads import (
-    ThreadIndex,
-    named,
-    processes,
-)
-from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.derived.threads import ThreadIndex, named, processes, threads
+from stagespan.trace.derived.trees import Nesting, Tree
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Flows, Trace
@@ -236,14 +233,14 @@ def stages(trace: Trace, calls: Rows) -> Rows:
     """Return the innermost stage around each call on its thread.
 
     Threads without stages, such as autograd's, work for the only thread with stages, if there is
-    one.
+    one. See `with_stages_by_time` for the other calls without a stage.
     """
     events = trace.events
     marks = np.flatnonzero(stage_marks(trace))
     if len(marks) == 0 or len(calls) == 0:
         return np.full(len(calls), -1, dtype=np.intp)
     process = processes(trace)
-    spans = [pid for pid, name in trace.process_names.items() if name == SPANS]
+    spans = sorted(span_processes(trace))
     if spans:
         program, count = np.unique(process[calls], return_counts=True)
         process = np.where(np.isin(process, spans), program[count.argmax()], process)
@@ -256,7 +253,53 @@ def stages(trace: Trace, calls: Rows) -> Rows:
     if len(with_stages) == 1:
         same = lanes.threads[lane][:, 0] == lanes.threads[with_stages[0]][0]
         lane = np.where(same, with_stages[0], lane)
-    return values_at(forest.rows, forest.at(lanes.axis.place(lane, events.begin_ns[calls])))
+    found = values_at(forest.rows, forest.at(lanes.axis.place(lane, events.begin_ns[calls])))
+    if (found >= 0).all() or len(with_stages) == 1:
+        return found
+    tree = Tree(events.begin_ns[marks], events.end_ns[marks], of_marks)
+    of_spans = np.unique(of_marks[np.isin(events.pid[marks], spans)])
+    index = np.where(found >= 0, np.searchsorted(marks, found), -1)
+    return values_at(marks, with_stages_by_time(trace, tree, index, calls, of_marks, of_spans))
+
+
+def span_processes(trace: Trace) -> set[int]:
+    """Return the processes that contain stagespan's spans, by their name or their id."""
+    names = trace.process_names | trace.named_ids
+    return {pid for pid, name in names.items() if name == SPANS}
+
+
+# Threads on which torch runs work for another thread.
+_BACKWARD = re.compile(r"^autograd::engine::|Backward\d*$")
+
+
+def backward_threads(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which threads (process, thread) run autograd's backward passes."""
+    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & named(trace, _BACKWARD))
+    if len(rows) == 0:
+        return np.zeros(len(lanes), dtype=np.bool_)
+    found, _ = threads(trace, rows)
+    known = {(int(pid), int(tid)) for pid, tid in found}
+    return np.array([(int(pid), int(tid)) in known for pid, tid in lanes], dtype=np.bool_)
+
+
+def with_stages_by_time(
+    trace: Trace, tree: Tree, stage: Rows, calls: Rows, lane: Numbers, of_spans: Numbers
+) -> Rows:
+    """Return the stage of each call; those without one get the stage that was open at that time.
+
+    The backward pass runs on its own thread while the calling thread waits in its stage. The
+    threads of spans (lanes `of_spans`) have other numbers than those of the profiler. If several
+    lanes have a stage at that time, it remains unknown. `stage` and the result are indices into
+    `tree`, and `lane` are the lanes of its stages.
+    """
+    launching, of = threads(trace, calls)
+    stage = stage.copy()
+    of_backward = np.flatnonzero((stage < 0) & backward_threads(trace, launching)[of])
+    others = np.flatnonzero(stage < 0)
+    for asked, among in ((of_backward, np.unique(lane)), (others, of_spans)):
+        asked = asked[stage[asked] < 0]
+        stage[asked] = tree.in_one_lane(among, trace.events.begin_ns[calls[asked]])
+    return stage
 
 
 # --- Self time of operators ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from commands import unstated
 from planted import CALL, Program
 
 from stagespan.trace import Trace, read_trace
-from stagespan.trace.analyses import stages
+from stagespan.trace.analyses import kernels, stages
+from stagespan.trace.analyses.kernels import Kernels
 from stagespan.trace.analyses.stages import Stage, Stages
 from stagespan.trace.analysis import analyze
 from stagespan.trace.result import Unavailable
@@ -152,6 +154,25 @@ def test_backward_counts_to_the_stage_that_called_it(tmp_path: Path) -> None:
     assert f" {found.by_time:,} were" in found.tables()[0].note
 
 
+def test_stages_and_kernels_agree_on_the_backward_pass(tmp_path: Path) -> None:
+    # GIVEN a stage that waits while autograd's thread launches, partly in an annotation of its own
+    program = Program()
+    with program.within("backward", NOTE):
+        begin = program.now
+        program.work(200)
+    program.now, program.thread = begin + 5, 200
+    program.operator("autograd::engine::evaluate_function: MmBackward0", us=30)
+    with program.within("all_to_all", NOTE):
+        program.operator("MmBackward0", us=20)
+    # WHEN stages and kernels are summed up
+    trace = program.trace(tmp_path)
+    found = {s.path[-1]: s.device_self_ns for s in stages_of(trace).stages}
+    by_stage = analyze(trace, ["kernels"]).results["kernels"].to_dict()["by_stage"]
+    # THEN both tables agree
+    assert found == {"backward": 30 * US, "all_to_all": 20 * US}
+    assert {each["stage"]: each["time_us"] * US for each in by_stage} == found
+
+
 def test_spans_of_stagespan_contain_annotations(tmp_path: Path) -> None:
     # GIVEN a span on the track that stagespan draws, around an annotation of the program
     program = Program()
@@ -183,10 +204,14 @@ def test_spans_of_several_threads_are_matched_by_time(tmp_path: Path) -> None:
     for entry, number in zip(program.events[-2:], (1, 2), strict=True):
         entry.update(pid="stagespan", tid=number)
     # WHEN they are summed up
-    found = stages_of(program.trace(tmp_path))
+    trace = program.trace(tmp_path)
+    found = stages_of(trace)
     # THEN a span only gets work that no other span can have launched
     assert by_path(found)["first"].device_ns == 10 * US
     assert found.outside == (1, 20 * US)
+    # AND the kernels agree
+    by_stage = analyze(trace, ["kernels"]).results["kernels"].to_dict()["by_stage"]
+    assert {each["stage"]: each["time_us"] for each in by_stage} == {"first": 10, None: 20}
 
 
 def small_work(tmp_path: Path) -> Stages:
@@ -278,6 +303,16 @@ def test_some_of_many_equally_long_stages_are_shown(count: int, tmp_path: Path) 
     assert written["stages_left_out"] == count - len(written["stages"])
 
 
+def time_of_kernels(trace: Trace) -> Counter[str | None]:
+    """The time in ns of all device events by stage."""
+    found = kernels.analyze(trace)
+    assert isinstance(found, Kernels)
+    times: Counter[str | None] = Counter()
+    for code, time in zip(found.stage.tolist(), found.time_ns.tolist(), strict=True):
+        times[trace.names[code] if code >= 0 else None] += time
+    return +times
+
+
 def test_real_traces(traces: Path) -> None:
     # GIVEN public traces
     said = {}
@@ -286,7 +321,13 @@ def test_real_traces(traces: Path) -> None:
         # WHEN stages are summed up
         # THEN the sums of device time are correct for each
         if not isinstance(stages.analyze(trace), Unavailable):
-            said[path.name.split(".")[0]] = stages_of(trace)
+            said[path.name.split(".")[0]] = found = stages_of(trace)
+            # AND the kernels of traces with a device count for the same stages
+            if found.device_ns is not None:
+                own: Counter[str | None] = Counter({None: found.outside[1]})
+                for stage in found.stages:
+                    own[stage.path[-1]] += stage.device_self_ns or 0
+                assert time_of_kernels(trace) == +own
     # AND launches of the backward pass are known
     train = by_path(said["cuda_v100_train_ns"])
     assert train["## backward ##"].launched == 3_750
