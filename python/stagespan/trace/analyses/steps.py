@@ -623,13 +623,14 @@ class Steps(Result):
         }
 
     def line(self) -> str:
-        """The number and the durations of the steps."""
+        """The number and the durations of the steps, and what they are if they are not marked."""
         least, _, median, _, most = self.quartiles_ns
+        how = "" if self.ranges.source == "profiler" else f". {self.ranges.how}"
         if len(self.steps) == 1:
-            return f"1, {in_words(float(self.total_ns), 'ns')}"
+            return f"1, {in_words(float(self.total_ns), 'ns')}{how}"
         return (
             f"{len(self.steps):,}, {in_words(median, 'ns')} in the median"
-            f" ({in_words(least, 'ns')} to {in_words(most, 'ns')})"
+            f" ({in_words(least, 'ns')} to {in_words(most, 'ns')}){how}"
         )
 
 

@@ -52,6 +52,41 @@ def by_microsecond(program: Program, begin: int, end: int) -> dict[str, int]:
     return found
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_the_line_says_what_a_step_is_if_the_profiler_did_not_mark_it(
+    count: int, tmp_path: Path
+) -> None:
+    # GIVEN a repeated annotation of a part of the loop, or one step of an inference server
+    name = "evaluate" if count > 1 else "step[DECODE bs=32]"
+    program = Program()
+    for _ in range(count):
+        program.work(200)
+        with program.within(name, "user_annotation"):
+            program.operator(us=20)
+    # WHEN the steps are summed up in a line
+    line = steps_of(program.trace(tmp_path)).line()
+    # THEN it says that the annotation is the step
+    assert line.startswith(f"{count}, ")
+    assert line.endswith(
+        ". The annotation evaluate repeats and is taken as the step."
+        if count > 1
+        else ". The annotations of an inference server mark its steps."
+    )
+
+
+def test_the_line_does_not_explain_marks_of_the_profiler(tmp_path: Path) -> None:
+    # GIVEN two steps that the profiler marked
+    program = Program()
+    for number in range(2):
+        with program.within(f"ProfilerStep#{number}", "user_annotation"):
+            program.work(100)
+            program.operator("aten::add", us=7)
+            program.wait()
+    # WHEN they are summed up in a line
+    # THEN it only has their number and times
+    assert steps_of(program.trace(tmp_path)).line().endswith(")")
+
+
 def test_parts_equal_the_count_of_every_microsecond(tmp_path: Path) -> None:
     # GIVEN steps with all kinds of work, on several streams, some of it after the step's mark
     program = Program()
