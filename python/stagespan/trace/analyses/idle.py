@@ -444,9 +444,17 @@ def _of_pattern(pattern: Pattern) -> str:
             f" {time if pattern.gaps == 1 else f'up to {time}'}{place}"
         )
     if pattern.cause == causes.NOT_TRACED and before + later:
+        unrecorded = ""
+        if pattern.graph_call is not None:
+            after = "this gap" if pattern.gaps == 1 else "these gaps"
+            text += (
+                f". The work after {after} is the first that was recorded of a device graph"
+                f" ({pattern.graph_call})"
+            )
+            unrecorded = " a part of that graph that the profiler does not record,"
         text += (
-            ". So it waited for something outside the trace: work that was launched before the"
-            " trace began, or work of another process or device"
+            f". So it waited for something outside the trace:{unrecorded} work that was launched"
+            " before the trace began, or work of another process or device"
         )
     return f"{text}."
 

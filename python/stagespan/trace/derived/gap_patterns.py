@@ -12,8 +12,10 @@ from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.call_site import CallSites
 from stagespan.trace.derived.gaps import AFTER, BEFORE, DURING, NAMES, UNKNOWN, Gaps, IdleParts
 from stagespan.trace.derived.idle_causes import Cause
+from stagespan.trace.derived.threads import names_with
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.model import Trace
 from stagespan.trace.result import Evidence, evidence, window_of
 
 # Causes whose reason is not in the trace. Only the positions of the gaps are known.
@@ -82,6 +84,9 @@ class Pattern:
     """The distance of the gaps if they are evenly spaced and at least three, otherwise None."""
     one_a_step: bool
     """Whether the gaps are as far apart as the steps."""
+    graph_call: str | None
+    """The call that launched the graphs of which this work is the first recorded; None if some of
+    it is not of a graph."""
     issued: tuple[int, int, int]
     """The number of gaps whose next launch was issued before the gap, was issued later, or is
     unknown."""
@@ -207,6 +212,7 @@ def _pattern(
         most_ns=int(lengths.max()),
         every_ns=every,
         one_a_step=_one_a_step(every, step_begins),
+        graph_call=_graph_call(trace, gaps.first_call[mine]),
         issued=(
             int((issued == BEFORE).sum()),
             int(((issued == DURING) | (issued == AFTER)).sum()),
@@ -222,6 +228,14 @@ def _pattern(
         line=where.line(host) if host >= 0 else None,
         evidence=tuple(shown),
     )
+
+
+def _graph_call(trace: Trace, calls: Rows) -> str | None:
+    """Return the name of the calls that are known, if all of these launch graphs."""
+    names = np.unique(trace.events.name[calls[calls >= 0]])
+    if len(names) == 0 or not names_with(trace, causes.GRAPH_LAUNCHES)[names].all():
+        return None
+    return trace.names[int(names[0])]
 
 
 def _host(where: CallSites, gaps: Gaps, some: Rows) -> tuple[int, int, int]:

@@ -121,6 +121,29 @@ def test_a_call_that_contains_operators_is_not_a_long_runtime_call(tmp_path: Pat
 # Findings
 
 
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_graph_that_begins_late_may_have_unrecorded_parts(graph: bool, tmp_path: Path) -> None:
+    # GIVEN six times a graph, or a kernel, that was launched in time and begins 5 ms late
+    program = Program()
+    for _ in range(6):
+        program.launch("first", 400)
+        program.free[7] += 5_000
+        if graph:
+            program.graph([100, 100], gap=0)
+        else:
+            program.launch("late", 200)
+        program.wait()
+    # WHEN the idle time is analysed
+    found = idle_of(program.trace(tmp_path))
+    # THEN the finding says that the late work belongs to a graph, whose begin may be missing
+    (pattern,) = [each for each in found.patterns if each.cause == causes.NOT_TRACED]
+    assert (pattern.gaps, pattern.idle_ns) == (6, 6 * 5_000 * US)
+    assert pattern.graph_call == ("cudaGraphLaunch" if graph else None)
+    sentence = found.findings()[0].sentence
+    assert ("the first that was recorded of a device graph (cudaGraphLaunch)" in sentence) == graph
+    assert ("a part of that graph that the profiler does not record" in sentence) == graph
+
+
 def test_idle_time_without_a_cause_is_reported_with_known_facts(tmp_path: Path) -> None:
     # GIVEN six steps, in each of which a kernel that was launched in time begins 5 ms late, while
     # the host is blocked in a copy
