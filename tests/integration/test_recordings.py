@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
+import gzip
 import html.parser
 import io
 import json
@@ -1250,6 +1251,11 @@ def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
         assert isinstance(event["pid"], int)
         assert isinstance(event["tid"], int)
     assert sum(event["args"].get("open", False) for event in slices) == 2
+    # AND a name that ends with .gz gives a compressed file
+    packed = tmp_path / "trace.json.gz"
+    assert command_here("dump", str(real_file), "-o", str(packed)).returncode == 0
+    unpacked = json.loads(gzip.decompress(packed.read_bytes()))["traceEvents"]
+    assert [event for event in unpacked if event["ph"] == "X"] == slices
     # THEN tables and JSON have as many rows
     table = list(
         csv.DictReader(io.StringIO(command_here("dump", str(real_file), "--format", "csv").stdout))

@@ -20,7 +20,7 @@ import click
     "--output",
     metavar="FILE",
     default="-",
-    help="Write to this file instead of standard output.",
+    help="Write to this file instead of standard output, compressed if its name ends with .gz.",
 )
 def command(recording: str, format_: str, output: str) -> None:
     """Write the spans of a recording for other tools.
@@ -28,7 +28,12 @@ def command(recording: str, format_: str, output: str) -> None:
     A trace for https://ui.perfetto.dev has a track for each thread and arrows along each request.
     Parquet needs pyarrow.
     """
+    import gzip
+
     from stagespan.cli.output import write_to
     from stagespan.recording import dump, reading
 
-    write_to(output, dump.FORMATS[format_](reading.open_recording(recording)))
+    text = dump.FORMATS[format_](reading.open_recording(recording))
+    if output.endswith(".gz"):
+        text = gzip.compress(text if isinstance(text, bytes) else text.encode())
+    write_to(output, text)
