@@ -202,15 +202,15 @@ class Replay:
             stamps.append(stamp(schedstat))
             self._between([step], begin, end, before=before)
         called, began, ended = stamps
-        self._last_ms = (ended.wall_ns - began.wall_ns) / 1e6
+        wall_ms, cpu_ms = (ended.wall_ns - began.wall_ns) / 1e6, (ended.cpu_ns - began.cpu_ns) / 1e6
+        waited_ms = None
+        if ended.waited_ns is not None and began.waited_ns is not None:
+            # The thread can also have waited between the readings of two clocks, outside the run.
+            most_ms = max(wall_ms - cpu_ms, 0.0)
+            waited_ms = min((ended.waited_ns - began.waited_ns) / 1e6, most_ms)
+        self._last_ms = wall_ms
         return Run(
-            wall_ms=self._last_ms,
-            cpu_ms=(ended.cpu_ns - began.cpu_ns) / 1e6,
-            waited_ms=None
-            if ended.waited_ns is None or began.waited_ns is None
-            else (ended.waited_ns - began.waited_ns) / 1e6,
-            before_ms=(began.wall_ns - called.wall_ns) / 1e6,
-            fixed_ns=fixed_ns,
+            wall_ms, cpu_ms, waited_ms, (began.wall_ns - called.wall_ns) / 1e6, fixed_ns=fixed_ns
         )
 
     def _run_fixed_computation(self) -> int:

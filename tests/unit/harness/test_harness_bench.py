@@ -9,6 +9,7 @@ import os
 import random
 import runpy
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -515,6 +516,41 @@ def test_a_stage_that_waits_for_another_thread_is_reported(tmp_path: Path, capsy
     capsys.readouterr()
     runpy.run_path(str(result.script_path))["profile_stage"](stage, timing_steps=3)
     assert "The thread was idle" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a choice of the core")
+def test_a_thread_waits_for_a_core_for_a_part_of_its_runs_only(tmp_path: Path) -> None:
+    # GIVEN a stage of some microseconds that shares its core with another program
+    timings: list[dict[str, Any]] = []
+
+    def replay_on_a_shared_core() -> None:
+        core = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {core})
+        code = (
+            f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+        )
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            try:
+                config: dict[str, Any] = {"warmup": 1, "timing_steps": 2000}
+                bench = harness(
+                    None, signature_of(x=1), tmp_path, step_fn=lambda *_: sum(range(100)), **config
+                )
+                timings.append(bench.profile().timing_ms)
+            finally:
+                other.kill()
+
+    # WHEN it is replayed
+    thread = threading.Thread(target=replay_on_a_shared_core)  # the other threads keep their cores
+    thread.start()
+    thread.join()
+
+    (timing,) = timings
+    if timing["waited_ms"] is None:
+        pytest.skip("this kernel does not say how long a thread waits for a core")
+    # THEN it waited for less time than the runs took, because it also ran
+    assert timing["waited_ms"] < timing["mean"] * timing["iterations"]
 
 
 def test_a_thread_that_runs_or_waits_for_a_core_is_not_idle() -> None:
