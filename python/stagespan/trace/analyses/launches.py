@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.trace.derived.device import device_work, launch_of, with_shared_correlations
+from stagespan.trace.derived.device import device_work, launch_of, shared_correlations
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Numbers
@@ -123,7 +123,7 @@ def analyze(trace: Trace) -> Launches | Unavailable:
             "The trace has no device events, so the launches are unknown.", "no_device"
         )
     calls = launch_of(trace, rows)
-    if not (calls >= 0).any() and with_shared_correlations(trace):
+    if not (calls >= 0).any() and shared_correlations(trace):
         return Unavailable(
             "Calls of several processes have the same correlations, so it is unknown which of them"
             " launched the device's work: analyse the trace of each rank on its own.",

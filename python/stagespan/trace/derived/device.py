@@ -184,7 +184,7 @@ def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[np.int32]:
 
 
 @once
-def with_shared_correlations(trace: Trace) -> int:
+def shared_correlations(trace: Trace) -> int:
     """Return the number of device events whose launch is unknown because processes share ids.
 
     In a file into which ranks were merged without renumbering, calls of several processes have the

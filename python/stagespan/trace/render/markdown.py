@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.derived.device import with_shared_correlations
+from stagespan.trace.derived.device import shared_correlations
 from stagespan.trace.kernel_names import labels, printable
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
@@ -100,7 +100,7 @@ def ignored(trace: Trace) -> list[str]:
     if trace.adjusted:
         listed = [f"{cause} ({count:,})" for cause, count in trace.adjusted.items()]
         found.append(f"Read with a change: {', '.join(listed)}.")
-    shared = with_shared_correlations(trace)
+    shared = shared_correlations(trace)
     if shared:
         found.append(
             f"The launch of {counted(shared, 'device event')} is unknown, because calls of several"
@@ -129,7 +129,7 @@ def missing(analysis: Analysis) -> list[str]:
     absent = {
         name for name, result in analysis.results.items() if isinstance(result, Unavailable)
     } & _MISSING.keys()
-    if "device_use" in absent or with_shared_correlations(analysis.trace):
+    if "device_use" in absent or shared_correlations(analysis.trace):
         absent.discard("launches")
     listed = dict.fromkeys(_MISSING[name] for name in _MISSING if name in absent)
     if not listed:
