@@ -18,6 +18,7 @@ namespace {
 constexpr auto relaxed = std::memory_order_relaxed;
 
 PyObject* g_innermost = nullptr;  // the context variable; its value is an Inherited as bytes
+PyObject* g_greenlet = nullptr;   // the name of the module as an object, whose hash is computed only once
 
 /// The value that copies of a context inherit.
 struct Inherited {
@@ -266,7 +267,7 @@ Ref current_greenlet() noexcept {
   static PyObject* getcurrent = nullptr;
   if (getcurrent == nullptr) {
     PyObject* const modules = Py_IsInitialized() != 0 ? PyImport_GetModuleDict() : nullptr;
-    PyObject* const module = modules != nullptr ? PyDict_GetItemString(modules, "greenlet") : nullptr;
+    PyObject* const module = modules != nullptr ? PyDict_GetItem(modules, g_greenlet) : nullptr;
     if (module == nullptr) return Ref();
     getcurrent = attribute(module, "getcurrent").release();
     if (getcurrent == nullptr) return Ref();
@@ -309,6 +310,11 @@ bool read_inherited(Inherited& inherited) noexcept {
 }
 
 bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
+  // Asks first, because the exception for a missing key takes longer than to open a span.
+  if (PySequence_Contains(context, g_innermost) != 1) {
+    PyErr_Clear();
+    return false;
+  }
   const Ref value(PyObject_GetItem(context, g_innermost));
   if (!value) PyErr_Clear();
   return decode(value.get(), inherited);
@@ -738,7 +744,8 @@ bool init_execution_context() {
   g_layout_is_known = know_layout();
   stagespan_know_collector();
   PyErr_Clear();
-  return g_innermost != nullptr;
+  g_greenlet = PyUnicode_InternFromString("greenlet");
+  return g_innermost != nullptr && g_greenlet != nullptr;
 }
 
 }  // namespace stagespan::python
