@@ -280,8 +280,13 @@ void define_recording(py::module_& module) {
   module.def("this_boot", [] { return identity_of_this_process().boot; });
   module.def(
       "request_begin",
-      [](std::uint64_t number, std::string_view id, std::uint64_t trace_high, std::uint64_t trace_low) {
-        Recorder::get().begin_request(number, id, {trace_high, trace_low});
+      [](std::uint64_t number, const py::str& id, std::uint64_t trace_high, std::uint64_t trace_low) {
+        // Servers decode headers with lone surrogates, which have no UTF-8 encoding; they are written as escapes.
+        const Ref text(PyUnicode_AsEncodedString(id.ptr(), "utf-8", "backslashreplace"));
+        if (!text) throw py::error_already_set();
+        const std::string_view written(PyBytes_AS_STRING(text.get()),
+                                       static_cast<std::size_t>(PyBytes_GET_SIZE(text.get())));
+        Recorder::get().begin_request(number, written, {trace_high, trace_low});
       },
       py::arg("number"), py::arg("id"), py::arg("trace_high") = 0, py::arg("trace_low") = 0,
       "Show a request's ids in the recording.");

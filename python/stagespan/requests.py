@@ -107,9 +107,7 @@ class request:
             if self.trace_id is None:
                 self.trace_id = _current_trace_id()
             trace = int(self.trace_id or "0", 16)
-            # Servers decode headers with lone surrogates, which have no UTF-8 encoding.
-            recorded_id = self.id.encode("utf-8", "backslashreplace").decode()
-            _core.request_begin(self.number, recorded_id, trace >> 64, trace & _HALF)
+            _core.request_begin(self.number, self.id, trace >> 64, trace & _HALF)
         else:
             self._begin_ns = 0
         self._before = _core.request_enter(self.number)
