@@ -123,13 +123,13 @@ def analyze(trace: Trace) -> Launches | Unavailable:
             "The trace has no device events, so the launches are unknown.", "no_device"
         )
     calls = launch_of(trace, rows)
-    if not (calls >= 0).any() and shared_correlations(trace):
-        return Unavailable(
-            "Calls of several processes have the same correlations, so it is unknown which of them"
-            " launched the device's work: analyse the trace of each rank on its own.",
-            "shared_correlations",
-        )
     if not (calls >= 0).any():
+        if shared_correlations(trace):
+            return Unavailable(
+                "Calls of several processes have the same correlations, so it is unknown which of"
+                " them launched the device's work: analyse the trace of each rank on its own.",
+                "shared_correlations",
+            )
         return Unavailable(
             "The trace contains none of the calls that launched the device's work: also record the"
             " host's activity.",
