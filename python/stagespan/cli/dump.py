@@ -33,7 +33,7 @@ def command(recording: str, format_: str, output: str) -> None:
     from stagespan.cli.output import write_to
     from stagespan.recording import dump, reading
 
-    text = dump.FORMATS[format_](reading.open_recording(recording))
+    content = dump.FORMATS[format_](reading.open_recording(recording))
     if output.endswith(".gz"):
-        text = gzip.compress(text if isinstance(text, bytes) else text.encode())
-    write_to(output, text)
+        content = gzip.compress(content if isinstance(content, bytes) else content.encode())
+    write_to(output, content)
