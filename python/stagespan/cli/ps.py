@@ -57,7 +57,7 @@ def command(
     if not show_all:
         found = [one for one in found if one.state in ("alive", "unknown")]
     # The spans of those that have ended say when that was.
-    rows = _rows([one if one.state == "alive" else _whole(one) for one in found])
+    rows = _rows([one if one.state == "alive" else _with_spans(one) for one in found])
     if as_json:
         print_json({"schema_version": 1, "processes": rows})
     elif rows:
@@ -66,7 +66,7 @@ def command(
         click.echo("No process records here." if not show_all else "There are no recordings here.")
 
 
-def _whole(recording: Recording) -> Recording:
+def _with_spans(recording: Recording) -> Recording:
     """Return a recording with its finished spans; if it is gone, the one that was passed."""
     from stagespan.errors import StagespanError
     from stagespan.recording import reading
