@@ -119,7 +119,7 @@ def likely_reasons(
         return []
     reasons = list(differences)
     if not same_launches:
-        reasons.append("another number of launches: other branches or shapes were taken")
+        reasons.append("the number of launches differs: other branches or shapes were taken")
     if ratio > 1 and timing.get("busy"):
         reasons.append("the machine was busy during the replay")
     if found["live_runs"] == 1:
