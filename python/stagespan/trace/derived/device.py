@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stagespan.trace.derived.kernel_kinds import COMMUNICATION as KIND_OF_COMMUNICATION
 from stagespan.trace.derived.kernel_kinds import kind_of
+from stagespan.trace.derived.threads import names_with
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
@@ -44,7 +45,7 @@ _ASCEND_HOST = "CANN"
 _ASCEND_COMPUTE_TYPES = ("AI_", "AIC", "AIV", "MIX_", "DSA_")
 _ASCEND_COPY = "MEMCPY"
 # The event around a kernel that has the counters of XPU's scope profiler.
-_COUNTERS = "metrics: "
+_COUNTERS = re.compile(r"^metrics: ")
 # The most entries per id of a lookup table over a range of ids.
 _DENSE = 4
 
@@ -85,7 +86,7 @@ def device_work(trace: Trace) -> DeviceWork:
     events = trace.events
     kind = np.zeros(len(events), dtype=np.int8)
     is_kernel = trace.rows_of(["kernel"])
-    measures = np.array([name.startswith(_COUNTERS) for name in trace.names] + [False])
+    measures = names_with(trace, _COUNTERS)
     if measures.any():
         is_kernel &= ~measures[events.name]
     kind[is_kernel] = COMPUTE
