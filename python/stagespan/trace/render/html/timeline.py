@@ -27,6 +27,7 @@ from stagespan.trace.derived.device import (
 )
 from stagespan.trace.derived.gaps import NAMES
 from stagespan.trace.derived.idle_causes import CAUSES, MARKS
+from stagespan.trace.derived.launch_sources import backward_threads
 from stagespan.trace.derived.threads import named
 from stagespan.trace.kernel_names import labels
 from stagespan.trace.read.groups import by_group, pairs
@@ -44,7 +45,6 @@ MOST_STAGES = 100_000
 LONGEST_NAME = 120
 KINDS = {COMPUTE: "computing", COMMUNICATION: "communicating", COPY: "copying"}
 _STEP = re.compile(r"ProfilerStep[#*]")
-_BACKWARD = re.compile(r"^autograd::engine::")
 _DIGITS = re.compile(r"\d+")
 
 Steps = Sequence[tuple[str, int, int]]
@@ -355,22 +355,16 @@ def _threads(trace: Trace) -> list[TimelineRow]:
     busiest = np.argsort([-time for time in times], kind="stable")[:MOST_THREADS].tolist()
     left = len(found) - len(busiest)
     more = f"{left:,} threads that did less are not drawn." if left else ""
-    backward = _backward_threads(trace)
+    backward = backward_threads(trace, found)
     lanes = []
     for number in busiest:
         here = outermost[number]
         pid, tid = (int(each) for each in found[number])
-        name = _thread_name(trace, pid, tid, (pid, tid) in backward)
+        name = _thread_name(trace, pid, tid, bool(backward[number]))
         note = more if number == busiest[-1] else ""
         key = calls[here].astype(np.intp)
         lanes.append(_of_events(trace, name, here, key, keys, "operators and calls", note))
     return lanes
-
-
-def _backward_threads(trace: Trace) -> set[tuple[int, int]]:
-    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & named(trace, _BACKWARD))
-    found, _ = pairs(trace.events.pid[rows], trace.events.tid[rows])
-    return {(int(pid), int(tid)) for pid, tid in found}
 
 
 def _thread_name(trace: Trace, pid: int, tid: int, backward: bool) -> str:
