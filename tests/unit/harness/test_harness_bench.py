@@ -9,7 +9,6 @@ import os
 import random
 import runpy
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ torch = pytest.importorskip("torch")
 
 from harness_stages import Mlp, harness, signature_of  # noqa: E402
 
+from shared_core import on_a_shared_core  # noqa: E402
 from stagespan.harness.figures import idle, profiled_line, spread  # noqa: E402
 
 
@@ -518,35 +518,14 @@ def test_a_stage_that_waits_for_another_thread_is_reported(tmp_path: Path, capsy
     assert "The thread was idle" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a choice of the core")
 def test_a_thread_waits_for_a_core_for_a_part_of_its_runs_only(tmp_path: Path) -> None:
-    # GIVEN a stage of some microseconds that shares its core with another program
-    timings: list[dict[str, Any]] = []
+    # GIVEN a stage of some microseconds
+    config: dict[str, Any] = {"warmup": 1, "timing_steps": 2000}
+    bench = harness(None, signature_of(x=1), tmp_path, step_fn=lambda *_: sum(range(100)), **config)
 
-    def replay_on_a_shared_core() -> None:
-        core = min(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {core})
-        code = (
-            f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
-        )
-        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
-            assert other.stdout is not None
-            other.stdout.readline()
-            try:
-                config: dict[str, Any] = {"warmup": 1, "timing_steps": 2000}
-                bench = harness(
-                    None, signature_of(x=1), tmp_path, step_fn=lambda *_: sum(range(100)), **config
-                )
-                timings.append(bench.profile().timing_ms)
-            finally:
-                other.kill()
+    # WHEN it is replayed on a core that it shares with another program
+    timing = on_a_shared_core(bench.profile).timing_ms
 
-    # WHEN it is replayed
-    thread = threading.Thread(target=replay_on_a_shared_core)  # the other threads keep their cores
-    thread.start()
-    thread.join()
-
-    (timing,) = timings
     if timing["waited_ms"] is None:
         pytest.skip("this kernel does not say how long a thread waits for a core")
     # THEN it waited for less time than the runs took, because it also ran

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shared_core import on_a_shared_core
 from stagespan.report import measure as module
 from stagespan.report.measure import measure, pooled
 from stagespan.report.noise import Times
@@ -113,31 +110,16 @@ def test_a_wait_while_the_counter_of_waits_is_read_does_not_shorten_a_run(
         sum(range(1000))
         own_ns.append(time.thread_time_ns() - began_ns)
 
-    def measure_on_a_shared_core() -> None:
-        core = min(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {core})
-        code = (
-            f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
-        )
-        command = [sys.executable, "-c", code]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
-            assert other.stdout is not None
-            other.stdout.readline()
-            # GIVEN a thread that waits for its core before and after each run
-            monkeypatch.setattr(module, "open", open_after_a_wait, raising=False)
-            try:
-                measured.append(measure(function, most_seconds=0.1))
-            finally:
-                other.kill()
+    def measured() -> Times:
+        # GIVEN a thread that waits for its core before and after each run
+        monkeypatch.setattr(module, "open", open_after_a_wait, raising=False)
+        return measure(function, most_seconds=0.1)
 
-    measured: list[Times] = []
     stuck: list[str] = []
     until_s = time.monotonic() + 60
-    thread = threading.Thread(target=measure_on_a_shared_core)  # the other threads keep their cores
-    thread.start()
-    thread.join()
+    times = on_a_shared_core(measured)
 
     if stuck:
         pytest.skip("this kernel does not count how long a thread waits for a core")
     # THEN no run takes less time than the function itself
-    assert min(measured[0].samples_ms) * 1e6 >= min(own_ns)
+    assert min(times.samples_ms) * 1e6 >= min(own_ns)
