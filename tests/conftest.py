@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests in several folders use
 
+import preloaded
+
 # Tests do not check speed, so a busy machine must not make a test fail.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -30,8 +32,13 @@ _frozen_modules = 0
 """The number of modules that no collection of garbage examines."""
 
 
-def pytest_configure() -> None:
-    """Let tests interrupt programs even if a shell runs the tests in the background."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Let workers share what runs programs, and tests interrupt programs.
+
+    A shell that runs the tests in the background has made them ignore interrupts.
+    """
+    if not hasattr(config, "workerinput"):
+        preloaded.share()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

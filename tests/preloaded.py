@@ -2,9 +2,9 @@
 
 ``python()`` is the beginning of a command that runs programs as ``sys.executable`` does: ``-c``,
 ``-m`` or a file, with an environment, a folder, standard streams and an end of their own. Each is a
-fork of one process that has imported torch, or the modules that ``python`` was called with. A test
-of what depends on the order of imports, on options of the interpreter, or on torch being imported
-at all starts ``sys.executable`` instead.
+fork of one process that has imported torch, or the modules that ``python`` was called with. All
+workers of a run of pytest use the same process. A test of what depends on the order of imports, on
+options of the interpreter, or on torch being imported at all starts ``sys.executable`` instead.
 
 This file is also the program of that process (``server``) and of the command (``client``). It
 imports little (neither json nor typing), because each command starts it.
@@ -36,8 +36,11 @@ def client(path: str, *arguments: str) -> None:
     os._exit(status)
 
 
-def server(path: str, *modules: str) -> dict[str, object]:
-    """Import modules and fork for each program; in the child, return the program to run."""
+def server(path: str, owner: str, *modules: str) -> dict[str, object]:
+    """Import modules and fork for each program; in the child, return the program to run.
+
+    The server ends when the process `owner` has ended.
+    """
     import atexit
     import ctypes
     import gc
@@ -58,13 +61,13 @@ def server(path: str, *modules: str) -> dict[str, object]:
     preloaded.extend(loaded.keys() - own)
     gc.collect()
     gc.freeze()  # imported modules are not scanned again at the end of each program
-    parent = os.getppid()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    listener.bind(f"{path}.new")
     listener.listen()
+    os.rename(f"{path}.new", path)  # its name appears when it can be used
     listener.settimeout(1)
     print("ready", flush=True)
-    while os.getppid() == parent:
+    while os.path.exists(f"/proc/{owner}"):
         try:
             connection = listener.accept()[0]
         except TimeoutError:
@@ -133,36 +136,52 @@ def become(job: dict[str, object]) -> tuple[CodeType, dict[str, object]]:
     return code, main.__dict__
 
 
-_paths: dict[tuple[str, ...], str] = {}
 TORCH = ("torch", "torch._dynamo", "torch.profiler")
+
+_SHARED = "PRELOADED_SERVERS"
+"""The variable with the process that the servers belong to, and the folder of their sockets."""
+_started: list[object] = []
+"""The servers that this process has started, so that they are not finalised."""
+
+
+def share() -> None:
+    """Let this process and those that it starts use the same servers until it ends."""
+    import atexit
+    import tempfile
+
+    folder = tempfile.TemporaryDirectory(prefix="preloaded")
+    atexit.register(folder.cleanup)
+    os.environ[_SHARED] = f"{os.getpid()}:{folder.name}"
 
 
 def python(*modules: str) -> list[str]:
-    """Return the start of a command; start the server if this process has not started it yet.
+    """Return the start of a command; start the server if there is none with these modules yet.
 
     Args:
         modules: Imported by the server; by default torch.
     """
-    modules = modules or TORCH
-    if modules not in _paths:
-        import atexit
-        import subprocess
-        import tempfile
+    import fcntl
+    import subprocess
 
-        folder = tempfile.TemporaryDirectory(prefix="preloaded")
-        path = os.path.join(folder.name, "socket")
-        process = subprocess.Popen(
-            [sys.executable, __file__, "server", path, *modules],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        atexit.register(folder.cleanup)
-        atexit.register(process.kill)
-        _paths[modules] = path
-    return [sys.executable, "-I", "-S", __file__, "client", _paths[modules]]
+    modules = modules or TORCH
+    if _SHARED not in os.environ:
+        share()
+    owner, _, folder = os.environ[_SHARED].partition(":")
+    path = os.path.join(folder, "-".join(modules))
+    if not os.path.exists(path):
+        with open(f"{path}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.path.exists(path):
+                process = subprocess.Popen(
+                    [sys.executable, __file__, "server", path, owner, *modules],
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                )
+                _started.append(process)
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"ready\n"
+    return [sys.executable, "-I", "-S", __file__, "client", path]
 
 
 if __name__ == "__main__":
