@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import gloo_rank
 import pytest
 from planted_ranks import finding_in, ranks_in
 
+import preloaded
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
 from stagespan.trace.ranks.merge import merge
@@ -25,7 +25,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("this torch has no gloo")
     folder = tmp_path_factory.mktemp("gloo")
     processes = [
-        subprocess.Popen([sys.executable, gloo_rank.__file__, str(rank), str(folder)])
+        subprocess.Popen([*preloaded.python(), gloo_rank.__file__, str(rank), str(folder)])
         for rank in range(2)
     ]
     assert [process.wait(300) for process in processes] == [0, 0]
