@@ -52,7 +52,8 @@ class Browser:
         self._events: list[dict[str, Any]] = []
         self._number = 0
         self._unread = b""
-        self._folder = folder
+        self.page = folder / "page.html"
+        """The file that is open, a copy of the one that `open` was called with."""
         there, self._out = os.pipe()
         self._in, here = os.pipe()
         command = [
@@ -103,8 +104,13 @@ class Browser:
             self._note(answer)
 
     def open(self, page: Path) -> None:
-        """Open a file, and wait until its charts are drawn."""
-        self.call("Page.navigate", url=page.as_uri())
+        """Open a copy of a file, and wait until its charts are drawn.
+
+        All copies have the same address, because the browser keeps the compiled scripts of an
+        address. Compiling those of the charts takes more than a second.
+        """
+        shutil.copyfile(page, self.page)
+        self.call("Page.navigate", url=self.page.as_uri())
         until = time.monotonic() + PATIENCE_S
         while self.evaluate("document.documentElement?.dataset.ready") is None:
             assert time.monotonic() < until, ("the page is not ready", self.complaints)

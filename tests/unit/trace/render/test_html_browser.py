@@ -5,12 +5,11 @@ from __future__ import annotations
 import http.server
 import socketserver
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, program
+from browser import Browser
 from planted import Program
 from test_html_page import HOSTILE, a_program, data_of, lanes_of
 
@@ -19,33 +18,10 @@ from stagespan.trace.analysis import analyze
 from stagespan.trace.render import html
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(program() is None, reason="no Chromium to open a page in: install chromium"),
-]
+pytestmark = pytest.mark.slow
 
 BARS = "document.querySelectorAll('#timeline .bars path').length"
 RANGE = "document.querySelector('#timeline .chart').layout.xaxis.range"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test begins without records, and ends with no requests except for its own file."""
-    browser: Browser = request.getfixturevalue("browser")
-    browser.call("Page.navigate", url="about:blank")
-    browser.evaluate("1")
-    browser.requests.clear()
-    browser.complaints.clear()
-    browser.size(1280, 900)
-    browser.media()
-    yield
-    assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
 
 
 def page_of(program: Program, folder: Path) -> Path:
@@ -113,7 +89,7 @@ def test_all_sections_are_there_without_errors(browser: Browser, tmp_path: Path)
     # AND the browser reported no errors, and requested only the file
     assert browser.complaints == []
     assert {url for url in browser.requests if not url.startswith("data:")} == {
-        (tmp_path / "page.html").as_uri()
+        browser.page.as_uri()
     }
 
 
