@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,11 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported(tree: ast.AST) -> Iterator[str]:
     """Return the modules that code imports anywhere; ``from x import y`` gives ``x.y``."""
     for node in ast.walk(tree):
@@ -80,7 +86,7 @@ def test_no_part_imports_from_a_higher_one() -> None:
     for path in modules():
         part = part_of(path)
         # WHEN each import of the package is checked, including those inside functions
-        for name in imported(ast.parse(path.read_text())):
+        for name in imported(tree_of(path)):
             if not name.startswith("stagespan."):
                 continue
             # THEN it leads to the same or a lower level; only the command line uses public names
@@ -105,7 +111,7 @@ def test_folders_of_trace_import_only_from_lower_ones() -> None:
             continue
         # WHEN their imports from trace are checked, including those inside functions
         own = module.split(".")[1]
-        for name in imported(ast.parse(path.read_text())):
+        for name in imported(tree_of(path)):
             part = name.removeprefix("stagespan.trace.").split(".")[0]
             # THEN each leads to the same folder, or to a lower one
             if (
@@ -123,7 +129,7 @@ def test_no_modules_import_each_other_in_a_cycle() -> None:
     paths = {module_of(path): path for path in PACKAGE.rglob("*.py")}
     imports: dict[str, set[str]] = {}
     for module, path in paths.items():
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         found = {name.removeprefix("stagespan.") for name in imported(tree)}
         # `from x import y`: the module x.y, or else the name y of the module x
         named = {name if name in paths else name.rpartition(".")[0] for name in found}
@@ -142,7 +148,7 @@ def test_torch_is_imported_only_in_modules_that_need_it() -> None:
     found = set()
     for path in modules():
         name = path.relative_to(PACKAGE).as_posix()
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         top = ast.Module([node for node in tree.body if not hasattr(node, "body")], [])
         if any(module.split(".")[0] == "torch" for module in imported(top)):
             found.add(name)
