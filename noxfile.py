@@ -213,9 +213,9 @@ def python(session: nox.Session) -> None:
 def _torch_free_tests(
     session: nox.Session, version: str, python: str, chosen: str = "not slow"
 ) -> None:
-    # Four workers, because these tests wait for other processes half of the time.
+    # Three workers on two cores, because these tests wait for other processes half of the time.
     ignored = [f"--ignore=tests/{folder}" for folder in ONE_PYTHON_IS_ENOUGH]
-    run_pytest(session, f"python-{version}", python, "-m", chosen, "-n", "4", *ignored)
+    run_pytest(session, f"python-{version}", python, "-m", chosen, "-n", "3", *ignored)
 
 
 @nox.session
