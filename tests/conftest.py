@@ -33,9 +33,9 @@ _frozen_modules = 0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let workers share what runs programs, and tests interrupt programs.
+    """Let the workers share the servers of `preloaded`, and let tests interrupt programs.
 
-    A shell that runs the tests in the background has made them ignore interrupts.
+    If a shell runs the tests in the background, they ignore interrupts at first.
     """
     if not hasattr(config, "workerinput"):
         preloaded.share()

@@ -62,9 +62,8 @@ def server(path: str, owner: str, *modules: str) -> dict[str, object]:
     gc.collect()
     gc.freeze()  # imported modules are not scanned again at the end of each program
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{path}.new")
+    listener.bind(path)
     listener.listen()
-    os.rename(f"{path}.new", path)  # its name appears when it can be used
     listener.settimeout(1)
     print("ready", flush=True)
     while os.path.exists(f"/proc/{owner}"):
@@ -168,19 +167,19 @@ def python(*modules: str) -> list[str]:
         share()
     owner, _, folder = os.environ[_SHARED].partition(":")
     path = os.path.join(folder, "-".join(modules))
-    if not os.path.exists(path):
-        with open(f"{path}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not os.path.exists(path):
-                process = subprocess.Popen(
-                    [sys.executable, __file__, "server", path, owner, *modules],
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                )
-                _started.append(process)
-                assert process.stdout is not None
-                assert process.stdout.readline() == b"ready\n"
+    with open(f"{path}.lock", "w") as lock:
+        # Held until the server is ready, so that other workers wait for it instead of starting one.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(path):
+            process = subprocess.Popen(
+                [sys.executable, __file__, "server", path, owner, *modules],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+            )
+            _started.append(process)
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
     return [sys.executable, "-I", "-S", __file__, "client", path]
 
 
