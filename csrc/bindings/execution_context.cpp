@@ -310,7 +310,7 @@ bool read_inherited(Inherited& inherited) noexcept {
 }
 
 bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
-  // Asks first, because the exception for a missing key takes longer than to open a span.
+  // Asks first, because raising the exception for a missing key takes longer than opening a span.
   if (PySequence_Contains(context, g_innermost) != 1) {
     PyErr_Clear();
     return false;
