@@ -126,7 +126,7 @@ class Token:
         """The span's id, as in `spans`; 0 if the span is not recorded."""
 
 @overload
-def span(name: str, *, compile_safe: bool = ...) -> Span:
+def span(name: str, *, compile_safe: bool = False) -> Span:
     """Time a block or the calls of a function as a stage.
 
     With a name, the result is a context manager for `with` and `async with`, and a decorator for
@@ -161,16 +161,16 @@ def span(name: str, *, compile_safe: bool = ...) -> Span:
     """
 
 @overload
-def span(name: _F, *, compile_safe: bool = ...) -> _F: ...
+def span(name: _F, *, compile_safe: bool = False) -> _F: ...
 @overload
-def span(*, compile_safe: bool = ...) -> UnnamedSpan: ...
+def span(*, compile_safe: bool = False) -> UnnamedSpan: ...
 @overload
 def ProfilingContext(
     name: str,
-    reset_peak_memory: bool = ...,
+    reset_peak_memory: bool = True,
     *,
-    capture_memory: bool = ...,
-    compile_safe: bool = ...,
+    capture_memory: bool = False,
+    compile_safe: bool = False,
 ) -> Span:
     """Time a stage as `span` does, and log the time and the peak memory of each run.
 
@@ -201,18 +201,18 @@ def ProfilingContext(
 @overload
 def ProfilingContext(
     name: _F,
-    reset_peak_memory: bool = ...,
+    reset_peak_memory: bool = True,
     *,
-    capture_memory: bool = ...,
-    compile_safe: bool = ...,
+    capture_memory: bool = False,
+    compile_safe: bool = False,
 ) -> _F: ...
 @overload
 def ProfilingContext(
-    *, reset_peak_memory: bool = ..., capture_memory: bool = ..., compile_safe: bool = ...
+    *, reset_peak_memory: bool = True, capture_memory: bool = False, compile_safe: bool = False
 ) -> UnnamedSpan: ...
 @overload
 def ProfilingContext4Debug(
-    name: str, reset_peak_memory: bool = ..., *, capture_memory: bool = ...
+    name: str, reset_peak_memory: bool = True, *, capture_memory: bool = False
 ) -> Span:
     """Time a stage as `ProfilingContext` does, in debug mode only.
 
@@ -243,11 +243,11 @@ def ProfilingContext4Debug(
 
 @overload
 def ProfilingContext4Debug(
-    name: _F, reset_peak_memory: bool = ..., *, capture_memory: bool = ...
+    name: _F, reset_peak_memory: bool = True, *, capture_memory: bool = False
 ) -> _F: ...
 @overload
 def ProfilingContext4Debug(
-    *, reset_peak_memory: bool = ..., capture_memory: bool = ...
+    *, reset_peak_memory: bool = True, capture_memory: bool = False
 ) -> UnnamedSpan: ...
 def begin(name: str, /) -> Token:
     """Open a span that `end` closes, in any scope or thread.
