@@ -136,7 +136,7 @@ class StageBenchHarness:
         if self.stage_instance is None and self.config.step_fn is None:
             raise HarnessError(
                 f"Stage {self.stage_name!r} has no instance to run: pass the loaded stage as "
-                f"stage_instance=, or --factory module:callable on the command line."
+                f"stage_instance=, or --factory MODULE:CALLABLE on the command line."
             )
         check_writable(self.output_dir)
         try:

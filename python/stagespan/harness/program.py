@@ -239,7 +239,10 @@ def main(
     """Run the command line. Returns the exit status: 2 for errors that the user can correct."""
     parser = argparse.ArgumentParser(description=f"Profile one step of stage {stage_name!a}.")
     parser.add_argument(
-        "--factory", metavar="MODULE:NAME", required=True, help="callable that returns the stage"
+        "--factory",
+        metavar="MODULE:CALLABLE",
+        required=True,
+        help="callable that returns the stage",
     )
     parser.add_argument("--warmup", type=int, default=None, help="iterations before measuring")
     parser.add_argument("--steps", type=int, default=1, help="iterations under the profiler, or 0")
@@ -256,7 +259,7 @@ def main(
         "--step",
         default=None,
         help="step of the stage's loop: first, second, middle, last or a number; "
-        "or MODULE:NAME, a function of stage and inputs to run instead",
+        "or MODULE:CALLABLE, a function of stage and inputs to run instead",
     )
     parser.add_argument(
         "--variant", choices=variants, help="key of a captured signature; default: the first"

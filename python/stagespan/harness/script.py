@@ -111,7 +111,7 @@ if __name__ == "__main__":
 """
 
 _NO_STEP = """raise ReplayError(
-        "the step of this stage is a function of the user: pass step_fn= or --step module:function"
+        "the step of this stage is a function of the user: pass step_fn= or --step MODULE:CALLABLE"
     )"""
 
 

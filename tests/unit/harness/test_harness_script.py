@@ -338,7 +338,7 @@ def test_a_users_step_is_required(
     profile_stage(stages.get_encoder(), timing_steps=1, step_fn=stages.step)
 
     assert (without, by_name) == (2, 0)
-    assert "--step module:function" in told
+    assert "--step MODULE:CALLABLE" in told
     assert set(stages.seen) == given
 
 

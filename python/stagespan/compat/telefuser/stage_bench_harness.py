@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--profile_steps", type=int, default=1, help="iterations that are measured")
     parser.add_argument("--output_dir", help="folder of the files")
     parser.add_argument("--list_stages", action="store_true", help="list the stages and exit")
-    parser.add_argument("--factory", help="module:callable that returns the loaded stage")
+    parser.add_argument("--factory", help="MODULE:CALLABLE that returns the loaded stage")
     options = parser.parse_args(arguments)
     if options.list_stages:
         stages = SignatureFile.read(options.signature).stages
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     _print_signature(harness.io_signature)
     messages.warning(
-        "There is no stage to run: pass --factory module:callable, or use StageBenchHarness with"
+        "There is no stage to run: pass --factory MODULE:CALLABLE, or use StageBenchHarness with"
         " the loaded stage."
     )
 
