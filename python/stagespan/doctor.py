@@ -70,7 +70,7 @@ def _recorder() -> _Rows:
     )
     yield _clock(_core.clock_info())
     on = _core.is_enabled()
-    yield "recording", "works" if on else "note", "on" if on else "off (STAGESPAN_ENABLED)"
+    yield "spans", "works" if on else "note", "recorded" if on else "off: STAGESPAN_ENABLED=false"
     yield _memory(_core.arena_info())
     yield _recording()
     lost = {cause: n for cause, n in _core.lost().items() if n}
@@ -113,14 +113,14 @@ def _recording() -> tuple[str, State, str]:
         with _core.span(_STAGE):  # a process creates its recording when it opens its first span
             pass
     place = _core.recording_place()
-    name, kind, why = "recording for others", place["kind"], place["why"]
+    name, kind, why = "recording", place["kind"], place["why"]
     size = f"{place['reserved_bytes'] / 2**20:,.1f} MiB"
     if kind == "file":
         return name, "works", f"{place['path']}, {size} so far"
     if kind == "off":
         return name, "note", "turned off by STAGESPAN_RECORDING=off"
     if kind == "not yet":
-        return name, "note", "not made because recording is off"
+        return name, "note", "not made: STAGESPAN_ENABLED=false"
     reason = f" because {why}" if why else ""
     if kind == "memfd":
         return name, "note", f"in memory, {size}, lost when the process dies{reason}"
@@ -198,7 +198,7 @@ def _device(use_device: bool) -> _Rows:
         yield "timing", "note", "not tested (--no-device)"
         return
     if not _core.is_enabled():
-        yield "timing", "note", "not tested: recording is off (STAGESPAN_ENABLED)"
+        yield "timing", "note", "not tested: STAGESPAN_ENABLED=false"
         return
     yield from _tried(here)
     if every > 1:
