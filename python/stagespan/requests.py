@@ -73,7 +73,8 @@ class request:
     As a decorator, `@request("nightly")` or `@request()`, it makes each call of a function or a
     coroutine function a separate request, with the same id and metadata.
 
-    Raises TypeError if ``request_id`` is a function, as in a decorator without parentheses.
+    Raises TypeError if ``request_id`` is a function, as in a decorator without parentheses, and
+    RuntimeError if the object is entered while it is open.
     """
 
     def __init__(

@@ -32,7 +32,8 @@ VARIABLES: tuple[Variable, ...] = (
         ("TELEFUSER_PROFILE_DEBUG",),
         "switch",
         False,
-        "debug mode: debug contexts run, and the reports are written at exit",
+        "debug mode: stages with ProfilingContext4Debug are timed, and the reports are written at "
+        "exit",
     ),
     Variable(
         "STAGESPAN_PIPELINE_NAME",
@@ -162,7 +163,7 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "choice",
         "auto",
-        "the recorder's clock; read when the extension is loaded",
+        "the recorder's clock; read when stagespan is imported",
         ("auto", "tsc", "monotonic"),
     ),
     Variable(
@@ -170,8 +171,8 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "count",
         _core.RING_SPANS_DEFAULT,
-        "how many spans each thread's ring keeps, rounded up to a power of two; read when the "
-        "extension is loaded",
+        "how many spans each thread's ring keeps, rounded up to a power of two; read when "
+        "stagespan is imported",
         least=_core.RING_SPANS_LEAST,
         most=_core.RING_SPANS_MOST,
     ),
@@ -198,7 +199,7 @@ VARIABLES: tuple[Variable, ...] = (
         "choice",
         "on",
         "whether other processes can read the recording of this process, even after it was killed; "
-        "keep means that the file also stays after a clean exit; read when the extension is loaded",
+        "keep means that the file also stays after a clean exit; read when stagespan is imported",
         ("on", "off", "keep"),
     ),
     Variable(
@@ -207,7 +208,7 @@ VARIABLES: tuple[Variable, ...] = (
         "text",
         None,
         "folder for recordings, on a tmpfs; by default /dev/shm/stagespan-UID if 256 MiB are "
-        "free there; read when the extension is loaded",
+        "free there; read when stagespan is imported",
     ),
 )
 

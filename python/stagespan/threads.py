@@ -67,8 +67,9 @@ class BoundExecutor(Executor):
             raise TypeError(f"BoundExecutor() takes an executor of threads, not {executor!r}")
         if _runs_elsewhere(executor):
             raise TypeError(
-                f"BoundExecutor() takes an executor of threads: functions cannot carry a span to "
-                f"where {executor!r} runs them"
+                f"BoundExecutor() takes an executor of threads, but {executor!r} runs functions in "
+                "other processes or interpreters, which record their own spans: use it without "
+                "BoundExecutor"
             )
         self.executor = executor
         """The executor that runs the functions."""

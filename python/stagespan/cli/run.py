@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     "stages",
     metavar="[NAME=]PKG.MOD:CLASS.METHOD",
     multiple=True,
-    help="Time this function as a stage; __main__:NAME is a function of the script. Can be "
-    "repeated.",
+    help="Time this function as a stage, which is named after the part behind the colon. "
+    "__main__:FUNCTION is a function of the script. Can be repeated.",
 )
 @click.option(
     "--profile",

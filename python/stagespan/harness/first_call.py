@@ -74,8 +74,8 @@ def compile_something_tiny(device: str) -> bool:
             torch.compile(tiny)(value).sum().backward()
     except Exception as error:
         _log.warning(
-            "[Harness] The pre-compilation failed (%s: %s), so the first call may hold what torch"
-            " sets up once.",
+            "[Harness] The pre-compilation failed (%s: %s), so the time of the first call may"
+            " include torch's one-time set-up.",
             type(error).__name__,
             str(error).strip().partition("\n")[0],
         )

@@ -22,9 +22,9 @@ _in_contexts: set[str] = set()
 def enable_profiler_for_names(names: str | Iterable[str]) -> None:
     """Run the stages `names` under a profiler from now on; `*` stands for all stages.
 
-    `names` is one name, several names separated by commas (as in ENABLE_PROFILER_NAMES), or an
+    `names` is one name, several names separated by commas (as in STAGESPAN_PROFILER_NAMES), or an
     iterable of names, which are not split. They are added to earlier names and to those of
-    ENABLE_PROFILER_NAMES. A stage that is named again is profiled again. Raises SettingsError if a
+    STAGESPAN_PROFILER_NAMES. A stage that is named again is profiled again. Raises SettingsError if a
     name is empty or not a string.
     """
     _named.update({name: _named.get(name, 0) + 1 for name in _listed(names)})

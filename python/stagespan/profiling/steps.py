@@ -36,7 +36,7 @@ class profile_steps:
         record_shapes: Whether the trace contains the shapes of each operator's inputs.
         profile_memory: Whether the trace contains each allocation.
         with_stack: Whether the trace contains Python stacks.
-        max_seconds: A trace ends after this time at the latest.
+        max_seconds: A trace ends after this time; outside the main thread, at the end of that step.
         max_bytes: A larger trace is not written.
         output_dir: Folder for the files, by default the output folder of the run.
 

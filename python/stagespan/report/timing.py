@@ -75,8 +75,9 @@ forks.after_in_child(_forget_parent)
 def reset_timing_registry(request_id: str = "", metadata: Mapping[str, Any] | None = None) -> None:
     """Start a new report, which counts stages, requests, memory and losses from now on.
 
-    ``stats()`` and ``spans()`` do not change. A span that is open now counts when it ends. Raises
-    SettingsError if ``metadata`` is not a mapping.
+    ``stats()`` and ``spans()`` do not change. A span that is open now counts when it ends. The call
+    waits up to 10 s for pending device times. Raises SettingsError if ``metadata`` is not a
+    mapping.
     """
     global _report
     if metadata is not None and not isinstance(metadata, Mapping):
@@ -108,7 +109,7 @@ def timing_report() -> TimingReport:
     """Return the report of this process since it started, or since `reset_timing_registry`.
 
     It is a dict with the keys of ``timing.json``. Times are in the unit of their name, and None
-    means unknown. It covers the spans that have ended.
+    means unknown. It covers the spans that have ended, and waits up to 10 s for their device times.
 
     Example:
         ```python
