@@ -24,8 +24,8 @@ def enable_profiler_for_names(names: str | Iterable[str]) -> None:
 
     `names` is one name, several names separated by commas (as in STAGESPAN_PROFILER_NAMES), or an
     iterable of names, which are not split. They are added to earlier names and to those of
-    STAGESPAN_PROFILER_NAMES. A stage that is named again is profiled again. Raises SettingsError if a
-    name is empty or not a string.
+    STAGESPAN_PROFILER_NAMES. A stage that is named again is profiled again. Raises SettingsError if
+    a name is empty or not a string.
     """
     _named.update({name: _named.get(name, 0) + 1 for name in _listed(names)})
     _update_core()
