@@ -144,8 +144,8 @@ def stats(window_s: float | None = None) -> Stats:
     A window covers about the last ``window_s`` seconds; `Stats.window_s` is its actual length. It
     begins at the nearest snapshot of the background thread, which takes one every few seconds while
     spans end, and keeps fewer of the older ones. If no snapshot is close enough, the figures come
-    from the rings, provided that they reach back far enough. Raises ValueError if ``window_s`` is
-    not above 0.
+    from the rings, provided that they reach back far enough; ``work`` is then empty. Raises
+    ValueError if ``window_s`` is not above 0.
     """
     if window_s is None:
         return _lifetime(_core.snapshot())
