@@ -24,12 +24,38 @@ _left_alone: list[CodeType] = []
 
 
 class NoSpan:
-    """A context inside a compiled graph: it has all methods and measures nothing."""
+    """A context inside a compiled graph: it has all members of a span and measures nothing."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        *,
+        reset_peak_memory: bool = False,
+        capture_memory: bool = False,
+        compile_safe: bool = False,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.reset_peak_memory = reset_peak_memory
+        self.capture_memory = capture_memory
+        self.compile_safe = compile_safe
 
     def __enter__(self) -> NoSpan:
         return self
 
     def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        return None
+
+    async def __aenter__(self) -> NoSpan:
+        return self
+
+    async def __aexit__(
         self,
         kind: type[BaseException] | None = None,
         error: BaseException | None = None,
@@ -53,9 +79,13 @@ class NoSpan:
 class NoToken:
     """The token that `begin` returns inside a compiled graph."""
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.id = 0  # of a span that is not recorded
+
 
 def _span(name: Any = None, *, compile_safe: bool = False) -> Any:
-    return name if callable(name) else NoSpan()
+    return name if callable(name) else NoSpan(name, "span", compile_safe=compile_safe)
 
 
 def _profiling_context(
@@ -65,17 +95,33 @@ def _profiling_context(
     capture_memory: bool = False,
     compile_safe: bool = False,
 ) -> Any:
-    return name if callable(name) else NoSpan()
+    if callable(name):
+        return name
+    return NoSpan(
+        name,
+        "profiling",
+        reset_peak_memory=reset_peak_memory,
+        capture_memory=capture_memory,
+        compile_safe=compile_safe,
+    )
 
 
 def _profiling_context_4_debug(
     name: Any = None, reset_peak_memory: bool = True, *, capture_memory: bool = False
 ) -> Any:
-    return name if callable(name) else NoSpan()
+    if callable(name):
+        return name
+    return NoSpan(
+        name,
+        "debug",
+        reset_peak_memory=reset_peak_memory,
+        capture_memory=capture_memory,
+        compile_safe=True,
+    )
 
 
 def _begin(name: str) -> NoToken:
-    return NoToken()
+    return NoToken(name)
 
 
 def _end(token: NoToken, *, error: bool = False) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import preloaded
+from stagespan import _core, dynamo
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -92,6 +93,47 @@ def test_registered_when_dynamo_came_first() -> None:
 
     # THEN contexts work in a graph
     assert out.splitlines() == ["False", "2.0", "False"]
+
+
+@needs_torch
+def test_members_of_contexts_and_tokens_in_a_graph() -> None:
+    # GIVEN functions that read the members of contexts and tokens
+    # WHEN they run as they are and in a graph
+    program = """
+        import torch
+        import stagespan
+
+        def members(context):
+            with context as s:
+                return s.name, s.kind, s.reset_peak_memory, s.capture_memory, s.compile_safe
+
+        def read(x):
+            token = stagespan.begin("t")
+            stagespan.end(token)
+            return x + 1, token.name, [
+                members(stagespan.span("a", compile_safe=True)),
+                members(stagespan.ProfilingContext("b", False, capture_memory=True)),
+                members(stagespan.ProfilingContext4Debug("c")),
+            ]
+
+        eager, compiled = read, torch.compile(read, backend="eager", fullgraph=True)
+        print(eager(torch.ones(1)) == compiled(torch.ones(1)))
+    """
+    out = run(program, start=preloaded.python())
+
+    # THEN the members are the same
+    assert out.splitlines() == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("real", "stand_in"),
+    [
+        (_core.Span, dynamo.NoSpan("x", "span")),
+        (_core.Token, dynamo.NoToken("x")),
+    ],
+)
+def test_stand_ins_have_all_members(real: type, stand_in: object) -> None:
+    assert set(dir(real)) - set(dir(stand_in)) == set()
 
 
 def fake_torch(folder: Path, text: str) -> str:
