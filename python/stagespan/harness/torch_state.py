@@ -68,8 +68,11 @@ def random_state_kept() -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     before = random.getstate()
     numpy_before = numpy.random.get_state() if numpy is not None else None
-    accelerators = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=accelerators):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))  # always includes the CPU
+        for kind in filter(is_initialized, DEVICE_TYPES):
+            devices = range(getattr(torch, kind).device_count())
+            stack.enter_context(torch.random.fork_rng(devices=devices, device_type=kind))
         try:
             yield
         finally:

@@ -33,6 +33,7 @@ from harness_stages import Mlp, harness, signature_of  # noqa: E402
 
 from shared_core import on_a_shared_core  # noqa: E402
 from stagespan.harness.figures import idle, profiled_line, spread  # noqa: E402
+from stagespan.harness.torch_state import random_state_kept, seed_in_use  # noqa: E402
 
 
 def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
@@ -282,6 +283,32 @@ def test_the_programs_random_state_and_own_inputs_are_kept(tmp_path: Path) -> No
 
     assert (torch.rand(1).item(), random.random()) == expected
     assert mine.sum() == 0
+
+
+def test_the_random_state_of_every_accelerator_in_use_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a program that uses two devices of an accelerator other than CUDA
+    states = {0: torch.tensor([3]), 1: torch.tensor([4])}
+    xpu = torch.xpu
+    monkeypatch.setattr(xpu, "is_initialized", lambda: True)
+    monkeypatch.setattr(xpu, "device_count", lambda: 2)
+    monkeypatch.setattr(xpu, "get_rng_state", lambda device: states[device].clone())
+    monkeypatch.setattr(xpu, "set_rng_state", lambda state, device: states.update({device: state}))
+    monkeypatch.setattr(
+        xpu,
+        "manual_seed_all",
+        lambda seed: states.update(dict.fromkeys((0, 1), torch.tensor(seed))),
+    )
+
+    # WHEN a replay seeds it
+    with random_state_kept():
+        seed_in_use(9)
+        during = [int(state) for state in states.values()]
+
+    # THEN the program's own state is restored
+    assert during == [9, 9]
+    assert [int(state) for state in states.values()] == [3, 4]
 
 
 def test_the_stage_runs_with_the_captured_torch_settings(tmp_path: Path) -> None:
