@@ -41,8 +41,9 @@ class profile_steps:
         output_dir: Folder for the files, by default the output folder of the run.
 
     Raises:
-        SettingsError: If a number of steps is negative, or ``active``, ``repeat``, ``max_seconds``
-            or ``max_bytes`` is not more than 0.
+        SettingsError: If a number of steps is negative, ``active``, ``repeat``, ``max_seconds`` or
+            ``max_bytes`` is not more than 0, ``name`` is empty or not a string, or ``output_dir``
+            is not a path.
 
     Example:
         ```python
@@ -80,6 +81,17 @@ class profile_steps:
         for what, bound in bounds.items():
             if not isinstance(bound, (int, float)) or isinstance(bound, bool) or not bound > 0:
                 raise SettingsError(f"profile_steps({what}={bound!r}) must be a number above 0.")
+        given_name: object = name
+        if not isinstance(given_name, str) or not given_name:
+            raise SettingsError(
+                f"profile_steps(name={name!r}) must be a string with at least one character."
+            )
+        try:
+            self._folder = None if output_dir is None else Path(output_dir)
+        except TypeError:
+            raise SettingsError(
+                f"profile_steps(output_dir={output_dir!r}) must be the path of a folder."
+            ) from None
         self.traces: list[Path] = []
         """The traces that have been written."""
         self.skipped: str | None = None
@@ -88,7 +100,6 @@ class profile_steps:
         self._name = name
         self._options = (record_shapes, profile_memory, with_stack)
         self._bounds = (max_seconds, max_bytes)
-        self._folder = output_dir
         self._step = 0  # the number of steps so far, in all cycles
         self._window: Window | None = None
         self._is_recording = False
@@ -197,7 +208,7 @@ class profile_steps:
         self._marks.enter_context(record_function(f"ProfilerStep#{self._step}"))
 
     def _write(self, cycle: int) -> None:
-        folder = run.output_dir() if self._folder is None else Path(self._folder)
+        folder = run.output_dir() if self._folder is None else self._folder
         number = f"_cycle{cycle + 1}" if cycle else ""
         path = stage_path(folder, self._name, f"{run.whose_file()}{number}_trace.json.gz")
         try:

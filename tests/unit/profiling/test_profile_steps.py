@@ -136,6 +136,19 @@ def test_wrong_numbers_are_refused(wrong: dict[str, Any]) -> None:
         profile_steps(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": 5}, r"name=5\) must be a string"),
+        ({"name": ""}, "must be a string with at least one character"),
+        ({"output_dir": 5}, r"output_dir=5\) must be the path of a folder"),
+    ],
+)
+def test_wrong_names_and_folders_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        profile_steps(**wrong)
+
+
 @pytest.mark.parametrize("wrong", [{"max_seconds": -1}, {"max_bytes": 0}, {"max_seconds": "2"}])
 def test_wrong_bounds_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="must be a number above 0"):
