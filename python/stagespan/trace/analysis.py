@@ -114,6 +114,7 @@ class Analysis:
     """The results of one trace."""
 
     trace: Trace
+    """The trace; a view of it if analyses have run on it."""
     results: dict[str, Result | Unavailable]
     """The results by the name of the analysis, in the order of the report."""
 
@@ -159,8 +160,9 @@ def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise KeyError(f"There is no analysis {unknown[0]!r}: choose from {', '.join(known)}.")
+    # The pages of the results ask for the same facts again.
     view = TraceView.of(trace)
-    return Analysis(trace, {name: known[name](view) for name in names})
+    return Analysis(view, {name: known[name](view) for name in names})
 
 
 def _applicable(trace: Trace) -> list[str]:

@@ -36,6 +36,7 @@ from stagespan.trace.ranks.find import MOST_RANKS, least_ranks, rank_of, world_s
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.reader import read_trace
+from stagespan.trace.read.view import TraceView
 from stagespan.trace.result import window_of
 
 # Steps with less of the rank's work are not representative of the rank.
@@ -204,15 +205,16 @@ def summarise(
     try:
         ascend = find_ascend_folder(path)
         files = None if ascend is None else read_ascend_folder(ascend, _TABLES)
-        trace = read_trace(path) if files is None else files.trace
+        read = read_trace(path) if files is None else files.trace
     except TraceError as error:
         return Unreadable(str(path), str(error))
     documents = {} if files is None else files.documents
     found = communication.collectives(documents)
     known = found if isinstance(found, communication.CollectiveStats) else None
-    if trace is None:
+    if read is None:
         assert files is not None
         return _of_tables(path, files, known)
+    trace = TraceView.of(read)
     window = window_of(trace)
     if window is None:
         return Unreadable(str(path), f"{path} contains no events with a duration.")
