@@ -174,15 +174,19 @@ def _applicable(trace: Trace) -> list[str]:
 
 def analyze_ascend(folder: AscendFolder) -> Analysis:
     """Analyse an Ascend folder: the trace if there is one, and every other file that exists."""
-    trace = folder.trace
-    results = {} if trace is None else analyze(trace).results
-    of_files = ascend_report.analyze_files(folder)
-    by_type = of_files["ascend_operators"]
-    if isinstance(by_type, operators.Operators) and any(each.core for each in by_type.types):
-        results.pop("ascend_cores", None)  # the file contains more
+    trace = None if folder.trace is None else TraceView.of(folder.trace)
+    results: dict[str, Result | Unavailable] = {}
+    of_files = ascend_report.analyze_files(replace(folder, trace=trace))
+    if trace is not None:
+        # The folder's files contain more than the trace about the same.
+        covered = {"ascend_steps"}
+        by_type = of_files["ascend_operators"]
+        if isinstance(by_type, operators.Operators) and any(each.core for each in by_type.types):
+            covered.add("ascend_cores")
+        names = [name for name in _applicable(trace) if name not in covered]
+        results |= analyze(trace, names).results
+    results |= of_files
     first = {name: results[name] for name in ("verdict", *ASCEND) if name in results}
     shown = without_events(str(folder.path)) if trace is None else trace
     shown = replace(shown, incomplete=" ".join(folder.problems) or shown.incomplete)
-    times = of_files.pop("ascend_steps")
-    results |= {**of_files, "ascend_steps": times}
-    return Analysis(shown, {**first, "ascend_steps": times, **results})
+    return Analysis(shown, first | results)

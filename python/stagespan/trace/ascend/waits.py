@@ -14,6 +14,7 @@ from stagespan.trace.derived.threads import named
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Numbers, covered, merged
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     Evidence,
     Finding,
@@ -228,6 +229,7 @@ class StreamWaits(Result):
         ]
 
 
+@once
 def analyze(trace: Trace) -> StreamWaits | Unavailable:
     """List the waits of streams; Unavailable if there are none."""
     events, work = trace.events, device_work(trace)
