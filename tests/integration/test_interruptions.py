@@ -351,9 +351,8 @@ for window_s in (1e-6, 1e-3, 0.1):
     run(small_rings + AT_EACH_LINE + code, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "call", ["timing_report", "get_io_signatures", "reset_timing_registry", "stats"]
-)
+# get_io_signatures() itself imports the module.
+@pytest.mark.parametrize("call", ["timing_report", "reset_timing_registry", "stats"])
 def test_reading_while_debug_mode_is_first_switched_on(call: str, tmp_path: Path) -> None:
     # GIVEN a thread that switches debug mode on and is halfway through an import
     run(
@@ -373,10 +372,10 @@ def test_reading_while_debug_mode_is_first_switched_on(call: str, tmp_path: Path
         thread = threading.Thread(target=stagespan.set_debug)
         thread.start()
 
-        if halfway.wait(5):
-            threading.settrace(None)
-            if {call != "get_io_signatures"}:
-                stagespan.{call}()
+        assert halfway.wait(60)
+        threading.settrace(None)
+        # WHEN this thread reads in the meantime / THEN neither waits for the other
+        stagespan.{call}()
 
         go_on.set()
         thread.join()
