@@ -89,7 +89,7 @@ EXPECTED: dict[str, Any] = {
     "harness_run_single_step": [[2, 8], [3, 8]],
     "harness_single_step_without_a_stage": "RuntimeError",
     "harness_profile": [
-        *("vae decode", 1, 3, 3, True, ["name", "num_kernels", "top_kernels"]),
+        *("vae decode", 0, 3, 3, True, ["name", "num_kernels", "top_kernels"]),
         ["profile_vae decode.py", "vae decode_b_breakdown.json", "vae decode_b_trace.json.gz"],
     ],
     "harness_generate_test_script": True,

@@ -146,8 +146,8 @@ class StageBenchHarness:
         Raises:
             HarnessError: If there is no stage, the stage raises, or a file cannot be written.
         """
-        warmup = warmup or self.config.warmup
-        steps = profile_steps or self.config.profile_steps
+        warmup = self.config.warmup if warmup is None else warmup
+        steps = self.config.profile_steps if profile_steps is None else profile_steps
         harness = self._harness(warmup, steps, output_suffix)
         harness.setup()
         self._inputs = harness.inputs
