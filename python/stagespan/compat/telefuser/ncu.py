@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from stagespan.errors import TraceError
+from stagespan.trace.ncu.command import exporting
 from stagespan.trace.ncu.reading import parse
 
 NCU_KEY_METRICS = [
@@ -33,10 +35,13 @@ def analyze_ncu_report(report_path: str) -> dict[str, Any]:
     ``stagespan ncu`` shows them for each kernel. Raises TraceError if ncu is missing or cannot read
     the file.
     """
-    command = ["ncu", "--import", report_path, "--page", "raw", "--csv"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            exporting(Path(report_path)),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except FileNotFoundError:
         raise TraceError(
