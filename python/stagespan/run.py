@@ -247,13 +247,14 @@ def _from_root(path: Path) -> Path:
 
 
 def set_output_dir(path: str | os.PathLike[str] | None) -> None:
-    """Set the output folder, also for processes that start from now on; None restores the default.
+    """Set the output folder, also for processes that start from now on.
 
-    Raises SettingsError if ``path`` is empty or not a path.
+    None restores the default folder, and removes the variables that name another one. Raises
+    SettingsError if ``path`` is empty or not a path.
     """
     global _output_dir
     if path is None:
-        os.environ.pop("STAGESPAN_OUTPUT_DIR", None)
+        settings.unset("STAGESPAN_OUTPUT_DIR")
         _output_dir = None
         return
     folder = _text(os.fspath(path) if isinstance(path, os.PathLike) else path, "output folder")

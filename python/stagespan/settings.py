@@ -239,6 +239,13 @@ def get(name: str, default: Any = None) -> Any:
     return variable.default
 
 
+def unset(name: str) -> None:
+    """Remove the variable ``name`` from the environment of this process, in all its spellings."""
+    variable = _BY_NAME[name]
+    for spelling in (variable.name, *variable.aliases):
+        os.environ.pop(spelling, None)
+
+
 def check(*, unknown_names: bool) -> None:
     """Read every variable once, to warn early about invalid values and unknown names."""
     for variable in VARIABLES:

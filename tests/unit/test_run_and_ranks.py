@@ -131,6 +131,7 @@ def test_set_output_dir_and_pipeline_name_reach_later_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("STAGESPAN_OUTPUT_DIR", "elsewhere")
+    monkeypatch.setenv("TELEFUSER_PROFILER_OUTPUT_DIR", "elsewhere too")
     monkeypatch.setenv("STAGESPAN_PIPELINE_NAME", "other")
 
     run.set_output_dir(tmp_path / "traces")
