@@ -363,6 +363,15 @@ InterruptedVariables g_interrupted;
 PyObject* g_last_written = nullptr;
 #endif
 
+/// Whether PyContextVar_Set can allocate its token. It crashes the process if it gets memory neither for the token nor
+/// for the new map of variables (Python 3.10 to 3.13). The block that is freed here is the next one of its size.
+bool has_memory_for_token() noexcept {
+  const Py_ssize_t gc_head_bytes = 2 * Py_ssize_t{sizeof(void*)};
+  void* const probe = PyObject_Malloc(static_cast<std::size_t>(PyContextToken_Type.tp_basicsize + gc_head_bytes));
+  PyObject_Free(probe);
+  return probe != nullptr;
+}
+
 void write_inherited(const ThreadState& thread, const Inherited& inherited) noexcept {
 #if PY_VERSION_HEX < 0x030c0000
   const bool is_collecting = stagespan_is_collecting() != 0;
@@ -375,7 +384,8 @@ void write_inherited(const ThreadState& thread, const Inherited& inherited) noex
     // Neither PyContextVar_Set nor this scope supports re-entrant calls.
     const NoCollection by_allocations;
     value = Ref(encode(inherited));
-    const Ref token(value ? PyContextVar_Set(g_innermost, value.get()) : nullptr);
+    const bool can_set = value && has_memory_for_token();
+    const Ref token(can_set ? PyContextVar_Set(g_innermost, value.get()) : nullptr);
     if (!token) PyErr_Clear();
   }
 #if PY_VERSION_HEX < 0x030c0000

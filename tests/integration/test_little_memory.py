@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,52 +186,115 @@ def test_spans_without_memory_are_timed_or_counted_as_lost() -> None:
     assert new["later"] == 1
 
 
-TASKS = """
-import contextvars, json, resource
-from pathlib import Path
-import stagespan
+# Calls a function while the process gets no memory, neither from the system nor from Python's own
+# allocator, except for blocks of one size that Python has freed before.
+NO_MEMORY = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
 
-# Each context is as that of a task, with a span that stays open in it.
-contexts = [contextvars.copy_context() for _ in range(3000)]
-spans = [stagespan.span("task") for _ in contexts]
-enter = list(zip(contexts, [span.__enter__ for span in spans]))
-leave = list(zip(contexts, [span.__exit__ for span in spans]))
-with stagespan.span("task"):
-    pass
-# Python's own small objects find room here: every second one is freed.
-kept = [bytes(size) for size in range(0, 480, 16) for _ in range(8000)]
-del kept[::2]
-used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
-held = []
-refused, context, call = 0, None, None  # a new variable may take memory
-resource.setrlimit(resource.RLIMIT_AS, (used, -1))
-size = 1 << 24
-while size >= 512:
+void* PyObject_Malloc(size_t size);
+void PyObject_Free(void* block);
+void* PyObject_CallNoArgs(void* function);
+
+struct block { struct block* next; };
+
+static void take(struct block** list, void* (*allocate)(size_t), size_t size) {
+  struct block* taken;
+  while ((taken = allocate(size)) != NULL) {
+    taken->next = *list;
+    *list = taken;
+  }
+}
+
+static void give_back(struct block** list, void (*deallocate)(void*)) {
+  while (*list) {
+    struct block* first = *list;
+    *list = first->next;
+    deallocate(first);
+  }
+}
+
+void* call_without_memory(void* function, size_t left_bytes) {
+  struct rlimit before, now;
+  struct block *of_system = NULL, *of_python = NULL;
+  unsigned long pages = 0;
+  FILE* file = fopen("/proc/self/statm", "r");
+  if (!file || fscanf(file, "%lu", &pages) != 1) abort();
+  fclose(file);
+  getrlimit(RLIMIT_AS, &before);
+  now = before;
+  now.rlim_cur = pages * 4096;
+  setrlimit(RLIMIT_AS, &now);
+  for (size_t size = 1 << 24; size >= 16; size -= size > 512 ? size / 2 : 16)
+    take(&of_system, malloc, size);
+  for (size_t size = 512; size >= 16; size -= 16)
+    if (size != left_bytes) take(&of_python, PyObject_Malloc, size);
+  void* result = PyObject_CallNoArgs(function);
+  give_back(&of_python, PyObject_Free);
+  give_back(&of_system, free);
+  setrlimit(RLIMIT_AS, &before);
+  return result;
+}
+"""
+
+TASKS = """
+import contextvars, ctypes, functools, json, os, sys
+import stagespan
+from stagespan import _core
+
+call_without_memory = ctypes.PyDLL(sys.argv[1]).call_without_memory
+call_without_memory.argtypes = [ctypes.py_object, ctypes.c_size_t]
+call_without_memory.restype = ctypes.py_object
+
+def entered(kind):
+    # As in a task: the context is a copy, and the span stays open in it.
+    context, span = contextvars.copy_context(), stagespan.span(kind)
+    context.run(span.__enter__)
+    return functools.partial(context.run, span.__exit__, None, None, None)
+
+def short_of_memory(left_bytes):
+    context, span = contextvars.copy_context(), stagespan.span("short")
+    freed = [bytes(size) for size in range(0, 480, 16) for _ in range(100)]
+    del freed[::2]
     try:
-        held.append(bytearray(size))
+        call_without_memory(functools.partial(context.run, span.__enter__), left_bytes)
     except MemoryError:
-        size //= 2
-for context, call in enter:
-    try:
-        context.run(call)
-    except MemoryError:
-        refused += 1
-for context, call in leave:
-    try:
-        context.run(call, None, None, None)
-    except MemoryError:
-        pass
-resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-del held
-print(json.dumps({
-    "refused": refused,
-    "lost": sum(stagespan.stats().lost.values()),
-    "count": stagespan.stats()["task"].count,
-}))
+        return  # Python could not enter the context
+    context.run(span.__exit__, None, None, None)
+    entered("later")()
+
+left = {}
+for is_reused in (False, True):
+    for left_bytes in range(0, 513, 16):
+        child = os.fork()
+        if child == 0:
+            with stagespan.span("own"):  # prepares the thread
+                pass
+            if is_reused:
+                entered("before")()  # what this allocates is kept for the next task
+            short_of_memory(left_bytes)
+            stages = stagespan.stats()
+            done = [stages[name].count if name in stages else 0 for name in ("short", "later")]
+            os._exit(0 if done == [1, 1] and not _core.open_spans() else 1)
+        left[f"{is_reused} {left_bytes}"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(json.dumps({"failed": {case: status for case, status in left.items() if status}}))
 """
 
 
-def test_tasks_without_memory_are_timed_without_their_own_scope() -> None:
-    found = run(TASKS, MALLOC_ARENA_MAX="1")
+def test_spans_of_tasks_are_timed_without_memory(tmp_path: Path) -> None:
+    # GIVEN spans of tasks that open while Python gets no memory, or blocks of one size only
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) on PATH")
+    (tmp_path / "no_memory.c").write_text(NO_MEMORY)
+    library = tmp_path / "no_memory.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", library, tmp_path / "no_memory.c"], check=True
+    )
 
-    assert found["count"] + found["lost"] + found["refused"] >= 3001
+    # WHEN each of them opens in a process of its own
+    found = run(TASKS, str(library))
+
+    # THEN no process ends early, all spans are timed, and so are those of later tasks
+    assert found["failed"] == {}
