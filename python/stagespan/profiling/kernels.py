@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from stagespan.device_table import Device
-from stagespan.trace import Trace, breakdown
+from stagespan.trace import Trace
+from stagespan.trace.derived.device import device_work
 
 
 def missing_kernels(trace: Trace, device: Device) -> str | None:
     """Return a problem and its solution if the trace has launches of kernels but no kernels."""
-    if not device.trace_launches or breakdown(trace, "").on_device:
+    if not device.trace_launches or len(device_work(trace).kernels):
         return None
-    launches = {
-        code for code, name in enumerate(trace.names) if name.startswith(device.trace_launches)
-    }
-    count = sum(int(code) in launches for code in trace.events.name)
+    is_launch = np.array([name.startswith(device.trace_launches) for name in trace.names], np.bool_)
+    count = int(is_launch[trace.events.name].sum())
     if not count:
         return None
     return f"it contains {count:,} launches of kernels but no kernel; {device.advice}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -16,6 +16,9 @@ from stagespan.files import stage_path, write_whole
 from stagespan.platforms import current_platform
 from stagespan.profiling.controller import Window, profile_window
 from stagespan.profiling.names import is_profiled, note_context, times_named
+
+if TYPE_CHECKING:
+    from stagespan.trace import Trace
 
 LOGGER = logging.getLogger("stagespan")
 
@@ -178,10 +181,13 @@ class ProfiledHook:
     def _write(
         self, window: Window, stage: str, finished: dict[int, int], runs: int | None = None
     ) -> None:
+        from stagespan.trace import read_trace
+
         folder = run.output_dir()
         try:
-            trace = window.export(self.path(folder, stage, "trace.json.gz"), finished)
-            self.log_written("Chrome trace", trace)
+            path = window.export(self.path(folder, stage, "trace.json.gz"), finished)
+            self.log_written("Chrome trace", path)
+            trace = read_trace(path)
             target = self.path(folder, stage, "breakdown.json")
             table = self.breakdown(trace, stage)
             if runs is not None:
@@ -198,11 +204,10 @@ class ProfiledHook:
         except StagespanError as error:
             self._warn_once(f"The profile of stage {stage!r} was not written: {error}")
 
-    def _check_kernels(self, trace: Path, stage: str) -> None:
+    def _check_kernels(self, trace: Trace, stage: str) -> None:
         from stagespan.profiling.kernels import missing_kernels
-        from stagespan.trace import read_trace
 
-        sentence = missing_kernels(read_trace(trace), current_platform.device)
+        sentence = missing_kernels(trace, current_platform.device)
         if sentence is not None:
             LOGGER.error("[Profiler] The trace of stage %r is not complete: %s", stage, sentence)
 
@@ -210,11 +215,11 @@ class ProfiledHook:
         """Return the path of a stage's ``trace.json.gz`` or ``breakdown.json``."""
         return stage_path(folder, stage, f"{run.whose_file()}_{kind}")
 
-    def breakdown(self, trace: Path, stage: str) -> dict[str, Any]:
+    def breakdown(self, trace: Trace, stage: str) -> dict[str, Any]:
         """Return the content of a stage's ``breakdown.json``."""
-        from stagespan.trace import breakdown, read_trace
+        from stagespan.trace import breakdown
 
-        return dict(breakdown(read_trace(trace), stage).to_dict())
+        return breakdown(trace, stage).to_dict()
 
     def log_started(self, stage: str) -> None:
         """Do nothing. A subclass can log that the profiler is running."""

@@ -22,6 +22,7 @@ from stagespan.profiling.profiled import ProfiledHook
 from stagespan.report import exit as exit_reports
 from stagespan.report import timing
 from stagespan.signature.recorder import CallLike, SignatureHook
+from stagespan.trace import Trace
 
 _KINDS = ("profiling", "debug")
 
@@ -94,7 +95,7 @@ class NamedStages(ProfiledHook):
         """Return the path of a file, such as ``{stage}_rank{rank}.trace.json.gz``."""
         return folder / f"{safe_name(stage, blanks=True)}_rank{run.rank()}.{kind}"
 
-    def breakdown(self, trace: Path, stage: str) -> dict[str, Any]:
+    def breakdown(self, trace: Trace, stage: str) -> dict[str, Any]:
         """Return the breakdown with the rank."""
         return {**super().breakdown(trace, stage), "rank": run.rank()}
 
