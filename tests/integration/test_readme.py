@@ -129,6 +129,8 @@ def matches(expected: str, printed: str, any_figures: bool = False) -> bool:
     # A line `...` may also match nothing.
     between = re.escape(" " if any_figures else "\n")
     pattern = ".*".join(parts).replace(f"{between}.*{between}", f"{between}(?:.*{between})?")
+    if pattern.endswith(f"{between}.*"):
+        pattern = f"{pattern.removesuffix(f'{between}.*')}(?:{between}.*)?"
     return re.fullmatch(pattern, tidy[1], flags=re.DOTALL) is not None
 
 
@@ -287,6 +289,9 @@ $ printf 'one\\ntwo\\nthree\\n'
 one
 ...
 three
+$ echo last
+last
+...
 ```
 
 <!-- run: figures -->
@@ -327,7 +332,7 @@ def test_runner_runs_compares_writes_and_skips(tmp_path: Path) -> None:
     # THEN two programs and two consoles ran, a file was written, and one block was left out
     assert runner.ran == 4
     assert (tmp_path / "sub" / "module.py").read_text() == 'raise RuntimeError("not run")\n'
-    assert skipped == ["sample.md:42: needs a network"]
+    assert skipped == ["sample.md:45: needs a network"]
 
 
 @pytest.mark.parametrize(
