@@ -24,7 +24,6 @@ _BARE = re.compile(
 )
 # Larger numbers are times or process ids.
 MOST_RANKS = 1_000_000
-_ASCEND_INFO = re.compile(r"^profiler_info_(\d{1,9})\.json$")
 
 
 def traces_in(folder: Path) -> list[Path]:
@@ -76,27 +75,25 @@ def _is_ascend(path: Path) -> bool:
     return path.is_dir() and bool(is_ascend_folder(path))
 
 
-def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int | None, str | None]:
+def rank_of(
+    trace: Trace, path: Path, folder: Path | None = None, rank_of_folder: int | None = None
+) -> tuple[int | None, str | None]:
     """Return the trace's rank and its source, "metadata" or "name"; (None, None) if unknown.
 
-    For a file in a subfolder of `folder`, the subfolder's name is used if the file's has no rank.
+    If the trace does not contain it, `rank_of_folder` is used, which is the rank in the metadata of
+    an Ascend folder. For a file in a subfolder of `folder`, the subfolder's name is used if the
+    file's has no rank.
     """
-    info = distributed_info(trace)
-    rank = info.get("rank")
-    if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < MOST_RANKS:
-        return rank, "metadata"
-    if path.is_dir():
-        for entry in sorted(path.iterdir()):
-            found = _ASCEND_INFO.match(entry.name)
-            if found and int(found[1]) < MOST_RANKS:
-                return int(found[1]), "name"
+    for rank in (distributed_info(trace).get("rank"), rank_of_folder):
+        if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < MOST_RANKS:
+            return rank, "metadata"
     found = _NUMBERED.search(path.name) or _BARE.search(path.name)
     if found is None and folder is not None and path.parent != folder:
         found = _NUMBERED.search(path.parent.name)
     if found is None:
         return None, None
-    rank = next(int(group) for group in found.groups() if group is not None)
-    return (rank, "name") if rank < MOST_RANKS else (None, None)
+    number = next(int(group) for group in found.groups() if group is not None)
+    return (number, "name") if number < MOST_RANKS else (None, None)
 
 
 def world_size_of(trace: Trace) -> int | None:

@@ -32,7 +32,7 @@ from stagespan.trace.ranks.collectives import (
     transits,
     work_of,
 )
-from stagespan.trace.ranks.find import MOST_RANKS, least_ranks, rank_of, world_size_of
+from stagespan.trace.ranks.find import least_ranks, rank_of, world_size_of
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.reader import read_trace
@@ -201,7 +201,7 @@ def summarise(
     Returns an `Unreadable` for bad content instead of raising. `folder` is the folder that was
     searched for ranks; the names of its subfolders may contain the rank.
     """
-    path = Path(path)
+    path, folder = Path(path), None if folder is None else Path(folder)
     try:
         ascend = find_ascend_folder(path)
         files = None if ascend is None else read_ascend_folder(ascend, _TABLES)
@@ -213,12 +213,12 @@ def summarise(
     known = found if isinstance(found, communication.CollectiveStats) else None
     if read is None:
         assert files is not None
-        return _of_tables(path, files, known)
+        return _of_tables(path, folder, files, known)
     trace = TraceView.of(read)
     window = window_of(trace)
     if window is None:
         return Unreadable(str(path), f"{path} contains no events with a duration.")
-    rank, rank_from = rank_of(trace, path, None if folder is None else Path(folder))
+    rank, rank_from = rank_of(trace, path, folder, None if files is None else files.rank)
     world = world_size_of(trace)
     stages = None
     if files is not None:
@@ -257,7 +257,10 @@ def summarise(
 
 
 def _of_tables(
-    path: Path, files: AscendFolder, known: communication.CollectiveStats | None
+    path: Path,
+    folder: Path | None,
+    files: AscendFolder,
+    known: communication.CollectiveStats | None,
 ) -> RankSummary | Unreadable:
     """The summary of an Ascend folder that contains no trace."""
     empty = without_events(str(path))
@@ -270,14 +273,11 @@ def _of_tables(
         )
     called = collectives_of_files(known, kernels)
     begin = int(called.begin_ns.min(initial=_LARGEST)) if len(called) else 0
-    rank: int | None = files.rank
-    rank_from: str | None = "metadata"
-    if rank is None or rank >= MOST_RANKS:
-        rank, rank_from = rank_of(empty, path)
+    rank, rank_from = rank_of(empty, path, folder, files.rank)
     return RankSummary(
         path=str(path),
         rank=rank,
-        rank_from=None if rank is None else rank_from,
+        rank_from=rank_from,
         world_size=files.world_size,
         backend="npu",
         host=None,

@@ -10,8 +10,8 @@ import pytest
 from planted_ranks import US, ranks_in, together, write_rank
 
 from stagespan.errors import TraceError
-from stagespan.trace import read_trace
-from stagespan.trace.ranks.find import rank_of, traces_in
+from stagespan.trace.ranks.find import traces_in
+from stagespan.trace.ranks.summary import RankSummary, summarise
 
 CALLS = [("AllReduce_Sum_f32", 100.0 + 1_000 * n, 150.0 + 1_000 * n) for n in range(4)]
 
@@ -90,14 +90,30 @@ def test_a_time_is_not_a_rank(tmp_path: Path) -> None:
 
 def test_an_ascend_folder_of_an_impossible_rank(tmp_path: Path) -> None:
     # GIVEN result folders with impossible ranks
-    trace = read_trace(write_rank(tmp_path, 0, CALLS, info=False, name="trace.json"))
     for name in ("profiler_info_99999999999.json", "profiler_info_7000000.json"):
         folder = tmp_path / name.removesuffix(".json")
         folder.mkdir()
+        write_rank(folder, 0, CALLS, info=False, name="trace_view.json")
         (folder / name).write_text("{}")
-        # WHEN their rank is determined
-        # THEN there is none
-        assert rank_of(trace, folder, tmp_path)[0] is None
+        # WHEN they are summarised
+        found = summarise(folder, tmp_path)
+        # THEN they have no rank
+        assert isinstance(found, RankSummary)
+        assert found.rank is None
+
+
+def test_the_rank_of_profiler_info_json(tmp_path: Path) -> None:
+    # GIVEN result folders with a trace, whose ranks are only in profiler_info.json
+    for rank in (3, 5):
+        folder = tmp_path / f"host_{900 + rank}_ascend_pt"
+        folder.mkdir()
+        write_rank(folder, rank, CALLS, info=False, name="trace_view.json")
+        (folder / "profiler_info.json").write_text(json.dumps({"config": {}, "rank_id": rank}))
+    # WHEN they are read as a job
+    found = ranks_in(tmp_path)
+    # THEN their ranks are known
+    assert found.numbers == [3, 5]
+    assert {each.rank_from for each in found.summaries} == {"metadata"}
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
