@@ -21,7 +21,7 @@ from stagespan.trace.ascend import (
 )
 from stagespan.trace.ascend import steps as ascend_steps
 from stagespan.trace.ascend.steps import AscendSteps
-from stagespan.trace.derived.device import COPY, device_work, launches
+from stagespan.trace.derived.device import COPY, device_work, is_ascend, launches
 from stagespan.trace.derived.device_time import DeviceTime, device_times, together
 from stagespan.trace.derived.threads import Cover
 from stagespan.trace.derived.windows import steps_of
@@ -299,7 +299,7 @@ def _of_tables(
 
 
 def _backend(trace: Trace) -> str:
-    if "Ascend Hardware" in trace.process_names.values():
+    if is_ascend(trace):
         return "npu"
     if not len(device_work(trace).rows):
         return "cpu"
