@@ -1347,6 +1347,34 @@ def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
     assert "is not a recording" in refused.stderr
 
 
+def test_the_page_of_a_long_chain_of_stages(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a process whose stages were nested deeper than Python's limit for recursion
+    process = start(
+        """
+        import os
+        import stagespan
+        spans = [stagespan.span(f"stage {depth}") for depth in range(1500)]
+        for span in spans:
+            span.__enter__()
+        for span in reversed(spans):
+            span.__exit__(None, None, None)
+        print(stagespan._core.recording_place()["path"], flush=True)
+        os._exit(0)
+        """
+    )
+    path = Path(ready(process))
+    process.communicate(timeout=60)
+    page = tmp_path / "page.html"
+    # WHEN its recording is written as a page
+    done = command_here("report", str(path), "--html", str(page))
+    # THEN the page lists all of them
+    assert done.returncode == 0, done.stderr
+    rows = page.read_text().partition("<h2>Stages</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"<tr><td class=text>(?:&nbsp;)*(.*?)</td>", rows) == [
+        f"stage {depth}" for depth in range(1500)
+    ]
+
+
 def test_the_page_of_a_process_in_its_first_stage(folder: Path, tmp_path: Path) -> None:
     # GIVEN a process whose outermost stage has not ended yet
     process = start(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _MOST_SPANS = 4000
 _WIDTH, _ROW = 1200, 16
+_DEEPEST = 30
+"""Deeper stages and spans are drawn at this depth."""
 _STATES = {
     "alive": "alive",
     "exited": "ended with a clean exit",
@@ -117,13 +119,24 @@ def _stages(recording: Recording) -> str:
             children[parent].append((name, count, total_ns))
     rows: list[list[str]] = []
 
-    def add(parent: str | None, depth: int, above: tuple[str, ...]) -> None:
-        for name, count, total_ns in sorted(children.get(parent, ()), key=lambda row: -row[2]):
+    def children_by_time(parent: str | None) -> list[tuple[str, int, int]]:
+        return sorted(children.get(parent, ()), key=lambda row: -row[2])
+
+    def add(parent: str | None) -> None:
+        # Not recursive, because a recording can contain chains of thousands of stages.
+        levels, above = [iter(children_by_time(parent))], [parent]
+        while levels:
+            found = next(levels[-1], None)
+            if found is None:
+                levels.pop()
+                above.pop()
+                continue
+            name, count, total_ns = found
             stage = figures[name]
             quantiles = (stage.p50_ns, stage.p95_ns, stage.p99_ns, stage.max_ns)
             rows.append(
                 [
-                    "&nbsp;" * 4 * depth + _text(name),
+                    "&nbsp;" * 4 * min(len(levels) - 1, _DEEPEST) + _text(name),
                     f"{count:,}",
                     duration(total_ns),
                     *(duration(round(ns)) for ns in quantiles),
@@ -132,13 +145,14 @@ def _stages(recording: Recording) -> str:
             )
             # Recursive stages are listed only once.
             if name not in above and len(rows) < _MOST_SPANS:
-                add(name, depth + 1, (*above, name))
+                levels.append(iter(children_by_time(name)))
+                above.append(name)
 
-    add(None, 0, ())
+    add(None)
     # Parents whose first run has not ended, and "(several)".
     for parent in children:
         if parent is not None and parent not in figures:
-            add(parent, 0, ())
+            add(parent)
     if not rows:
         return "<p>No span had ended.</p>"
     note = '<p class="note">The percentiles of a stage cover all of its runs, under any parent.</p>'
@@ -170,7 +184,7 @@ def _timeline(recording: Recording) -> str:
         shapes.append(f'<text x="4" y="{y + 13}">{_text(f"{thread} {name}")}</text>')
         y += _ROW + 2
         shapes.extend(_bar(row, first, last, length, y) for row in rows)
-        y += _ROW * (1 + max(min(row["depth"], 30) for row in rows)) + 8
+        y += _ROW * (1 + max(min(row["depth"], _DEEPEST) for row in rows)) + 8
     drawn = f'<svg viewBox="0 0 {_WIDTH} {y}" width="{_WIDTH}" height="{y}" role="img">'
     note = (
         f'<p class="note">{len(spans):,} spans over {duration(length)}; those with a red edge were '
@@ -184,7 +198,7 @@ def _bar(row: dict[str, Any], first: int, last: int, length: int, top: int) -> s
     end = min(row["end_ns"] if row["end_ns"] is not None else last, last)
     x = (begin - first) / length * _WIDTH
     width = max((end - begin) / length * _WIDTH, 0.5)
-    y = top + min(row["depth"], 30) * _ROW
+    y = top + min(row["depth"], _DEEPEST) * _ROW
     hue = sum(row["stage"].encode("utf-8", "replace")) * 47 % 360
     is_open = row["end_ns"] is None
     time_ns = (last if is_open else row["end_ns"]) - row["begin_ns"]

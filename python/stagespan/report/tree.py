@@ -12,6 +12,8 @@ from stagespan.report.stages import SEVERAL
 UNATTRIBUTED = "(unattributed)"
 OVERLAP = "(children at the same time)"
 ELSEWHERE = "(children listed elsewhere)"
+_MOST_GUIDES = 30
+"""Deeper stages are shown at this depth."""
 # A smaller fraction of a parent is a rounding error and gets no row.
 _LEAST_EXCESS = 1e-6
 
@@ -46,7 +48,10 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
     total = number(report.get("total_stages_ms")) or sum(place.ms for place in places[None])
     opened: set[str] = set()
 
-    def below(parent: str | None, of_ms: float, guide: str) -> Iterator[Row]:
+    def children_of(
+        parent: str | None, of_ms: float, guide: str
+    ) -> Iterator[tuple[Row, tuple[str, float, str] | None]]:
+        """Yield each row directly below a stage, with the arguments for the rows below that row."""
         children = places.get(parent, [])
         extra = _left_over(stages[parent], children) if parent is not None else []
         last = len(children) + len(extra) - 1
@@ -55,15 +60,29 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
             share = place.ms / of_ms if of_ms > 0 else None
             is_open = place_counts[place.stage] == 1 and place.stage not in opened
             whole = stages[place.stage] if is_open else None
-            yield Row(place.stage, lead, place.ms, share, place.count, whole)
+            row = Row(place.stage, lead, place.ms, share, place.count, whole)
             if whole is not None:
                 opened.add(place.stage)
-                yield from below(place.stage, place.ms, follow)
+            yield row, None if whole is None else (place.stage, place.ms, follow)
         for i, (label, ms) in enumerate(extra, len(children)):
             lead, _ = _guides(guide, i == last, False)
-            yield Row(label, lead, ms, ms / of_ms if of_ms > 0 else None)
+            yield Row(label, lead, ms, ms / of_ms if of_ms > 0 else None), None
 
-    found = list(below(None, total, ""))
+    def below(parent: str | None, of_ms: float, guide: str) -> list[Row]:
+        found = []
+        # Not recursive, because a report can contain chains of thousands of stages.
+        levels = [children_of(parent, of_ms, guide)]
+        while levels:
+            row, inner = next(levels[-1], (None, None))
+            if row is None:
+                levels.pop()
+                continue
+            found.append(row)
+            if inner is not None:
+                levels.append(children_of(*inner))
+        return found
+
+    found = below(None, total, "")
     for is_sum in (True, False):
         for name, entry in stages.items():
             # Other stages without a row are below these, or only inside each other.
@@ -122,4 +141,6 @@ def _guides(guide: str, is_last: bool, is_top: bool) -> tuple[str, str]:
     """Return the guides of a row, and of the rows below it."""
     if is_top:
         return "", ""
-    return guide + ("└─ " if is_last else "├─ "), guide + ("   " if is_last else "│  ")
+    follow = guide + ("   " if is_last else "│  ")
+    is_deepest = len(follow) > _MOST_GUIDES * len("│  ")
+    return guide + ("└─ " if is_last else "├─ "), guide if is_deepest else follow

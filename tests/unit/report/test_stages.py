@@ -99,6 +99,20 @@ def test_a_recursive_stage_adds_up() -> None:
     ]
 
 
+def test_a_long_chain_of_stages() -> None:
+    # GIVEN stages that are nested deeper than Python's limit for recursion
+    names = [f"stage {depth}" for depth in range(3000)]
+    figures = {
+        name: a_stage(count=1, total_ns=10, children_ns=10, parents={parent: (1, 10)})
+        for name, parent in zip(names, [None, *names], strict=False)
+    }
+
+    rows = tree.rows(report_of(figures))
+    # THEN all are listed, the deepest ones at one depth
+    assert [row.label for row in rows if row.label != tree.UNATTRIBUTED] == names
+    assert max(map(_depth, rows)) == 31
+
+
 def test_concurrent_children_do_not_exceed_their_parent() -> None:
     # GIVEN a parent of 100 that waited for two children of 90 each
     figures = {
