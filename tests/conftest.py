@@ -22,7 +22,12 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 # Variables that are set in the user's shell do not reach a test, and no test downloads anything.
-_OWN = {"STAGESPAN_TEST_REPORT", "STAGESPAN_TEST_WHEEL", "STAGESPAN_TRACES"}
+_OWN = {
+    "STAGESPAN_TEST_REPORT",
+    "STAGESPAN_TEST_WHEEL",
+    "STAGESPAN_TRACES",
+    "STAGESPAN_TRACES_MORE",
+}
 for _name in set(os.environ) - _OWN:
     if _name.startswith(("STAGESPAN_", "TELEFUSER_")) or _name == "ENABLE_PROFILER_NAMES":
         del os.environ[_name]

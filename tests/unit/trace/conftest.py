@@ -11,17 +11,55 @@ from typing import Any
 
 import pytest
 
+from stagespan.trace import Trace, read_trace
+
 _REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def _named(variable: str, beside: str) -> Path:
+    """Return the folder that a variable names, or the one next to the clone."""
+    return Path(os.environ.get(variable) or _REPOSITORY.parent / beside)
+
+
+def _more_traces() -> Path:
+    return _named("STAGESPAN_TRACES_MORE", "shared/review/traces")
 
 
 @pytest.fixture(scope="session")
 def traces() -> Path:
     """Return the folder of real traces: STAGESPAN_TRACES, or `shared/traces` next to the clone."""
-    named = os.environ.get("STAGESPAN_TRACES")
-    folder = Path(named) if named else _REPOSITORY.parent / "shared" / "traces"
+    folder = _named("STAGESPAN_TRACES", "shared/traces")
     if not (folder / "truth.json").is_file():
         pytest.skip(f"no folder with real traces ({folder}): set STAGESPAN_TRACES to one")
     return folder
+
+
+@pytest.fixture(scope="session")
+def more_traces() -> Path:
+    """Return a second folder of real traces: STAGESPAN_TRACES_MORE, or one next to the clone."""
+    folder = _more_traces()
+    if not (folder / "ascend_st_level2").is_dir():
+        pytest.skip(f"no folder with more real traces ({folder}): set STAGESPAN_TRACES_MORE to one")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def every_trace(traces: Path) -> list[Path]:
+    """Return the files in both folders, not in folders below them."""
+    return sorted(path for each in (traces, _more_traces()) for path in each.glob("*.json.gz"))
+
+
+@pytest.fixture(scope="session")
+def real(every_trace: list[Path]) -> Callable[[str], Trace]:
+    """Return a function that reads a trace of either folder by its name."""
+    paths = {path.name.removesuffix(".json.gz"): path for path in every_trace}
+
+    def read(name: str) -> Trace:
+        if name not in paths:
+            pytest.skip(f"no real trace {name}")
+        return read_trace(paths[name])
+
+    return read
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -357,18 +358,9 @@ def test_events_of_the_host_with_a_stream_are_not_a_device(tmp_path: Path) -> No
 # Public traces
 
 
-def real(name: str, traces: Path) -> Trace:
-    path = traces / f"{name}.json.gz"
-    if not path.exists():
-        path = traces.parent / "review" / "traces" / f"{name}.json.gz"
-    if not path.exists():
-        pytest.skip(f"no trace {name}")
-    return read_trace(path)
-
-
-def test_mtia(traces: Path) -> None:
+def test_mtia(real: Callable[[str], Trace]) -> None:
     # GIVEN an inference on MTIA: kernels, DMA and waits on twelve streams
-    trace = real("mtia_inference", traces)
+    trace = real("mtia_inference")
     # WHEN its use is summed up
     use = device_use(trace)
     # THEN it equals the result of brute force over the 1,313 events of its device
@@ -384,10 +376,10 @@ def test_mtia(traces: Path) -> None:
     assert not [f for f in findings if f.code.startswith("host.")]
 
 
-def test_a_host_blocked_in_one_copy(traces: Path) -> None:
+def test_a_host_blocked_in_one_copy(real: Callable[[str], Trace]) -> None:
     # GIVEN a decoding step whose first kernels wait for the previous step, which is not in the
     # trace
-    found = idle_of(real("rocm_mi300_sglang_decode", traces))
+    found = idle_of(real("rocm_mi300_sglang_decode"))
     # WHEN the causes are determined for the idle time of 97.8 %
     (finding,) = found.findings()
     # THEN the finding contains what is known: the copy, the line, and the early launch
@@ -400,9 +392,9 @@ def test_a_host_blocked_in_one_copy(traces: Path) -> None:
     assert "hipMemcpyWithStream" in [each.event for each in finding.evidence]
 
 
-def test_six_equal_gaps(traces: Path) -> None:
+def test_six_equal_gaps(real: Callable[[str], Trace]) -> None:
     # GIVEN a training with 63 to 65 ms of idle time before each backward graph
-    found = idle_of(real("cuda_a100_cudagraph_triton_nccl", traces))
+    found = idle_of(real("cuda_a100_cudagraph_triton_nccl"))
     # WHEN gaps without a cause in the trace are grouped
     pattern = found.patterns[0]
     # THEN they are one pattern: once per step, launched early, the host blocked in the exchange
@@ -415,10 +407,10 @@ def test_six_equal_gaps(traces: Path) -> None:
     assert {"idle.unexplained", "idle.graph"} <= set(codes(found))
 
 
-def test_the_event_that_took_the_time_is_named(traces: Path) -> None:
+def test_the_event_that_took_the_time_is_named(real: Callable[[str], Trace]) -> None:
     # GIVEN two benchmarks whose warm-up contains the first call of cuDNN
     for name, least in (("cuda_a100_simple_add", 7.98e9), ("cuda_a100_alexnet", 6.5e9)):
-        found = idle_of(real(name, traces))
+        found = idle_of(real(name))
         # WHEN the findings are determined
         # THEN the start is the only one, and names cudaFree with its time
         assert codes(found) == ["idle.start_up"], name
@@ -427,24 +419,24 @@ def test_the_event_that_took_the_time_is_named(traces: Path) -> None:
         assert least < (first.figure or 0) < 1.02 * least, name
 
 
-def test_no_event_of_the_host_for_18_ms(traces: Path) -> None:
-    found = idle_of(real("cuda_a100_sync_multi_stream", traces))
+def test_no_event_of_the_host_for_18_ms(real: Callable[[str], Trace]) -> None:
+    found = idle_of(real("cuda_a100_sync_multi_stream"))
     assert codes(found) == ["idle.host_unseen"]
     assert found.by_cause[causes.HOST_UNSEEN] == 18_446 * US
 
 
-def test_gaps_of_a_microsecond_between_kernels_from_before(traces: Path) -> None:
+def test_gaps_of_a_microsecond_between_kernels_from_before(real: Callable[[str], Trace]) -> None:
     # GIVEN a trace with 508 gaps between kernels that were launched before it began
-    found = idle_of(real("cuda_h100_qwen", traces))
+    found = idle_of(real("cuda_h100_qwen"))
     # WHEN the causes of idle time are determined
     # THEN none of them is unknown
     assert causes.NOT_TRACED not in found.by_cause
     assert codes(found) == ["idle.queued"]
 
 
-def test_a_stage_and_the_whole_trace_have_one_common_finding(traces: Path) -> None:
+def test_a_stage_and_the_whole_trace_have_one_common_finding(real: Callable[[str], Trace]) -> None:
     # GIVEN a trace that is launch-bound as a whole, and in its only stage
-    findings = analyze(real("cuda_b200_vllm_eager", traces), ["idle", "stages"]).findings()
+    findings = analyze(real("cuda_b200_vllm_eager"), ["idle", "stages"]).findings()
     # WHEN the findings are counted
     # THEN the stage is in the evidence of the only one
     assert [f.code for f in findings if "launch" in f.code] == ["idle.launch"]

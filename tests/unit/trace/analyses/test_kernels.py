@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -185,34 +186,24 @@ def test_launches_of_an_optimizer_are_a_separate_kind(tmp_path: Path) -> None:
     }
 
 
-def test_work_of_real_traces_has_its_kind(traces: Path) -> None:
+def test_work_of_real_traces_has_its_kind(real: Callable[[str], Trace]) -> None:
     # GIVEN servers of mixture-of-experts models, and the training of a recommender
-    review = traces.parent / "review" / "traces" / "cuda_v100_trace_diff.json.gz"
-    if not review.is_file():
-        pytest.skip(f"no trace {review}")
     kinds = {}
-    for path in (
-        traces / "rocm_mi300_vllm_piecewise.json.gz",
-        traces / "cuda_b200_vllm_eager.json.gz",
-        review,
-    ):
-        found = json_of(read_trace(path))
-        kinds[path.name] = {row["kind"]: row["percent"] for row in found["by_kind"]}
+    for name in ("rocm_mi300_vllm_piecewise", "cuda_b200_vllm_eager", "cuda_v100_trace_diff"):
+        found = json_of(real(name))
+        kinds[name] = {row["kind"]: row["percent"] for row in found["by_kind"]}
     # WHEN the breakdown is computed
     # THEN these are separate kinds
-    assert kinds["rocm_mi300_vllm_piecewise.json.gz"]["moe"] == pytest.approx(78.7, abs=0.1)
-    assert kinds["cuda_b200_vllm_eager.json.gz"]["moe"] > 50
-    assert kinds[review.name]["embedding"] == pytest.approx(11.7, abs=0.1)
-    assert kinds[review.name]["other"] < 1
+    assert kinds["rocm_mi300_vllm_piecewise"]["moe"] == pytest.approx(78.7, abs=0.1)
+    assert kinds["cuda_b200_vllm_eager"]["moe"] > 50
+    assert kinds["cuda_v100_trace_diff"]["embedding"] == pytest.approx(11.7, abs=0.1)
+    assert kinds["cuda_v100_trace_diff"]["other"] < 1
 
 
-def test_products_of_qwen_are_counted_by_call(traces: Path) -> None:
+def test_products_of_qwen_are_counted_by_call(real: Callable[[str], Trace]) -> None:
     # GIVEN 24 layers with two products of one shape, each of which fills its result first
-    path = traces.parent / "review" / "traces" / "cuda_h100_qwen.json.gz"
-    if not path.is_file():
-        pytest.skip(f"no trace {path}")
     # WHEN shapes are listed THEN they count calls
-    found = json_of(read_trace(path))
+    found = json_of(real("cuda_h100_qwen"))
     rows = {(row["operator"], row["shape"]): row for row in found["by_shape"]}
     product = rows["aten::mm", "8944x1024, 1024x2816"]
     assert (product["count"], product["device_events"]) == (48, 96)

@@ -244,10 +244,9 @@ def test_each_advice_has_a_check() -> None:
     assert set(CHECKS) == {advice.name for advice in EVERY}
 
 
-def every_trace(traces: Path) -> list[Path]:
-    review = traces.parent / "review" / "traces"
-    found = [*traces.glob("*.json.gz"), *traces.glob("nccl_dlrm_8rank/*.json.gz")]
-    return sorted([*found, *review.glob("*.json.gz")])
+@pytest.fixture
+def paths(traces: Path, every_trace: list[Path]) -> list[Path]:
+    return [*every_trace, *sorted(traces.glob("nccl_dlrm_8rank/*.json.gz"))]
 
 
 @functools.cache  # findings are small, and both tests below need them
@@ -256,11 +255,11 @@ def findings_of(path: Path) -> list[Finding]:
     return analyze(read_trace(path), names).findings()
 
 
-def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
+def test_no_advice_contradicts_a_real_trace(paths: list[Path]) -> None:
     # GIVEN all public traces, and the same events read with Python's json module
     given: set[str] = set()
     codes: set[str] = set()
-    for path in every_trace(traces):
+    for path in paths:
         raw = Raw(path)
         # WHEN they are analysed
         findings = findings_of(path)
@@ -286,10 +285,10 @@ def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
     } <= codes  # fmt: skip
 
 
-def test_advice_on_copies_depends_on_their_kind(traces: Path) -> None:
+def test_advice_on_copies_depends_on_their_kind(paths: list[Path]) -> None:
     # GIVEN the traces with findings about copies, and the copies' time by kind from raw events
     seen = 0
-    for path in every_trace(traces):
+    for path in paths:
         copies = [f for f in findings_of(path) if f.code == "device_use.exposed_copies"]
         rows = Raw(path).of("gpu_memcpy", "Memcpy") if copies else []
         pageable = sum(e["dur"] for e in rows if "Pageable" in e["name"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,6 @@ def split(trace: Trace) -> Steps:
     found = steps.analyze(trace)
     assert isinstance(found, Steps)
     return found
-
-
-def trace_of(name: str, traces: Path) -> Trace:
-    """Return a real trace from either folder."""
-    for folder in (traces, traces.parent / "review" / "traces"):
-        path = folder / f"{name}.json.gz"
-        if path.is_file():
-            return read_trace(path)
-    pytest.skip(f"no trace {name}")
 
 
 def test_the_verdict_is_for_the_step_with_time_before_and_after_it(tmp_path: Path) -> None:
@@ -233,13 +225,12 @@ def test_the_advice_on_copies_fits_their_kind(tmp_path: Path) -> None:
     assert list(said.values()) == [False, True, False]
 
 
-def test_every_finding_has_a_code_and_evidence(traces: Path) -> None:
+def test_every_finding_has_a_code_and_evidence(every_trace: list[Path]) -> None:
     # GIVEN all real traces
     # WHEN device, kernels, torch.compile, steps and layers are analysed
     names = ("device_use", "kernels", "compiled", "steps", "layers")
     codes = set()
-    folders = (traces, traces.parent / "review" / "traces")
-    for path in sorted(path for folder in folders for path in folder.glob("*.json.gz")):
+    for path in every_trace:
         found = analyze(read_trace(path), names)
         for name, result in found.results.items():
             for finding in result.findings():
@@ -260,10 +251,10 @@ def test_every_finding_has_a_code_and_evidence(traces: Path) -> None:
     ],
 )
 def test_the_first_step_of_real_traces(
-    name: str, first_us: float, second_us: float | None, traces: Path
+    name: str, first_us: float, second_us: float | None, real: Callable[[str], Trace]
 ) -> None:
     # GIVEN a trace that begins while the device is busy with earlier work
-    trace = trace_of(name, traces)
+    trace = real(name)
     # WHEN its steps are split
     written = split(trace).to_dict()
     # THEN the first one is as long as the work that it launched, like the others
@@ -278,16 +269,16 @@ def test_the_first_step_of_real_traces(
     ]
 
 
-def test_qwen_is_computing_in_its_own_time(traces: Path) -> None:
-    written = split(trace_of("cuda_h100_qwen", traces)).to_dict()
+def test_qwen_is_computing_in_its_own_time(real: Callable[[str], Trace]) -> None:
+    written = split(real("cuda_h100_qwen")).to_dict()
     assert sum(written["parts_us"][part] for part in ("computation", "copies")) == pytest.approx(
         31_905, abs=1
     )
 
 
-def test_a_video_is_prepared_for_most_of_the_step(traces: Path) -> None:
+def test_a_video_is_prepared_for_most_of_the_step(real: Callable[[str], Trace]) -> None:
     # GIVEN a step that prepares a video for 218 of its 382.5 ms
-    found = judged(trace_of("cuda_h100_timesformer", traces))
+    found = judged(real("cuda_h100_timesformer"))
     # THEN the preparation is the bound, with the function; computing has its share of the step
     written = found.to_dict()
     assert (found.verdict, found.cause) == ("host-bound", "preparation")
@@ -299,9 +290,9 @@ def test_a_video_is_prepared_for_most_of_the_step(traces: Path) -> None:
     assert 100 * written["parts_us"]["computing"] / whole == pytest.approx(40.5, abs=0.05)
 
 
-def test_a_server_whose_device_was_busy_before(traces: Path) -> None:
+def test_a_server_whose_device_was_busy_before(real: Callable[[str], Trace]) -> None:
     # GIVEN a prefill whose first copy began 149 ms after its launch
-    trace = trace_of("rocm_mi300_vllm_piecewise", traces)
+    trace = real("rocm_mi300_vllm_piecewise")
     # WHEN it is split
     # THEN the device is never idle for a long time
     (step,) = split(trace).steps
@@ -312,9 +303,8 @@ def test_a_server_whose_device_was_busy_before(traces: Path) -> None:
     assert found.base.unrecorded_ns == pytest.approx(151_231_000, abs=1_000)
 
 
-def test_sums_of_all_real_verdicts_are_correct(traces: Path) -> None:
-    folders = (traces, traces.parent / "review" / "traces")
-    for path in sorted(path for folder in folders for path in folder.glob("*.json.gz")):
+def test_sums_of_all_real_verdicts_are_correct(every_trace: list[Path]) -> None:
+    for path in every_trace:
         # GIVEN a real trace
         # WHEN the verdict is determined
         # THEN its parts sum to its steps, or to the trace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,6 @@ from stagespan.cli import command
 from stagespan.trace.paths import analyze_path
 
 BEGIN_US = 1_736_408_883_000_000
-
-
-@pytest.fixture
-def more_traces() -> Path:
-    """Return a second folder of real traces: STAGESPAN_MORE_TRACES, or one next to the clone."""
-    named = os.environ.get("STAGESPAN_MORE_TRACES")
-    beside = Path(__file__).resolve().parents[5] / "shared" / "review" / "traces"
-    folder = Path(named) if named else beside
-    if not (folder / "ascend_st_level2").is_dir():
-        pytest.skip(f"no folder with more real traces ({folder}): set STAGESPAN_MORE_TRACES to one")
-    return folder
 
 
 def write_tables(
