@@ -90,7 +90,7 @@ class ComputingProject(Project):
             f"""
             import pytest
 
-            @pytest.mark.stage_limit(regress="50%", regress_ms=0)
+            @pytest.mark.stage_limit(regress="400%", regress_ms=0)
             def test_measured(stage_bench):
                 stage_bench(sum, range({numbers}), most_seconds=0.05)
             """
@@ -206,13 +206,14 @@ def test_a_baseline_of_a_machine_of_another_speed_is_explained(
     assert output.count(f"The machine was slower {slower}") == 1
 
 
-@pytest.mark.parametrize("slowdown", [0.5, 2.0])
+# The factors are so large that no pause of the machine changes a result.
+@pytest.mark.parametrize("slowdown", [1 / 20, 20])
 def test_times_are_compared_at_one_speed_of_the_processor(tmp_path: Path, slowdown: float) -> None:
     # GIVEN a baseline of a stage that only computes
     project = ComputingProject(tmp_path, numbers=10_000)
     entry = project.entry
     assert len(entry["relative"]) >= entry["count"]
-    # AND in which the processor was twice or half as fast
+    # AND in which the processor was 20 times faster or slower
     entry["samples_ms"] = [sample / slowdown for sample in entry["samples_ms"]]
     entry["fixed_ns"] /= slowdown
 
@@ -220,7 +221,7 @@ def test_times_are_compared_at_one_speed_of_the_processor(tmp_path: Path, slowdo
     status, output = project.compare()
     assert status == 0, output
     # AND a slower one fails, also if its times were the same on the slower processor
-    entry["relative"] = [ratio / 2 for ratio in entry["relative"]]
+    entry["relative"] = [ratio / 25 for ratio in entry["relative"]]
     status, output = project.compare()
     assert status == 1
     assert "at the same speed of the processor" in output
