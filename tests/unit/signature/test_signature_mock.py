@@ -5,13 +5,15 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stagespan.errors import HarnessError, SignatureError
-from stagespan.signature import StageSignature, capture
+from stagespan.signature import SignatureFile, StageSignature, capture
 from stagespan.signature.dtypes import ELEMENT_BYTES
 
 torch = pytest.importorskip("torch")
@@ -310,3 +312,18 @@ def test_host_tensors_stay_on_the_host() -> None:
     assert mock.place("cuda:0") == "meta"
     assert mock.place("cpu") == "cpu"
     assert make_inputs(signature, device="cpu")["where"] == torch.device("cpu")
+
+
+def test_a_large_file_is_read_whole(tmp_path: Path) -> None:
+    # GIVEN a file with the signature of 100,000 inputs
+    inputs = {f"x{at}": at for at in range(100_000)}
+    path = tmp_path / "large.json"
+    path.write_text(
+        json.dumps({"schema_version": 1, "stages": {"s": {"input_signatures": inputs}}})
+    )
+
+    # WHEN it is read, and the inputs are created
+    made = make_inputs(SignatureFile.read(path).stage("s"))
+
+    # THEN they are all there, in order
+    assert list(made.items()) == list(inputs.items())
