@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stagespan.errors import StagespanError
+from stagespan.errors import StagespanError, TraceError
 from stagespan.trace.analysis import Analysis, analyze, analyze_ascend
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
 
 
 def open_trace(path: Path) -> Trace:
-    """Return the one trace that a path names. Raises TraceError if the path names none."""
-    from stagespan.trace.ascend import find_ascend_folder, read_ascend_trace
+    """Return the one trace that a path names. Raises TraceError if it names none or several."""
+    from stagespan.trace.ascend import read_ascend_trace
     from stagespan.trace.read.reader import read_trace
 
-    folder = find_ascend_folder(path)
-    return read_trace(path) if folder is None else read_ascend_trace(folder)
+    only = _one_trace(path)
+    return read_ascend_trace(only) if only.is_dir() else read_trace(only)
 
 
 def analyze_path(path: Path, against: Path | None = None, jobs: int | None = None) -> Analysis:
@@ -26,22 +26,43 @@ def analyze_path(path: Path, against: Path | None = None, jobs: int | None = Non
 
     Raises TraceError if the path cannot be read.
     """
-    from stagespan.trace.ascend import find_ascend_folder, read_ascend_folder
+    from stagespan.trace.ascend import read_ascend_folder
 
     if against is not None:
         return _compared(path, against)
-    ascend = find_ascend_folder(path)
-    if ascend is not None:
-        return analyze_ascend(read_ascend_folder(ascend))
-    if path.is_dir():
-        from stagespan.trace.ranks.find import traces_in
+    only = _only_trace(path)
+    if only is None:
+        return analyze_ranks(path, jobs)
+    return analyze_ascend(read_ascend_folder(only)) if only.is_dir() else analyze(open_trace(only))
 
-        # A folder with only one trace is treated like the trace.
-        paths = traces_in(path)
-        if len(paths) > 1:
-            return analyze_ranks(path, jobs)
-        return analyze_path(paths[0])
-    return analyze(open_trace(path))
+
+def _only_trace(path: Path) -> Path | None:
+    """Return the only file or Ascend folder that a path names; None for a folder of several.
+
+    Raises TraceError for a folder without traces.
+    """
+    from stagespan.trace.ascend import find_ascend_folder
+    from stagespan.trace.ranks.find import traces_in
+
+    ascend = find_ascend_folder(path)
+    if ascend is not None or not path.is_dir():
+        return ascend or path
+    paths = traces_in(path)
+    return paths[0] if len(paths) == 1 else None
+
+
+def _one_trace(path: Path) -> Path:
+    """Return the only file or Ascend folder that a path names.
+
+    Raises TraceError for a folder without traces or with several.
+    """
+    only = _only_trace(path)
+    if only is None:
+        raise TraceError(
+            f"{path} contains the traces of many ranks: compare the trace of one rank with the"
+            " trace of the same rank before."
+        )
+    return only
 
 
 def analyze_ranks(folder: Path, jobs: int | None = None) -> Analysis:
@@ -59,15 +80,11 @@ def analyze_ranks(folder: Path, jobs: int | None = None) -> Analysis:
 
 def _compared(path: Path, against: Path) -> Analysis:
     from stagespan.trace.compare import compare
-    from stagespan.trace.ranks.report import Ranks
 
+    # Both are checked before one is read.
+    path, against = _one_trace(path), _one_trace(against)
     before = open_trace(against)
     analysis = analyze_path(path)
-    if any(isinstance(result, Ranks) for result in analysis.results.values()):
-        raise StagespanError(
-            f"{path} contains the traces of many ranks: compare the trace of one rank with the"
-            " trace of the same rank before."
-        )
     trace = analysis.trace if len(analysis.trace.events) else open_trace(path)
     return Analysis(analysis.trace, {"against": compare(before, trace), **analysis.results})
 

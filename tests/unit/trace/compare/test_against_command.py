@@ -89,7 +89,7 @@ def test_no_trace_to_compare_with(pair: tuple[Path, Path], tmp_path: Path) -> No
 
 def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
     # A folder with one trace represents that trace.
-    status, out, _ = run(pair[1].parent, "--against", pair[0].parent / "planted.json")
+    status, out, _ = run(pair[1].parent, "--against", pair[0].parent)
     assert status == 0
     assert "230.000 µs" in " ".join(out.split())
     # Ascend results are compared, and their additional figures are kept.
@@ -109,6 +109,7 @@ def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
     assert [(k["name"], k["before_count"]) for k in collectives] == [("hcom_allReduce", 4)]
     # Folders with many ranks are not.
     ranks = traces / "nccl_dlrm_8rank"
-    status, _, error = run(ranks, "--against", ranks / "rank0.json.gz")
-    assert status == 2
-    assert "contains the traces of many ranks: compare the trace of one rank" in error
+    for paths in ((ranks, ranks / "rank0.json.gz"), (pair[1], ranks)):
+        status, _, error = run(paths[0], "--against", paths[1])
+        assert status == 2
+        assert f"{ranks} contains the traces of many ranks: compare the trace of one rank" in error
