@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from stagespan import imports
+from stagespan.context import Call
 from stagespan.profiling.controller import open_window
 from stagespan.profiling.names import is_annotated, set_annotated
 
@@ -46,21 +46,21 @@ class AnnotateHook:
     name = "annotate"
     of_spans = True
 
-    def wants(self, call: Any) -> bool:
+    def wants(self, call: Call) -> bool:
         """Whether the stage is named and a profiler of the application runs."""
         return is_annotated(call.stage) and open_window() is None and _is_recording()
 
-    def enter(self, call: Any) -> None:
+    def enter(self, call: Call) -> None:
         """Begin the range."""
         record_function = imports.load("torch.autograd.profiler").record_function
         call.state[self.name] = record_function(call.stage)
         call.state[self.name].__enter__()
 
-    def leave(self, call: Any) -> None:
+    def leave(self, call: Call) -> None:
         """End the range."""
         opened = call.state.pop(self.name, None)
         if opened is not None:
             opened.__exit__(None, None, None)
 
-    def exit(self, call: Any) -> None:
+    def exit(self, call: Call) -> None:
         """Do nothing, because the range has ended."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stagespan import forks, imports, lines, run, service, settings
 from stagespan.atomic import Count
+from stagespan.context import Call
 from stagespan.errors import StagespanError
 from stagespan.files import stage_path, write_whole
 from stagespan.platforms import current_platform
@@ -25,16 +26,6 @@ LOGGER = logging.getLogger("stagespan")
 MAX_SECONDS = 120.0
 """A window ends after this time, so that a stage that runs for hours does not fill a trace."""
 MAX_TRACE_BYTES = 512 << 20
-
-
-class Call(Protocol):
-    """The attributes of a `context.Call` that the hook uses."""
-
-    stage: str
-    span_id: int
-    begin_ns: int
-    end_ns: int
-    state: dict[str, Any]
 
 
 @dataclass

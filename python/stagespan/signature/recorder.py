@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from stagespan import _core, imports
+from stagespan.context import Call
 from stagespan.device_table import DEVICE_TYPES
 from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
 from stagespan.signature.capture import capture, capture_arguments
@@ -14,69 +15,43 @@ from stagespan.signature.store import SCALARS, STORE
 from stagespan.signature.target import callable_of
 
 
-class CallLike(Protocol):
-    """The attributes of `stagespan.context.Call` that the hook uses."""
-
-    stage: str
-    kind: str
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    inputs: dict[str, Any] | None
-    result: Any
-    error: BaseException | None
-    begin_ns: int
-    end_ns: int
-    flags: int
-    state: dict[str, Any]
-
-
 class SignatureHook:
     """Hook ``signature`` of every debug context. It keeps nodes of values, never the values."""
 
     name = "signature"
 
-    def __init__(
-        self,
-        missing: object = _core.MISSING,
-        first_of_shape: int = _core.FLAG_FIRST_OF_SHAPE,
-    ) -> None:
-        """``missing`` is the ``result`` of calls without a result, ``first_of_shape`` is a flag."""
-        self._missing = missing
-        self._first_of_shape = first_of_shape
-
-    def wants(self, call: CallLike) -> bool:
+    def wants(self, call: Call) -> bool:
         """Whether this is a debug context."""
         return call.kind == "debug"
 
-    def enter(self, call: CallLike) -> None:
+    def enter(self, call: Call) -> None:
         """Describe the arguments before the clock starts. A `with` block sets its values later."""
         if call.function is not None:
             arguments = bind_arguments(call.function, call.args, call.kwargs)
             call.state[self.name] = _begin(call.stage, arguments, call)
 
-    def leave(self, call: CallLike) -> None:
+    def leave(self, call: Call) -> None:
         """Do nothing, because the clock is still running."""
 
-    def exit(self, call: CallLike) -> None:
+    def exit(self, call: Call) -> None:
         """Describe the result if this signature has none yet, and count the run's time."""
         begun = call.state.pop(self.name, None)
         if begun is None:
             begun = _begin(call.stage, call.inputs or {})
         key, first = begun
         if first:
-            call.flags |= self._first_of_shape
+            call.flags |= _core.FLAG_FIRST_OF_SHAPE
         if call.error is not None:
             return
         inside = _mode_inside(call.result)
         if inside:
             STORE.ran_inside(call.stage, key, inside)
-        described = call.result is not self._missing and STORE.needs_output(call.stage, key)
+        described = call.result is not _core.MISSING and STORE.needs_output(call.stage, key)
         output = capture(call.result, read_values=False) if described else None
         STORE.end(call.stage, key, call.end_ns - call.begin_ns, output, described)
 
 
-def _begin(stage: str, arguments: dict[str, Any], call: CallLike | None = None) -> tuple[str, bool]:
+def _begin(stage: str, arguments: dict[str, Any], call: Call | None = None) -> tuple[str, bool]:
     """Store the signature of these arguments. Returns its key, and whether its shape is new."""
     nodes = capture_arguments(arguments, read_values=False)
     form = key_of(nodes)
@@ -109,7 +84,7 @@ def _mode_inside(result: Any) -> dict[str, bool]:
     return {}
 
 
-def signature_key(call: CallLike) -> str:
+def signature_key(call: Call) -> str:
     """Return a short hash of a call's inputs: shapes, dtypes, kinds of device, structure."""
     arguments = (
         bind_arguments(call.function, call.args, call.kwargs)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stagespan import _core
 from stagespan.errors import SignatureError
 from stagespan.signature import (
     SignatureFile,
@@ -26,8 +27,7 @@ from stagespan.signature.store import MAX_KEYS, MAX_LENGTHS, OTHER
 
 torch = pytest.importorskip("torch")
 
-MISSING = object()
-FIRST = 8
+FIRST = _core.FLAG_FIRST_OF_SHAPE
 
 
 @dataclasses.dataclass
@@ -39,7 +39,7 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     inputs: dict[str, Any] | None = None
-    result: Any = MISSING
+    result: Any = _core.MISSING
     error: BaseException | None = None
     begin_ns: int = 0
     end_ns: int = 2_000_000
@@ -62,7 +62,7 @@ def _fresh() -> Iterator[None]:
 def run(**fields: Any) -> Call:
     """One run of a stage through the hook."""
     call = Call(**fields)
-    hook = SignatureHook(MISSING, FIRST)
+    hook = SignatureHook()
     if hook.wants(call):
         hook.enter(call)
         hook.leave(call)

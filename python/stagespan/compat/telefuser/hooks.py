@@ -21,7 +21,7 @@ from stagespan.lines import one_line
 from stagespan.profiling.profiled import ProfiledHook
 from stagespan.report import exit as exit_reports
 from stagespan.report import timing
-from stagespan.signature.recorder import CallLike, SignatureHook
+from stagespan.signature.recorder import SignatureHook
 from stagespan.trace import Trace
 
 _KINDS = ("profiling", "debug")
@@ -67,7 +67,7 @@ class TimingHook:
 class AllSignatures(SignatureHook):
     """Captures signatures of contexts outside of debug mode too."""
 
-    def wants(self, call: CallLike) -> bool:
+    def wants(self, call: context.Call) -> bool:
         """Whether this is a context of the main process. Workers' signatures are not reported."""
         return call.kind in _KINDS and not workers.is_worker()
 
