@@ -7,7 +7,9 @@ stages.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -27,6 +29,22 @@ FOLDER = Path(tempfile.mkdtemp())
 def call(function: Callable[[], Any]) -> Callable[[], Any]:
     CALLS[function.__name__] = function
     return function
+
+
+def logged(function: Callable[[], None]) -> str:
+    """Return what a function logs, and check that it returns nothing."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    logger = logging.getLogger("stagespan")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        assert function() is None
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    return text.getvalue()
 
 
 class Decode:
@@ -195,7 +213,8 @@ def registry_summary() -> Any:
 
 @call
 def print_timing_summary() -> Any:
-    return profiler.print_timing_summary()
+    text = logged(profiler.print_timing_summary)
+    return [text.count("Pipeline Timing Summary"), "rank  1:      7.0 ms" in text]
 
 
 @call
@@ -308,7 +327,8 @@ def get_memory_analysis() -> Any:
 
 @call
 def print_memory_analysis() -> Any:
-    return profiler.print_memory_analysis()
+    text = logged(profiler.print_memory_analysis)
+    return [line for line in text.splitlines() if "Increase" in line or "Allocated" in line]
 
 
 @call
