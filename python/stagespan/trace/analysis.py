@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -38,6 +39,7 @@ from stagespan.trace.read.view import TraceView
 from stagespan.trace.result import (
     Finding,
     Result,
+    Table,
     Unavailable,
     by_severity,
     merged,
@@ -109,7 +111,7 @@ class TraceFigures(Figures, frozen=True):
     """The number of entries that were used with a change, by cause."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Analysis:
     """The results of one trace."""
 
@@ -117,6 +119,11 @@ class Analysis:
     """The trace; a view of it if analyses have run on it."""
     results: dict[str, Result | Unavailable]
     """The results by the name of the analysis, in the order of the report."""
+
+    @cached_property
+    def tables(self) -> dict[str, list[Table]]:
+        """The tables of each analysis, which all pages share."""
+        return {name: result.tables() for name, result in self.results.items()}
 
     def findings(self) -> list[Finding]:
         """The findings of all analyses, the most severe first, otherwise in the order of the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 
 from stagespan.trace.analysis import Analysis
@@ -31,8 +32,7 @@ def markdown(analysis: Analysis) -> str:
     if trace.incomplete:
         lines += [f"**{escaped(trace.incomplete)}**", ""]
     lines += listed_findings(analysis.findings())
-    for name, result in analysis.results.items():
-        tables = result.tables()
+    for name, tables in analysis.tables.items():
         if tables:
             lines += [f"## {heading(name)}", ""]
         for table in tables:
@@ -140,7 +140,7 @@ def missing(analysis: Analysis) -> list[str]:
 def _full_names(analysis: Analysis) -> dict[str, str]:
     """Return the full names of all shortened names in tables."""
     found: dict[str, str] = {}
-    for table in (table for result in analysis.results.values() for table in result.tables()):
+    for table in chain.from_iterable(analysis.tables.values()):
         for at in range(len(table.columns)):
             names = [row[at] for row in table.rows if isinstance(row[at], str)]
             shown = labels((name for name in names if isinstance(name, str)), MOST_LETTERS)

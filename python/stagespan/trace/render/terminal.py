@@ -69,7 +69,7 @@ def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
     """Print as much of the page as fits on a screen to `console`, by default standard output."""
     blocks = [*_head(analysis), *_idle(analysis)]
     blocks += [text_block("")] if blocks else []
-    tables = sum(len(result.tables()) for result in analysis.results.values())
+    tables = sum(map(len, analysis.tables.values()))
     notes = [*missing(analysis), *ignored(analysis.trace)]
     if tables:
         more = f"{counted(tables, 'table')} and all evidence: --html, --markdown or --json FILE."

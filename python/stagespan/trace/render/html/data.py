@@ -59,7 +59,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "lanes": [lane["name"] for lane in lanes["lanes"]],
         "timeline": packed(lanes),
         "pictures": charts(analysis),
-        "sections": [_section(name, result) for name, result in analysis.results.items()],
+        "sections": [_section(analysis, name) for name in analysis.results],
     }
 
 
@@ -124,12 +124,13 @@ def charts(analysis: Analysis) -> list[dict[str, Any]]:
     return [{"analysis": name, **chart} for name, chart in drawn.items() if chart is not None]
 
 
-def _section(name: str, result: Any) -> dict[str, Any]:
+def _section(analysis: Analysis, name: str) -> dict[str, Any]:
+    result = analysis.results[name]
     return {
         "name": name,
         "heading": heading(name),
         "unknown": _text(result.reason) if isinstance(result, Unavailable) else None,
-        "tables": [written_table(table) for table in result.tables()],
+        "tables": [written_table(table) for table in analysis.tables[name]],
     }
 
 
