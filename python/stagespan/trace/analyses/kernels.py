@@ -38,7 +38,7 @@ from stagespan.trace.derived.launch_sources import (
     LaunchSources,
     host_operators,
     launch_sources,
-    stages,
+    stages_around,
 )
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.groups import pairs
@@ -794,7 +794,7 @@ def _of_host(trace: Trace, host: HostOperators) -> Kernels:
         kind=_kinds(trace, name, name),
         name=name,
         operator=name,
-        stage=_names(trace, stages(trace, host.rows)),
+        stage=_names(trace, stages_around(trace, host.rows)),
         forward=_names(trace, host.forward),
         call=host.rows,
         shape=shape,

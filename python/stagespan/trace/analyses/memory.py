@@ -11,17 +11,10 @@ from numpy.typing import NDArray
 
 from stagespan.trace.derived.call_site import CallSites
 from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.launch_sources import stage_marks
+from stagespan.trace.derived.launch_sources import stage_calls, values_at
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
-from stagespan.trace.derived.threads import (
-    ThreadIndex,
-    named,
-    processes,
-)
-from stagespan.trace.derived.trees import (
-    Nesting,
-    Tree,
-)
+from stagespan.trace.derived.threads import ThreadIndex, named, numbers_of, processes
+from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Numbers, Rows
@@ -223,9 +216,6 @@ class Place:
         self._trace = trace
         operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
         self._operators = _Forest(trace, np.flatnonzero(operators))
-        self._marks = np.flatnonzero(stage_marks(trace))
-        _, self._mark_lane = np.unique(trace.events.tid[self._marks], return_inverse=True)
-        self._mark_lane = self._mark_lane.reshape(-1).astype(np.int64)
 
     def operators(self, instants: Rows) -> Rows:
         """Return the row of the innermost operator around each instant, or -1.
@@ -240,23 +230,14 @@ class Place:
         Without one, the annotation of another thread counts if it is the only thread in an
         annotation at that time.
         """
-        trace, rows = self._trace, self._marks
-        found = np.full(len(instants), -1, dtype=np.intp)
-        if len(rows) == 0:
-            return found
-        events = trace.events
-        begin, end = events.begin_ns[rows], events.end_ns[rows]
-        times = trace.instants.begin_ns[instants]
-        # An instant contains its thread, but not the process of the annotations.
-        _, of = np.unique(
-            np.concatenate((events.tid[rows], trace.instants.tid[instants])), return_inverse=True
-        )
-        of = of.reshape(-1)
-        own = Tree(begin, end, of[: len(rows)]).at(of[len(rows) :], times)
-        lanes = np.unique(self._mark_lane)
-        only = Tree(begin, end, self._mark_lane).in_one_lane(lanes, times)
-        chosen = np.where(own >= 0, own, only)
-        return np.where(chosen >= 0, rows[chosen], -1)
+        calls, table = stage_calls(self._trace), self._trace.instants
+        if calls is None:
+            return np.full(len(instants), -1, dtype=np.intp)
+        times = table.begin_ns[instants]
+        lane = numbers_of(calls.threads, table.pid[instants], table.tid[instants])
+        own = calls.tree.at(lane, times)
+        only = calls.tree.in_one_lane(np.unique(calls.lane), times)
+        return values_at(calls.rows, np.where(own >= 0, own, only))
 
 
 class _Forest:

@@ -8,16 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.derived.device import device_work, is_ascend, launch_of
-from stagespan.trace.derived.launch_sources import (
-    backward_threads,
-    launch_sources,
-    span_processes,
-    stage_marks,
-    with_stages_by_time,
-)
+from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.derived.launch_sources import launch_sources, stage_calls, stages_around
 from stagespan.trace.derived.step_ranges import length_of_work, step_ranges
-from stagespan.trace.derived.threads import Cover, threads, threads_of
+from stagespan.trace.derived.threads import Cover, threads_of
 from stagespan.trace.derived.trees import (
     DEEPEST_PATH,
     Paths,
@@ -92,20 +86,22 @@ class StageTree:
 def stage_tree(trace: Trace) -> StageTree | None:
     """Find the stages, and the stage that launched each device event; None without stages."""
     events = trace.events
-    rows = np.flatnonzero(stage_marks(trace))
-    if len(rows) == 0:
+    marks = stage_calls(trace)
+    if marks is None:
         return None
+    rows, lane, tree = marks.rows, marks.lane, marks.tree
     device = device_work(trace).rows
     calls = launch_of(trace, device)
-    sources = _stage_sources(trace, device, calls)
-    lanes, lane = _lanes(trace, rows, sources)
-    tree = Tree(events.begin_ns[rows], events.end_ns[rows], lane)
     names, word = _words(trace, rows)
     paths = Paths(tree.parent, word)
-    stage_of, by_time = _stages_of(trace, tree, lanes, lane, sources)
-    known = stage_of >= 0
+    sources = launch_sources(trace, device)
+    origin = calls if sources is None else sources.origin
+    stage_of = marks.index(stages_around(trace, origin))
+    known = np.flatnonzero(stage_of >= 0)
+    by_time = lane[stage_of[known]] != threads_of(marks.threads, trace, origin[known])
+    known = known[calls[known] >= 0]
     launch, first = np.unique(calls[known], return_index=True)
-    launched_in = paths.node[stage_of[known][first]]
+    launched_in = paths.node[stage_of[known[first]]]
     return StageTree(
         rows=rows,
         node=paths.node,
@@ -117,20 +113,10 @@ def stage_tree(trace: Trace) -> StageTree | None:
         host_self_ns=paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane)),
         launches=device,
         stage_of=stage_of,
-        by_time=by_time,
+        by_time=int(by_time.sum()),
         calls_made=sums(launched_in, np.ones_like(launch), len(paths)),
         idle_ns=paths.sums(_idle(trace, tree, device, len(rows))) if len(device) else None,
     )
-
-
-def _stage_sources(trace: Trace, device: Rows, calls: Rows) -> Rows:
-    """Return the events that determine the stage of device events.
-
-    These are their launches or, if a queue launches on its own thread, the operators that enqueued
-    them.
-    """
-    found = launch_sources(trace, device) if is_ascend(trace) else None
-    return calls if found is None else np.where(found.operator >= 0, found.operator, calls)
 
 
 def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
@@ -141,54 +127,6 @@ def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
     owner, begin, end = tree.stretches()
     idle = end - begin - busy.within(begin - origin, end - origin)
     return sums(owner, idle, count)
-
-
-def _lanes(trace: Trace, rows: Rows, calls: Rows) -> tuple[NDArray[np.int64], Numbers]:
-    """Return the threads of the annotations. The only thread of spans is the launching thread."""
-    lanes, lane = threads(trace, rows)
-    of_spans = span_processes(trace)
-    spans = [at for at, (pid, _) in enumerate(lanes) if int(pid) in of_spans]
-    if len(spans) != 1:
-        return lanes, lane
-    others = calls[calls >= 0] if (calls >= 0).any() else _operators(trace)
-    if len(others) == 0:
-        return lanes, lane
-    found, of = threads(trace, others)
-    counts = np.bincount(of)
-    back = backward_threads(trace, found)
-    counts[back] = 0
-    main = found[int(np.argmax(counts))]
-    same = np.flatnonzero((lanes == main).all(axis=1))
-    if len(same):
-        lane = np.where(lane == spans[0], same[0], lane)
-    else:
-        lanes = lanes.copy()
-        lanes[spans[0]] = main
-    return lanes, lane
-
-
-def _stages_of(
-    trace: Trace, tree: Tree, lanes: NDArray[np.int64], lane: Numbers, calls: Rows
-) -> tuple[Rows, int]:
-    """Return the stage call that launched each device event, and the number found by time."""
-    events = trace.events
-    known = np.flatnonzero(calls >= 0)
-    found = np.full(len(calls), -1, dtype=np.intp)
-    if len(known) == 0:
-        return found, 0
-    launch = calls[known]
-    at = threads_of(lanes, trace, launch)
-    stage = tree.at(at, events.begin_ns[launch])
-    of_spans = span_processes(trace)
-    spans = [n for n, (pid, _) in enumerate(lanes) if int(pid) in of_spans]
-    stage = with_stages_by_time(trace, tree, stage, launch, lane, np.array(spans, dtype=np.intp))
-    by_time = int(((stage >= 0) & (lane[stage] != at)).sum())
-    found[known] = stage
-    return found, by_time
-
-
-def _operators(trace: Trace) -> Rows:
-    return np.flatnonzero(trace.rows_of(["cpu_op"]))
 
 
 def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:

@@ -29,7 +29,12 @@ from stagespan.trace.derived.gaps import (
     split_idle,
 )
 from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.launch_sources import launch_sources
+from stagespan.trace.derived.launch_sources import (
+    launch_sources,
+    stage_calls,
+    stages_around,
+    values_at,
+)
 from stagespan.trace.derived.step_ranges import step_begins, step_ranges
 from stagespan.trace.derived.threads import (
     Cover,
@@ -37,10 +42,7 @@ from stagespan.trace.derived.threads import (
     named,
     threads,
 )
-from stagespan.trace.derived.trees import (
-    Nesting,
-    Paths,
-)
+from stagespan.trace.derived.trees import Nesting, Paths, first_around
 from stagespan.trace.derived.windows import Windows
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
@@ -200,21 +202,29 @@ class Structure:
         marks = trace.rows_of(["user_annotation"])
         if not marks.any():
             marks = operators & named(trace, MARKS)
-        operators, marks = operators & ~marks, marks.copy()
+        operators = operators & ~marks
         steps = step_ranges(trace)
-        if steps is not None:
-            marks[steps.marks] = False
-            operators[steps.marks] = False
+        self.steps = np.empty(0, dtype=np.intp) if steps is None else steps.marks
+        operators[self.steps] = False
         self.operators = np.flatnonzero(operators)
-        self.marks = np.flatnonzero(marks)
 
     def stages(self, calls: Rows, written: list[str]) -> Labels:
-        """The annotations around each call (-1 for none); `written` are their names, by code.
+        """The stages around host events (-1 for none); `written` are the names, by code.
 
-        Work on a thread without annotations, such as the backward pass, belongs to the annotation
-        that is open on the thread with the most annotations.
+        Marks of steps are not stages.
         """
-        return self._paths(self.marks, calls, written, everywhere=True)
+        marks = stage_calls(self.trace)
+        codes = np.zeros(len(calls), dtype=np.int64)
+        if marks is None:
+            return Labels([""], codes)
+        chosen = ~np.isin(marks.rows, self.steps)
+        around = first_around(marks.tree.parent, chosen)
+        kept = np.flatnonzero(chosen)
+        number = np.cumsum(chosen) - 1
+        parent = values_at(number, values_at(around, marks.tree.parent[kept]))
+        texts, node = self._spelled(marks.rows[kept], parent, written)
+        found = values_at(around, marks.index(stages_around(self.trace, calls)))
+        return Labels(texts, values_at(node, values_at(number, found)) + 1)
 
     def layers(self, calls: Rows) -> Labels:
         """The modules around each call, if the trace has Python stacks."""
@@ -229,13 +239,18 @@ class Structure:
         found = launch_sources(self.trace, rows)
         return self.names_of(np.full(len(rows), -1) if found is None else found.operator)
 
+    def origins(self, found: Attribution) -> Rows:
+        """The host event whose stage counts for each device event, or -1."""
+        sources = launch_sources(self.trace, found.rows)
+        return found.calls if sources is None else sources.origin
+
     def names_of(self, rows: Rows) -> Labels:
         """The names of events (-1 for none); those of Ascend's collectives without numbers."""
         names = [_ASCEND_COLLECTIVE.sub(r"\1", name) for name in self.trace.names]
         codes = np.where(rows >= 0, self.trace.events.name[rows], len(names))
         return Labels([*names, ""], codes.astype(np.int64))
 
-    def _paths(self, rows: Rows, calls: Rows, names: list[str], everywhere: bool = False) -> Labels:
+    def _paths(self, rows: Rows, calls: Rows, names: list[str]) -> Labels:
         """The names of those of `rows` around each call, from the outermost to the innermost."""
         trace, codes = self.trace, np.zeros(len(calls), dtype=np.int64)
         known = np.flatnonzero(calls >= 0)
@@ -243,22 +258,23 @@ class Structure:
         if len(rows) == 0 or len(known) == 0 or not lanes.fits:
             return Labels([""], codes)
         nesting = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
-        time = trace.events.begin_ns[calls[known]]
-        found = nesting.at(lanes.axis.place(lanes.of[1], time))
-        if everywhere:
-            main = np.full(len(known), np.bincount(lanes.of[0]).argmax())
-            found = np.where(found >= 0, found, nesting.at(lanes.axis.place(main, time)))
-        used, which = np.unique(trace.events.name[nesting.rows], return_inverse=True)
+        found = nesting.at(lanes.axis.place(lanes.of[1], trace.events.begin_ns[calls[known]]))
+        texts, node = self._spelled(nesting.rows, nesting.parent, names)
+        codes[known] = values_at(node, found) + 1
+        return Labels(texts, codes)
+
+    def _spelled(self, rows: Rows, parent: Rows, names: list[str]) -> tuple[list[str], Rows]:
+        """The paths of names in a tree of `rows`, preceded by "", and the path of each row."""
+        used, which = np.unique(self.trace.events.name[rows], return_inverse=True)
         number: dict[str, int] = {}
         words = [number.setdefault(names[code], len(number)) for code in used.tolist()]
-        paths = Paths(nesting.parent, np.array(words, dtype=np.int64)[which.reshape(-1)])
+        paths = Paths(parent, np.array(words, dtype=np.int64)[which.reshape(-1)])
         spelled = list(number)
         texts = [""]
-        for parent, word in zip(paths.parent.tolist(), paths.word.tolist(), strict=True):
+        for above, word in zip(paths.parent.tolist(), paths.word.tolist(), strict=True):
             text = spelled[word]
-            texts.append(f"{texts[parent + 1]}{_BETWEEN}{text}" if parent >= 0 else text)
-        codes[known] = np.append(paths.node, -1)[found] + 1
-        return Labels(texts, codes)
+            texts.append(f"{texts[above + 1]}{_BETWEEN}{text}" if above >= 0 else text)
+        return texts, paths.node
 
 
 # --- Cells ---
@@ -305,7 +321,7 @@ def device_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
     kernel = structure.names_of(found.rows)
     columns = [
         Labels([], found.kind.astype(np.int64)),
-        structure.stages(found.calls, written),
+        structure.stages(structure.origins(found), written),
         structure.layers(found.calls),
         structure.operator(found.rows),
         kernel,

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.derived.device import launch_of
+from stagespan.trace.derived.device import device_work, is_ascend, launch_of, launches
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.threads import ThreadIndex, named, processes, threads
+from stagespan.trace.derived.threads import (
+    ThreadIndex,
+    named,
+    processes,
+    threads,
+    threads_of,
+)
 from stagespan.trace.derived.trees import Nesting, Tree
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
@@ -110,7 +116,7 @@ def _forward_by_sequence(trace: Trace, forest: Nesting) -> tuple[Rows, Rows] | N
 
 
 SPANS = "stagespan"
-"""The process of stagespan's spans in a trace. Their threads are those of the program."""
+"""The process of stagespan's spans in a trace."""
 # Annotations of the framework, and those that count steps.
 _NO_STAGE = re.compile(
     r"^(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:|^## Call Compiled|compile_id="
@@ -139,8 +145,11 @@ class LaunchSources:
     graph."""
     operator: Rows
     """The innermost operator around the call."""
+    origin: Rows
+    """The call or, because Ascend's queue launches on its own thread, the operator that enqueued
+    the work."""
     stage: Rows
-    """The innermost annotation of the user, or span, around the call."""
+    """The innermost call of a stage around the origin."""
     forward: Rows
     """The forward operator, for work of a backward pass."""
 
@@ -163,14 +172,15 @@ def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
     ]
     _by_flows(trace, rows, inside, lanes, forest)
     work = ~no_operators(trace)[forest.rows]
-    stage = np.full(len(rows), -1, dtype=np.intp)
-    stage[known] = stages(trace, called)[which.reshape(-1)]
+    operator = values_at(forest.rows, values_at(forest.first_around(work), inside))
+    origin = np.where(operator >= 0, operator, calls) if is_ascend(trace) else calls
     return LaunchSources(
         rows=rows,
         calls=calls,
         of_graph=graph_calls(trace, calls),
-        operator=values_at(forest.rows, values_at(forest.first_around(work), inside)),
-        stage=stage,
+        operator=operator,
+        origin=origin,
+        stage=stages_around(trace, origin),
         forward=values_at(forward_operators(trace, lanes, forest), inside),
     )
 
@@ -229,40 +239,103 @@ def _by_flows(trace: Trace, rows: Rows, inside: Rows, lanes: ThreadIndex, forest
     inside[missing[hit]] = forest.at(places)
 
 
-def stages(trace: Trace, calls: Rows) -> Rows:
-    """Return the innermost stage around each call on its thread.
+# --- Stages ---
 
-    Threads without stages, such as autograd's, work for the only thread with stages, if there is
-    one. See `with_stages_by_time` for the other calls without a stage.
+
+@dataclass(frozen=True, slots=True)
+class StageCalls:
+    """All calls of stages. `rows`, `lane` and `tree` have one element for each call."""
+
+    rows: Rows
+    """The annotations and spans, ascending rows of `Trace.events`."""
+    threads: NDArray[np.int64]
+    """(process, thread) of each lane. Spans are on the threads of the program."""
+    lane: Numbers
+    tree: Tree
+    unknown: Rows
+    """The lanes of spans that are on no known thread of the program."""
+
+    def index(self, rows: Rows) -> Rows:
+        """Return the index of each of some calls, which are given by their rows; -1 for -1."""
+        return np.where(rows >= 0, np.searchsorted(self.rows, rows), -1)
+
+
+@once
+def stage_calls(trace: Trace) -> StageCalls | None:
+    """Find the calls of stages, and the thread of each; None if there are none.
+
+    Spans are in a process of their own, but their threads have the numbers of the program's. If
+    none of these is in the trace, as with the numbers of another container, the only thread of
+    spans is the one that launches; the threads of several remain unknown.
     """
     events = trace.events
-    marks = np.flatnonzero(stage_marks(trace))
-    if len(marks) == 0 or len(calls) == 0:
-        return np.full(len(calls), -1, dtype=np.intp)
-    process = processes(trace)
-    spans = sorted(span_processes(trace))
-    if spans:
-        program, count = np.unique(process[calls], return_counts=True)
-        process = np.where(np.isin(process, spans), program[count.argmax()], process)
-    lanes = ThreadIndex(trace, marks, calls, process=process)
-    if not lanes.fits:
-        return np.full(len(calls), -1, dtype=np.intp)
-    of_marks, lane = lanes.of
-    forest = Nesting.of(trace, lanes.axis, marks, of_marks)
-    with_stages = np.unique(of_marks)
-    if len(with_stages) == 1:
-        same = lanes.threads[lane][:, 0] == lanes.threads[with_stages[0]][0]
-        lane = np.where(same, with_stages[0], lane)
-    found = values_at(forest.rows, forest.at(lanes.axis.place(lane, events.begin_ns[calls])))
-    if (found >= 0).all() or len(with_stages) == 1:
+    rows = np.flatnonzero(stage_marks(trace))
+    if len(rows) == 0:
+        return None
+    process = processes(trace)[rows]
+    tid, unknown = events.tid[rows], np.zeros(len(rows), dtype=np.bool_)
+    spans = np.flatnonzero(np.isin(events.pid[rows], sorted(_span_processes(trace))))
+    launching = _launching_threads(trace) if len(spans) else None
+    if launching is not None:
+        found, main = launching
+        same = np.isin(tid[spans], found[found[:, 0] == main[0], 1])
+        tid, process = tid.copy(), process.copy()
+        process[spans[same]] = main[0]
+        if not same.any() and len(np.unique(tid[spans])) == 1:
+            process[spans], tid[spans] = main
+        elif not same.any():
+            unknown[spans] = True
+    lanes, lane = pairs(process, tid)
+    tree = Tree(events.begin_ns[rows], events.end_ns[rows], lane)
+    return StageCalls(rows, lanes, lane, tree, np.unique(lane[unknown]))
+
+
+@once
+def stages_around(trace: Trace, rows: Rows) -> Rows:
+    """Return the row of the innermost call of a stage around each host event, or -1.
+
+    The row is one of those of `stage_calls`, and -1 for a row of -1. The backward pass runs on its
+    own thread while the calling thread waits in its stage, so it belongs to the stage that was open
+    at that time. The same applies to all events if the threads of the spans are unknown. If several
+    threads have a stage at that time, it remains unknown.
+    """
+    calls = stage_calls(trace)
+    found = np.full(len(rows), -1, dtype=np.intp)
+    known = np.flatnonzero(rows >= 0)
+    if calls is None or len(known) == 0:
         return found
-    tree = Tree(events.begin_ns[marks], events.end_ns[marks], of_marks)
-    of_spans = np.unique(of_marks[np.isin(events.pid[marks], spans)])
-    index = np.where(found >= 0, np.searchsorted(marks, found), -1)
-    return values_at(marks, with_stages_by_time(trace, tree, index, calls, of_marks, of_spans))
+    asked, time_ns = rows[known], trace.events.begin_ns[rows[known]]
+    stage = calls.tree.at(threads_of(calls.threads, trace, asked), time_ns)
+    outside = np.flatnonzero(stage < 0)
+    launching, of = threads(trace, asked[outside])
+    of_backward = backward_threads(trace, launching)[of]
+    for which, lanes in ((of_backward, np.unique(calls.lane)), (~of_backward, calls.unknown)):
+        without = outside[which]
+        if len(without) and len(lanes):
+            stage[without] = calls.tree.in_one_lane(lanes, time_ns[without])
+    found[known] = values_at(calls.rows, stage)
+    return found
 
 
-def span_processes(trace: Trace) -> set[int]:
+def _launching_threads(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Return the threads with calls or operators, and the one with the most launches.
+
+    Without launches, it is the one with the most calls and operators. It is none of those of the
+    backward pass, because these launch for another thread.
+    """
+    rows = np.flatnonzero(launches(trace) | trace.rows_of(["cpu_op"]))
+    if len(rows) == 0:
+        return None
+    found, of = threads(trace, rows)
+    calls = launch_of(trace, device_work(trace).rows)
+    calls = calls[calls >= 0]
+    counted = threads_of(found, trace, calls) if len(calls) else of
+    count = np.bincount(counted[counted >= 0], minlength=len(found))
+    count[backward_threads(trace, found)] = 0
+    return found, found[np.argmax(count)]
+
+
+def _span_processes(trace: Trace) -> set[int]:
     """Return the processes that contain stagespan's spans, by their name or their id."""
     names = trace.process_names | trace.named_ids
     return {pid for pid, name in names.items() if name == SPANS}
@@ -280,26 +353,6 @@ def backward_threads(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.bool_
     found, _ = threads(trace, rows)
     known = {(int(pid), int(tid)) for pid, tid in found}
     return np.array([(int(pid), int(tid)) in known for pid, tid in lanes], dtype=np.bool_)
-
-
-def with_stages_by_time(
-    trace: Trace, tree: Tree, stage: Rows, calls: Rows, lane: Numbers, of_spans: Numbers
-) -> Rows:
-    """Return the stage of each call; those without one get the stage that was open at that time.
-
-    The backward pass runs on its own thread while the calling thread waits in its stage. The
-    threads of spans (lanes `of_spans`) have other numbers than those of the profiler. If several
-    lanes have a stage at that time, it remains unknown. `stage` and the result are indices into
-    `tree`, and `lane` are the lanes of its stages.
-    """
-    launching, of = threads(trace, calls)
-    stage = stage.copy()
-    of_backward = np.flatnonzero((stage < 0) & backward_threads(trace, launching)[of])
-    others = np.flatnonzero(stage < 0)
-    for asked, among in ((of_backward, np.unique(lane)), (others, of_spans)):
-        asked = asked[stage[asked] < 0]
-        stage[asked] = tree.in_one_lane(among, trace.events.begin_ns[calls[asked]])
-    return stage
 
 
 # --- Self time of operators ---

@@ -352,10 +352,17 @@ def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
 
 def threads_of(chosen: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
     """Return the number of each event's thread among `chosen`, or -1."""
-    found, lane = threads(trace, rows)
-    known = {(int(pid), int(tid)): number for number, (pid, tid) in enumerate(chosen)}
-    number = [known.get((int(pid), int(tid)), -1) for pid, tid in found]
-    result: Numbers = np.array(number, dtype=np.int64)[lane]
+    return numbers_of(chosen, processes(trace)[rows], trace.events.tid[rows])
+
+
+def numbers_of(chosen: NDArray[np.int64], process: Numbers, tid: Numbers) -> Numbers:
+    """Return the number of each thread among `chosen` (process, thread), or -1."""
+    found, code = pairs(
+        np.concatenate((chosen[:, 0], process)), np.concatenate((chosen[:, 1], tid))
+    )
+    number = np.full(len(found), -1, dtype=np.int64)
+    number[code[: len(chosen)]] = np.arange(len(chosen))
+    result: Numbers = number[code[len(chosen) :]]
     return result
 
 
@@ -367,11 +374,7 @@ def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.int3
         for number, (pid, tid) in enumerate(lanes):
             found[(process == pid) & (events.tid == tid)] = number
         return found
-    whole = np.concatenate((lanes, np.stack((process, events.tid), axis=1)))
-    _, code = pairs(whole[:, 0], whole[:, 1])
-    numbers = np.full(int(code.max()) + 1, -1, dtype=np.int32)
-    numbers[code[: len(lanes)]] = np.arange(len(lanes))
-    return numbers[code[len(lanes) :]]
+    return numbers_of(lanes, process, events.tid).astype(np.int32)
 
 
 class ThreadIndex:
@@ -404,11 +407,6 @@ class ThreadIndex:
 
     def places(self, pid: Numbers, tid: Numbers, begin_ns: Numbers) -> Numbers:
         """Return the places of times on the axis; -1 on threads without a lane."""
-        found, code = pairs(
-            np.concatenate((self.threads[:, 0], pid)), np.concatenate((self.threads[:, 1], tid))
-        )
-        lane = np.full(len(found), -1, dtype=np.int64)
-        lane[code[: len(self.threads)]] = np.arange(len(self.threads))
-        lane = lane[code[len(self.threads) :]]
+        lane = numbers_of(self.threads, pid, tid)
         result: Numbers = np.where(lane >= 0, self.axis.place(lane, begin_ns), -1)
         return result

@@ -159,14 +159,7 @@ class Nesting:
 
     def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
         """Return the innermost chosen event around each row, or the row itself, or -1."""
-        found = np.where(chosen, np.arange(len(self), dtype=np.intp), self.parent)
-        # Each iteration doubles the number of levels that are searched.
-        while len(other := np.flatnonzero(found >= 0)):
-            other = other[found[other] != found[found[other]]]
-            if len(other) == 0:
-                break
-            found[other] = found[found[other]]
-        return found
+        return first_around(self.parent, chosen)
 
     def _enclosing_open(self, found: Rows, place: Numbers) -> Rows:
         """Return the first enclosing event that has not ended at the place."""
@@ -302,6 +295,18 @@ def levels(parent: Rows) -> NDArray[np.int64]:
         level[deeper] += level[reached]
         above[deeper] = above[reached]
     return level
+
+
+def first_around(parent: Rows, chosen: NDArray[np.bool_]) -> Rows:
+    """Return for each element of a tree the first chosen one from itself up to the root, or -1."""
+    found = np.where(chosen, np.arange(len(parent), dtype=np.intp), parent)
+    # Each iteration doubles the number of levels that are searched.
+    while len(other := np.flatnonzero(found >= 0)):
+        other = other[found[other] != found[found[other]]]
+        if len(other) == 0:
+            break
+        found[other] = found[found[other]]
+    return found
 
 
 def with_those_below(parent: Rows, own: Numbers) -> Numbers:

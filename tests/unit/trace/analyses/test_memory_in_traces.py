@@ -120,6 +120,24 @@ def test_the_peak_and_its_holders(tmp_path: Path) -> None:
     assert (found.first, found.last) == (530 * MIB, 500 * MIB)
 
 
+def test_each_thread_allocates_in_its_own_span(tmp_path: Path) -> None:
+    # GIVEN two threads, each of which allocates in a span of its own at the same time
+    program = Allocating()
+    begin = program.now
+    for number, (name, size) in enumerate((("denoise", 40), ("decode", 30))):
+        program.now, program.thread = begin + number, 10 + number
+        with program.within("aten::empty"):
+            program.allocate(size)
+            program.work(5)
+        program.event(name, NOTE, begin, program.now)
+        program.events[-1].update(pid="stagespan", tid=program.thread)
+    # WHEN the memory is analysed THEN each span has its own
+    found = only(memory_of(program.trace(tmp_path)))
+    assert {(each.stage, each.at_peak) for each in found.holders} == {
+        ("denoise", 40 * MIB), ("decode", 30 * MIB),
+    }  # fmt: skip
+
+
 def test_without_totals_figures_are_above_the_begin(tmp_path: Path) -> None:
     # GIVEN an old profiler's trace, with neither totals nor addresses
     program = Allocating(before=500)

@@ -14,6 +14,7 @@ from stagespan.trace.analyses import kernels, stages
 from stagespan.trace.analyses.kernels import Kernels
 from stagespan.trace.analyses.stages import Stage, Stages
 from stagespan.trace.analysis import analyze
+from stagespan.trace.compare import Comparison, compare
 from stagespan.trace.result import Unavailable
 
 US = 1_000
@@ -214,6 +215,86 @@ def test_spans_of_several_threads_are_matched_by_time(tmp_path: Path) -> None:
     assert {each["stage"]: each["time_us"] for each in by_stage} == {"first": 10, None: 20}
 
 
+def span(program: Program, name: str, begin: float, thread: int | None = None) -> None:
+    """Add a span that ends now, as stagespan writes it: in a process of its own."""
+    program.event(name, NOTE, begin, program.now)
+    program.events[-1].update(pid="stagespan", tid=thread or program.thread)
+
+
+def by_kernels(trace: Trace) -> dict[str | None, float]:
+    rows = analyze(trace, ["kernels"]).results["kernels"].to_dict()["by_stage"]
+    return {each["stage"]: each["time_us"] for each in rows}
+
+
+def by_comparison(trace: Trace) -> dict[str, float]:
+    found = compare(trace, trace)
+    assert isinstance(found, Comparison)
+    return {each.name: each.before_ns / US for each in found.stages()}
+
+
+def two_workers(program: Program) -> None:
+    """Two threads of a program, each of which launches in a span of its own at the same time."""
+    begin = program.now
+    for number, (name, us) in enumerate((("denoise", 100), ("decode", 50))):
+        program.now, program.thread = begin, 10 + number
+        program.operator(f"aten::{name}", us=us)
+        span(program, name, begin)
+
+
+def test_each_thread_launches_in_its_own_span(tmp_path: Path) -> None:
+    # GIVEN two threads that launch at the same time, each in a span of its own
+    program = Program()
+    two_workers(program)
+    # WHEN their stages are summed up
+    trace = program.trace(tmp_path)
+    found = stages_of(trace)
+    # THEN each has its work, in all tables
+    assert {path: stage.launched for path, stage in by_path(found).items()} == {
+        "denoise": 1, "decode": 1,
+    }  # fmt: skip
+    assert (found.outside, found.by_time) == ((0, 0), 0)
+    assert by_kernels(trace) == by_comparison(trace) == {"denoise": 100, "decode": 50}
+
+
+def test_backward_of_a_program_with_spans(tmp_path: Path) -> None:
+    # GIVEN a thread that waits in its span while autograd's thread launches
+    program = Program()
+    begin = program.now
+    program.operator(us=10)
+    program.now, program.thread = begin + 30, 200
+    program.operator("autograd::engine::evaluate_function: MmBackward0", us=30)
+    program.thread = 100
+    span(program, "train", begin)
+    # AND an unrelated thread at the same time
+    program.now, program.thread = begin + 20, 300
+    program.operator("aten::add", us=5)
+    # WHEN its stages are summed up
+    trace = program.trace(tmp_path)
+    found = stages_of(trace)
+    # THEN the backward pass belongs to the span, in all tables, and the other thread does not
+    assert (by_path(found)["train"].device_ns, found.by_time) == (40 * US, 1)
+    assert by_kernels(trace) == {"train": 40, None: 5}
+    assert by_comparison(trace) == {"train": 40, "(no annotation)": 5}
+
+
+def test_backward_while_two_threads_are_in_a_stage(tmp_path: Path) -> None:
+    # GIVEN annotations of two threads, and a launch of autograd's thread while both are open
+    program = Program()
+    begin = program.now
+    for thread, name in ((100, "train"), (101, "train"), (101, "load")):
+        program.now, program.thread = begin, thread
+        with program.within(name, NOTE):
+            program.work(200)
+    program.now, program.thread = begin + 5, 200
+    program.operator("autograd::engine::evaluate_function: MmBackward0", us=30)
+    # WHEN its stages are summed up
+    trace = program.trace(tmp_path)
+    # THEN no table guesses which of them it belongs to
+    assert stages_of(trace).outside == (1, 30 * US)
+    assert by_kernels(trace) == {None: 30}
+    assert by_comparison(trace) == {"(no annotation)": 30}
+
+
 def small_work(tmp_path: Path) -> Stages:
     program = Program()
     for _ in range(3):
@@ -316,7 +397,7 @@ def time_of_kernels(trace: Trace) -> Counter[str | None]:
 def test_real_traces(traces: Path) -> None:
     # GIVEN public traces
     said = {}
-    for path in sorted(traces.glob("*.json.gz")):
+    for path in sorted([*traces.glob("*.json.gz"), *traces.rglob("trace_view.json.gz")]):
         trace = read_trace(path)
         # WHEN stages are summed up
         # THEN the sums of device time are correct for each
