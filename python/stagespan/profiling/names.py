@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from stagespan import imports, settings
+from stagespan import _core, imports, settings
 from stagespan.errors import SettingsError
 
 ALL = "*"
+
+
+class _Names(NamedTuple):
+    """The stages that the core sends through the hooks, each once."""
+
+    profiled: tuple[str, ...]
+    annotated: tuple[str, ...]
+
 
 # No lock is needed: one call of dict changes it, and readers copy it.
 _named: dict[str, int] = {}
@@ -17,6 +25,8 @@ _annotated: list[tuple[str, ...]] = []
 """The names of the latest `annotate`, which replace those of STAGESPAN_ANNOTATE."""
 _in_contexts: set[str] = set()
 """The named stages that ran in contexts, because plain spans are not profiled."""
+_current = _Names((), ())
+"""The names that `update` has told the core, replaced as a whole."""
 
 
 def enable_profiler_for_names(names: str | Iterable[str]) -> None:
@@ -28,35 +38,30 @@ def enable_profiler_for_names(names: str | Iterable[str]) -> None:
     a name is empty or not a string.
     """
     _named.update({name: _named.get(name, 0) + 1 for name in _listed(names)})
-    _update_core()
-    with contextlib.suppress(ImportError):
-        imports.load("stagespan.profiling.unused")
+    update()
+    imports.load("stagespan.profiling.unused")
 
 
 def set_annotated(names: str | Iterable[str]) -> None:
     """Replace the stages that are annotated in the application's traces, see `annotate`."""
     _annotated[:] = [tuple(_listed(names))]
-    _update_core()
+    update()
 
 
 def is_annotated(stage: str) -> bool:
     """Whether `stage` is a range in the application's traces."""
-    names = _annotated_names()
+    names = _current.annotated
     return stage in names or ALL in names
-
-
-def _annotated_names() -> tuple[str, ...]:
-    return _annotated[0] if _annotated else settings.annotated_names()
 
 
 def profiled_names() -> tuple[str, ...]:
     """Return the names of the environment and those named at run time, each once."""
-    return tuple(dict.fromkeys((*settings.profiler_names(), *_named.copy())))
+    return _current.profiled
 
 
 def is_profiled(stage: str) -> bool:
     """Whether `stage` runs under a profiler."""
-    names = profiled_names()
+    names = _current.profiled
     return stage in names or ALL in names
 
 
@@ -70,7 +75,7 @@ def forget_names() -> None:
     _named.clear()
     _annotated.clear()
     _in_contexts.clear()
-    _update_core()
+    update()
 
 
 def note_context(stage: str) -> None:
@@ -98,19 +103,23 @@ def _listed(names: str | Iterable[object]) -> list[str]:
     return [str(name) for name in listed]
 
 
-def _names_of_core() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    annotated = _annotated_names()
-    return (*profiled_names(), *annotated), annotated
+def update() -> None:
+    """Read the environment again, and tell the core which contexts and spans need the hooks."""
+    global _current
+    told = _current
+    # Another thread may name stages at the same time.
+    while told != (names := _read()):
+        told = names
+        _core.set_profiled_names((*names.profiled, *names.annotated))
+        _core.set_annotated_names(names.annotated)
+        _current = names
 
 
-def _update_core() -> None:
-    # Without the extension no context can run.
-    with contextlib.suppress(ImportError):
-        from stagespan import _core
+def _read() -> _Names:
+    return _Names(
+        tuple(dict.fromkeys((*settings.profiler_names(), *_named.copy()))),
+        _annotated[0] if _annotated else settings.annotated_names(),
+    )
 
-        names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        # Another thread may name stages at the same time.
-        while names != _names_of_core():
-            names = _names_of_core()
-            _core.set_profiled_names(names[0])
-            _core.set_annotated_names(names[1])
+
+update()

@@ -22,6 +22,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     controller.forget_warnings()
     names.forget_names()
     yield
+    monkeypatch.undo()  # otherwise, names of the environment would be read again
     names.forget_names()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import preloaded
 from stagespan.errors import SettingsError
+from stagespan.profiling import names
 from stagespan.profiling.names import enable_profiler_for_names, is_profiled, profiled_names
 
 
@@ -31,6 +32,7 @@ def test_names_of_the_environment_and_of_calls_add_up(monkeypatch: pytest.Monkey
 def test_the_new_spelling_has_priority_over_the_alias(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENABLE_PROFILER_NAMES", "one")
     monkeypatch.setenv("STAGESPAN_PROFILER_NAMES", "two")
+    names.update()
     assert profiled_names() == ("two",)
 
 

@@ -18,6 +18,7 @@ from stagespan import (
 from stagespan.compat.telefuser import memory_snapshot, messages, registry, workers
 from stagespan.files import safe_name
 from stagespan.lines import one_line
+from stagespan.profiling import names
 from stagespan.profiling.profiled import ProfiledHook
 from stagespan.report import exit as exit_reports
 from stagespan.report import timing
@@ -86,6 +87,11 @@ class NamedStages(ProfiledHook):
     def __init__(self) -> None:
         super().__init__()
         self.options = dict.fromkeys(self.options, True)
+
+    def wants(self, call: context.Call) -> bool:
+        """Whether the stage is named. TeleFuser reads the variable before each run."""
+        names.update()
+        return super().wants(call)
 
     def limit(self) -> int:
         """Return STAGESPAN_PROFILER_RUNS, by default no limit. Each run replaces the files."""
