@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from stagespan import _core, live
+
 PROCESS = "stagespan"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
@@ -35,17 +37,9 @@ class TimelineSpan:
 
 
 def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
-    """Return the spans that overlap the window, including those still open.
-
-    Returns an empty list if the extension is missing.
-    """
-    try:
-        from stagespan import _core, live
-
-        spans, names, still_open = _core.spans(), _core.stage_names(), _core.open_spans()
-        threads = {thread.native_id: thread.name for thread in live.threads()}
-    except ImportError:
-        return []
+    """Return the spans that overlap the window, including those still open."""
+    spans, names, still_open = _core.spans(), _core.stage_names(), _core.open_spans()
+    threads = {thread.native_id: thread.name for thread in live.threads()}
     within = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
     unfinished = [
         TimelineSpan(
