@@ -239,11 +239,15 @@ def request_ids() -> dict[int, str]:
 
 def id_of(number: int) -> str | None:
     """Return the id of the request with this number; None for 0 and for unknown numbers."""
+    if number == 0:
+        return None
     begun = _begun_ids.get(number % MOST_REQUEST_IDS)
     if begun is not None and begun[0] == number:
         return begun[1]
     alive = _alive.get(number)
-    return dict(_ended_ids.copy().values()).get(number) if alive is None else alive.id
+    if alive is not None:
+        return alive.id
+    return next((name for ended, name in _ended_ids.copy().values() if ended == number), None)
 
 
 def trace_id_of(number: int) -> str | None:
