@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -268,6 +269,16 @@ def test_open_spans_of_all_threads() -> None:
     assert _core.open_spans() == []
 
 
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Let the threads take turns ten times as often as usual, so that more orders occur."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 10)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("frequent_switches")
 def test_switching_while_threads_time() -> None:
     # GIVEN threads that time, and one that switches everything on and off
     stop = threading.Event()
@@ -295,6 +306,7 @@ def test_switching_while_threads_time() -> None:
     assert_closed()
 
 
+@pytest.mark.usefixtures("frequent_switches")
 def test_resetting_while_threads_time() -> None:
     stop = threading.Event()
 
