@@ -30,6 +30,7 @@ from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.figures import Figures, Ns, one_of
 from stagespan.trace.read.csv_tables import CsvTable, scaled
+from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
@@ -70,16 +71,17 @@ def step_ranges(trace: Trace) -> list[StepRange]:
     rows = np.flatnonzero(np.isin(events.name, list(steps)))
     rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
     launched, begin, end = _launched(trace)
+    order = np.argsort(launched, kind="stable")
+    launched, begin, end = launched[order], begin[order], end[order]
     found = []
     for row in rows.tolist():
         first, last = int(events.begin_ns[row]), int(events.end_ns[row])
-        mine = (launched >= first) & (launched < last)
-        work = begin[mine], end[mine]
+        mine = slice(*np.searchsorted(launched, (first, last)).tolist())
         found.append(
             StepRange(
                 steps[int(events.name[row])],
-                int(work[0].min()) if mine.any() else first,
-                max(int(work[1].max()), last) if mine.any() else last,
+                int(begin[mine].min()) if len(begin[mine]) else first,
+                int(end[mine].max(initial=last)),
                 first,
             )
         )
@@ -97,10 +99,16 @@ def whole_range(trace: Trace) -> StepRange:
 
 def step_of(ranges: list[StepRange], begin_ns: Numbers) -> Numbers:
     """Return the index in `ranges` of the step of each time on the device, or -1."""
-    found = np.full(len(begin_ns), -1, dtype=np.int64)
-    for number, each in enumerate(ranges):
-        free = found < 0
-        found[free & (begin_ns >= each.begin_ns) & (begin_ns < each.end_ns)] = number
+    order = np.argsort(begin_ns, kind="stable")
+    ascending = begin_ns[order]
+    first = np.searchsorted(ascending, [each.begin_ns for each in ranges])
+    last = np.searchsorted(ascending, [each.end_ns for each in ranges])
+    steps = np.full(len(begin_ns), -1, dtype=np.int64)
+    # In reverse, because a time in several steps belongs to the first of them.
+    for number in reversed(range(len(ranges))):
+        steps[first[number] : last[number]] = number
+    found = np.empty_like(steps)
+    found[order] = steps
     return found
 
 
@@ -203,13 +211,16 @@ def step_times(lanes: dict[str, Overlap], ranges: list[StepRange]) -> list[StepT
     """Sum up each device's tracks by step. Steps without work on a device are left out."""
     found = []
     for device, of_device in sorted(lanes.items()):
-        kinds = {kind: of_device[kind] for kind in range(RECEIVING + 1)}
-        of_step = {kind: step_of(ranges, begin) for kind, (begin, _) in kinds.items()}
-        for number, each in enumerate(ranges):
-            mine = {kind: of_step[kind] == number for kind in kinds}
-            if any(chosen.any() for chosen in mine.values()):
-                parts = {k: (kinds[k][0][mine[k]], kinds[k][1][mine[k]]) for k in kinds}
-                found.append(_summed(device, each, Overlap(parts)))
+        kinds = [of_device[kind] for kind in range(RECEIVING + 1)]
+        steps = [step_of(ranges, begin) for begin, _ in kinds]
+        present = np.unique(np.concatenate(steps))
+        groups = [by_group(np.searchsorted(present, each), len(present)) for each in steps]
+        for step, *rows in zip(present.tolist(), *groups, strict=True):
+            if step >= 0:
+                parts = [
+                    (begin[mine], end[mine]) for (begin, end), mine in zip(kinds, rows, strict=True)
+                ]
+                found.append(_summed(device, ranges[step], Overlap(dict(enumerate(parts)))))
     return found
 
 
