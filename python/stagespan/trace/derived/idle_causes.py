@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
+from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.figures import one_of
 
 # The launching thread was preparing the next launch.
@@ -118,4 +119,4 @@ SYNC_OPERATORS = (
     "aten::repeat_interleave",
 )
 """Operators that are known to wait for the device. Findings name the outermost one."""
-COMMUNICATES = re.compile(r"^(?:gloo|mpi|ucc|nccl|hccl|xccl)\w*:|^c10d::|^record_param_comms$")
+COMMUNICATES = re.compile(rf"^{COLLECTIVE}|^record_param_comms$")

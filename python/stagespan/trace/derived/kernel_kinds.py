@@ -45,6 +45,9 @@ LAYOUT = re.compile(
 )
 """Kernels that only change the memory layout of a tensor for the previous or next kernel."""
 
+COLLECTIVE = r"(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:"
+"""The beginning of the names of torch's annotations and operators for collectives."""
+
 # The first match decides. Names are compared in lower case.
 _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
@@ -52,7 +55,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             COMMUNICATION,
             (
-                r"nccl|rccl|hccl|hcom_|oneccl|mscclpp|nvshmem|^(?:gloo|mpi|ucc|xccl)\w*:|^c10d::"
+                rf"^{COLLECTIVE}|nccl|rccl|hccl|hcom_|oneccl|mscclpp|nvshmem"
                 r"|cross_device_reduce|(?:one|two|multi)_?shot_all_?reduce|multimem_|all_?reduce_fusion"
                 r"|^record_param_comms|quickreduce|deep_ep::(?!layout::)"
             ),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stagespan.trace.derived.device import device_work, is_ascend, launch_of, launches
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.threads import (
     ThreadIndex,
     named,
@@ -119,7 +120,7 @@ SPANS = "stagespan"
 """The process of stagespan's spans in a trace."""
 # Annotations of the framework, and those that count steps.
 _NO_STAGE = re.compile(
-    r"^(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:|^## Call Compiled|compile_id="
+    rf"^{COLLECTIVE}|^## Call Compiled|compile_id="
     r"|\(dynamo_timed\)$|^PyTorch Profiler|^ProfilerStep[#*]|^Iteration#\d|^\[memory\]$"
 )
 NO_OPERATOR = re.compile(

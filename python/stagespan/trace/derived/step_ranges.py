@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, launches, streams
 from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.threads import named, threads
 from stagespan.trace.derived.trees import tree_of
 from stagespan.trace.read.groups import by_group
@@ -128,7 +129,7 @@ _SERVER_STEP = re.compile(r"^execute_(?:\d+_)?(?:context|generation)_\d+|^step\[
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 # Annotations of the framework, which are parts of steps.
 FRAMEWORK = re.compile(
-    r"^(?:nccl|gloo|rccl|hccl|mpi|ucc|c10d)\w*:|^## Call Compiled|^Optimizer\.|compile_id="
+    rf"^{COLLECTIVE}|^## Call Compiled|^Optimizer\.|compile_id="
     r"|^enumerate\(DataLoader\)|\(dynamo_timed\)$|^DistributedDataParallel|^PyTorch Profiler"
 )
 _DIGITS = re.compile(r"\d+")

@@ -14,6 +14,7 @@ from stagespan.trace.ascend import communication
 from stagespan.trace.ascend.steps import intervals_of_kernels
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work, launch_of
 from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.threads import (
     Cover,
@@ -60,7 +61,7 @@ _SIZES = {
 # `hcom_allReduce__586_0_1`: the 0th of group 586.
 ASCEND_GROUP = re.compile(r"^hcom_[A-Za-z]+__(\d+)_\d+_")
 _ON_HOST = re.compile(r"^(?:gloo|mpi|ucc|xccl):", re.IGNORECASE)
-_WAITS = re.compile(r"^(?:c10d|gloo|mpi|ucc)(?:::|:)|^record_param_comms")
+_WAITS = re.compile(rf"^{COLLECTIVE}|^record_param_comms")
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,9 @@ def test_starting_the_loader_is_distinguished_from_loading(tmp_path: Path) -> No
     assert "More workers" in load.sentence
 
 
-@pytest.mark.parametrize("name", ["gloo:all_reduce", "mpi:broadcast", "nccl:all_to_all"])
+@pytest.mark.parametrize(
+    "name", ["gloo:all_reduce", "mpi:broadcast", "nccl:all_to_all", "rccl:all_reduce"]
+)
 def test_communication_that_nothing_hides(name: str, tmp_path: Path) -> None:
     # GIVEN a collective of 2 ms between operators
     program = Program()

@@ -91,11 +91,12 @@ def test_an_annotation_that_repeats_occasionally(tmp_path: Path) -> None:
     assert marked == ["train step"] * 7
 
 
-def test_marks_of_the_framework_are_not_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["nccl:all_reduce", "xccl:all_reduce"])
+def test_marks_of_the_framework_are_not_steps(name: str, tmp_path: Path) -> None:
     # GIVEN collectives that repeat, and two calls of a function
     program = Program()
     for _ in range(9):
-        with program.within("nccl:all_reduce", NOTE):
+        with program.within(name, NOTE):
             program.operator("aten::a")
         program.work(3)
     # WHEN steps are searched

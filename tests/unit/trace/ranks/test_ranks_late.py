@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from planted import Program
 from planted_ranks import US, Call, codes_in, finding_in, ranks_in, together, write_rank
 
 from stagespan.trace.paths import analyze_ranks
 from stagespan.trace.ranks import Ranks
+from stagespan.trace.ranks.summary import usage_of
 from stagespan.trace.ranks.waits import BEFORE, COMMUNICATION, COMPUTING, HOST, NOT_KNOWN, REASONS
 from stagespan.trace.render.html.data import charts
+from stagespan.trace.result import window_of
 
 STEP = 100_000.0
 
@@ -288,3 +291,18 @@ def test_communication_of_other_libraries_is_matched(tmp_path: Path) -> None:
     assert found.waits.waited_ns.tolist() == [150 * US, 0]
     assert found.to_dict()["ranks"][0]["exposed_comm_us"] == 3 * 60
     assert found.usage(0)["computing"] == 0
+
+
+@pytest.mark.parametrize("library", ["gloo", "xccl"])
+def test_operators_of_collectives_do_not_compute(library: str, tmp_path: Path) -> None:
+    # GIVEN a rank without a device, whose collectives are operators
+    program = Program()
+    for _ in range(3):
+        with program.within("aten::mm"):
+            program.work(100)
+        with program.within(f"{library}:all_reduce"):
+            program.work(40)
+    trace = program.trace(tmp_path)
+    # WHEN its time is summed up THEN the collectives communicate
+    found = usage_of(trace, window_of(trace) or (0, 0))
+    assert (found.computing_ns, found.communicating_ns) == (300 * US, 120 * US)
