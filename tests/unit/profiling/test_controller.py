@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import preloaded
 from stagespan.errors import StagespanError
 from stagespan.profiling import profile_window
 from stagespan.profiling.controller import open_window
@@ -205,6 +207,32 @@ def test_a_window_leaves_no_trace_in_torch(work: Work) -> None:
     assert os.environ.get("KINETO_LOG_LEVEL") == level
 
 
+@pytest.mark.parametrize("level", [None, "0"])
+def test_messages_of_kineto_are_shown_if_their_level_is_set(level: str | None) -> None:
+    # GIVEN a program that profiles, with and without a level
+    code = """
+import torch
+from stagespan.profiling import profile_window
+with profile_window("s"):
+    torch.ones(2) + 1
+"""
+    environment = dict(os.environ)
+    environment.pop("KINETO_LOG_LEVEL", None)
+    if level is not None:
+        environment["KINETO_LOG_LEVEL"] = level
+    # WHEN it runs
+    done = subprocess.run(
+        [*preloaded.python(), "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    # THEN Kineto writes its messages only if the level asks for them
+    assert done.returncode == 0, done.stderr
+    assert ("Completed Stage" in done.stderr) == (level is not None)
+
+
 def test_the_pipelines_exception_passes(work: Work, tmp_path: Path) -> None:
     # GIVEN a stage that raises under a window
     window = profile_window("s")
@@ -266,6 +294,7 @@ def test_a_window_ends_by_itself_on_the_main_thread(
             work()
     # THEN the trace ends early, and a sentence says so
     assert window.recorded
+    assert window.ended_early
     assert "0.1 seconds" in caplog.text
     assert products(window.export(tmp_path / "t.json.gz")) >= 1
 
@@ -275,8 +304,9 @@ def test_a_deadline_that_is_not_reached_does_nothing(
 ) -> None:
     # GIVEN windows that end before their deadline, here and in another thread
     for _ in range(3):
-        with profile_window("short", max_seconds=60):
+        with profile_window("short", max_seconds=60) as window:
             work()
+        assert not window.ended_early
     # THEN nothing waits for them, and there is no message
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):

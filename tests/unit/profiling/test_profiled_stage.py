@@ -111,6 +111,27 @@ def test_a_named_stage_writes_its_files(
     assert f"[Profiler] Kernel breakdown saved to: {folder / 'denoise_breakdown.json'}" in lines
 
 
+@pytest.mark.parametrize("option", [None, "RECORD_SHAPES", "PROFILE_MEMORY", "WITH_STACK"])
+def test_variables_choose_what_a_trace_contains(
+    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch, option: str | None
+) -> None:
+    # GIVEN a named stage, and one of the variables or none
+    if option is not None:
+        monkeypatch.setenv(f"STAGESPAN_PROFILER_{option}", "1")
+    enable_profiler_for_names("denoise")
+    # WHEN it runs
+    with ProfilingContext("denoise"):
+        work()
+    # THEN the trace contains what was chosen, and nothing else of the three
+    page = json.loads(gzip.decompress((folder / "denoise_trace.json.gz").read_bytes()))
+    found = {
+        "RECORD_SHAPES": any("Input Dims" in e.get("args", {}) for e in page["traceEvents"]),
+        "PROFILE_MEMORY": any(e["name"] == "[memory]" for e in page["traceEvents"]),
+        "WITH_STACK": bool(page.get("with_stack")),
+    }
+    assert [name for name, is_there in found.items() if is_there] == [option] * (option is not None)
+
+
 def test_the_stages_span_covers_its_operators(work: Work, folder: Path) -> None:
     # GIVEN a profiled stage with a stage inside
     enable_profiler_for_names(["outer"])
