@@ -97,6 +97,18 @@ def test_without_debug_mode_nothing_is_written(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["script.py"]
 
 
+def test_the_variable_names_the_file_also_without_debug_mode(tmp_path: Path) -> None:
+    # GIVEN a program that only imports stagespan and runs a stage
+    code = "import stagespan\nwith stagespan.span('s'):\n    pass"
+    # WHEN the variable names a file in a folder that does not exist
+    python(code, tmp_path, STAGESPAN_TIMING_REPORT="reports/mine.json")
+    # THEN the report is there, and no other file is written
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["reports", "script.py"]
+    files = written(tmp_path / "reports")
+    assert list(files) == ["mine.json"]
+    assert list(files["mine.json"]["stages"]) == ["s"]
+
+
 def test_debug_mode_without_stages_writes_nothing(tmp_path: Path) -> None:
     python("import stagespan", tmp_path, STAGESPAN_DEBUG="1")
     assert [p.name for p in tmp_path.iterdir()] == ["script.py"]
