@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,19 @@ def test_the_size_of_the_rings_is_the_actual_one(text: str, tmp_path: Path) -> N
     real, told = done.stdout.splitlines()
     assert told.startswith(f"the latest {int(real):,} spans of each thread; "), done.stderr
     assert "address space" in told
+
+
+@pytest.mark.parametrize("value", [None, "1"])
+def test_no_color_turns_colours_off(
+    value: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # GIVEN a terminal with colours
+    monkeypatch.chdir(tmp_path)
+    variables = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": value}
+    # WHEN a table is shown
+    done = CliRunner(env=variables).invoke(command, ["doctor", "--no-device"])
+    # THEN it has colours unless the variable is set
+    assert bool(re.search("\x1b\\[[0-9;]*3[0-9]", done.output)) == (value is None)
 
 
 def test_what_fails_gives_a_status_and_a_name(
