@@ -142,6 +142,17 @@ def test_options_reach_ncu(breakdown: Path, ncu: Path, tmp_path: Path) -> None:
     assert not ncu.exists()
 
 
+def test_the_script_can_be_elsewhere(breakdown: Path, tmp_path: Path) -> None:
+    # GIVEN a folder without the stage's script
+    script = tmp_path / "mine.py"
+    breakdown.with_name("profile_denoise.py").rename(script)
+    # WHEN it is passed
+    status, out, _ = run(breakdown, "--factory", "m:f", "--dry-run", "--script", script)
+    # THEN ncu measures it
+    assert status == 0
+    assert str(script) in shlex.split(out.replace("\\\n", " ").splitlines()[0])
+
+
 def test_ncu_is_run_and_read(breakdown: Path, ncu: Path, tmp_path: Path) -> None:
     # GIVEN a machine with ncu WHEN the stage's kernels are measured
     target = tmp_path / "found.json"
@@ -289,10 +300,11 @@ def test_every_kind_of_output(tmp_path: Path) -> None:
         assert alone == targets[name].read_text()
 
 
+@pytest.mark.parametrize("place", ["next to the breakdown", "elsewhere"])
 def test_the_operator_comes_from_the_trace(
-    breakdown: Path, tmp_path: Path, write_trace: Any
+    breakdown: Path, tmp_path: Path, write_trace: Any, place: str
 ) -> None:
-    # GIVEN the trace next to the breakdown
+    # GIVEN the trace next to the breakdown, or elsewhere
     events = [
         {"ph": "X", "cat": "cpu_op", "name": "aten::copy_", "pid": 1, "tid": 1, "ts": 0, "dur": 9},
         {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 1,
@@ -300,12 +312,15 @@ def test_the_operator_comes_from_the_trace(
         {"ph": "X", "cat": "kernel", "name": ROWS[0]["name"], "pid": 0, "tid": 7, "ts": 5, "dur": 4,
          "args": {"correlation": 3, "device": 0, "stream": 7}},
     ]  # fmt: skip
-    write_trace(events, packed=True).rename(tmp_path / "denoise_trace.json.gz")
+    is_elsewhere = place == "elsewhere"
+    trace = tmp_path / ("mine.json.gz" if is_elsewhere else "denoise_trace.json.gz")
+    write_trace(events, packed=True).rename(trace)
     table = tmp_path / "ncu.csv"
     table.write_text(wide_file(KERNELS))
     # WHEN the CSV is read with it
     # THEN the kernel's operator is known
-    _, text, _ = run(breakdown, "--csv", table, "--json", "-")
+    more = ("--trace", trace) if is_elsewhere else ()
+    _, text, _ = run(breakdown, "--csv", table, "--json", "-", *more)
     rows = json.loads(text)["kernels"]
     assert [row["operator"] for row in rows] == ["aten::copy_", None, None, None]
 
