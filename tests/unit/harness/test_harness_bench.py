@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import os
@@ -428,6 +429,19 @@ def test_metadata_that_the_stage_does_not_take_is_left_out(tmp_path: Path) -> No
     harness(lambda x, y: seen.append((x, y)), signature, tmp_path).profile()
 
     assert set(seen) == {(1, 2)}
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_shapes_and_stacks_are_in_the_trace_if_wanted(tmp_path: Path, is_set: bool) -> None:
+    signature = signature_of(x=torch.zeros(1, 32))
+
+    results = harness(
+        Mlp(), signature, tmp_path, record_shapes=is_set, with_stack=not is_set, timing_steps=1
+    ).profile()
+
+    page = json.loads(gzip.decompress(results.trace_path.read_bytes()))
+    assert any("Input Dims" in e.get("args", {}) for e in page["traceEvents"]) == is_set
+    assert bool(page.get("with_stack")) != is_set
 
 
 def test_progress_is_logged(tmp_path: Path) -> None:

@@ -204,13 +204,17 @@ def test_a_file_without_stages_is_refused(folder: Path) -> None:
     assert "'empty.json' contains no stage" in done.stderr
 
 
-def test_bench_takes_seed_device_dtype_and_step(folder: Path) -> None:
+def test_bench_takes_seed_device_dtype_threads_and_step(folder: Path) -> None:
+    threads = torch.get_num_threads() + 1
     done = bench(
-        "--seed", "4", "--device", "cpu", "--dtype", "float64", "--step", "my_pipeline:one_step"
+        *("--seed", "4", "--device", "cpu", "--dtype", "float64", "--threads", str(threads)),
+        *("--step", "my_pipeline:one_step", "--timing-steps", "1"),
     )
 
     assert done.exit_code == 0, done.output
     assert "SEED = 4" in Path("out/profile_denoise.py").read_text()
+    settings = json.loads(Path("out/denoise_bench.json").read_text())["settings"]
+    assert settings == {"dtype": "float64", "seed": 4, "threads": threads}
 
 
 @pytest.mark.parametrize(
