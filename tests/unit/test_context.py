@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -308,3 +310,33 @@ def test_switches() -> None:
         switch()
     # THEN each callback is called after each switch, and once at the start
     assert seen == [(True, False), (False, False), (False, True), (True, True), (True, False)]
+
+
+def test_a_program_that_is_switched_off_by_the_environment() -> None:
+    # GIVEN a program that starts with the recorder off
+    code = """
+import stagespan
+
+def run():
+    with stagespan.span("block"), stagespan.ProfilingContext("context"):
+        pass
+
+run()
+stagespan.flush()
+print(stagespan.is_enabled(), len(stagespan.stats()), len(stagespan.spans()))
+stagespan.enable()
+run()
+stagespan.flush()
+print(stagespan.is_enabled(), {name: each.count for name, each in stagespan.stats().items()})
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "STAGESPAN_ENABLED": "false"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    # THEN nothing is recorded until the program switches it on
+    assert done.stdout.splitlines() == ["False 0 0", "True {'block': 1, 'context': 1}"], done.stderr
