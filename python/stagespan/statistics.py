@@ -234,19 +234,16 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
         return None
     if lost.get("overwritten", 0) and not _reach_back(spans, began_ns):
         return None
-    numpy = imports.load("numpy")
     spans = spans[spans["end_ns"] > began_ns]
     names = _core.stage_names()
     durations = spans["end_ns"] - spans["begin_ns"]
     failed = (spans["flags"] & _core.FLAG_ERROR) != 0
-    columns = [column for column in _DEVICE_COLUMNS if column in (spans.dtype.names or ())]
-    on_device = [spans[column] for column in columns] or [numpy.full(len(spans), numpy.nan)] * 3
     found = {}
     for index in _distinct(spans["stage"]):
         mine = spans["stage"] == index
         name = names[int(index)]
         suspended = int(spans["suspended_ns"][mine].sum())
-        device = [_without_unknown(column[mine]) for column in on_device]
+        device = [_without_unknown(spans[column][mine]) for column in _DEVICE_COLUMNS]
         errors = int(failed[mine].sum())
         found[name] = _from_durations(
             name, _Durations(durations[mine]), errors, suspended, device, lost

@@ -141,8 +141,7 @@ def _print_and_write(wrapper: Wrapper, write: bool) -> None:
             *wrapper.notes(),
             *unused.sentences(report["stages"]),
         ):
-            if sentence is not None:
-                click.echo(f"stagespan: {sentence}", err=True)
+            click.echo(f"stagespan: {sentence}", err=True)
     for path in written:
         click.echo(f"stagespan: saved {path}", err=True)
 

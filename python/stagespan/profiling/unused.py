@@ -73,7 +73,7 @@ def _warn_at_exit() -> None:
     # Workers and other ranks run only some of the stages.
     if _is_left_out or run.is_worker() or run.rank() != 0:
         return
-    ran = {name for name, stage in _core.snapshot().stages().items() if stage.count}
+    ran = set(_core.snapshot().stages())
     ran.update(str(span["stage"]) for span in _core.open_spans())
     for text in sentences(ran) if ran else ():
         service.warn(f"[Profiler] {text[:1].upper()}{text[1:]}.")

@@ -84,8 +84,7 @@ def _write_at_exit() -> None:
     if _is_left_out:
         return
     is_requested = _core.is_debug() or settings.get("STAGESPAN_TIMING_REPORT") is not None
-    has_stages = any(stage.count for stage in _core.snapshot().stages().values())
-    if has_stages and (is_requested or len(_contents()) > 1):
+    if _core.snapshot().stages() and (is_requested or len(_contents()) > 1):
         write_reports()
 
 

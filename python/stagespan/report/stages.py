@@ -15,7 +15,7 @@ SEVERAL = "(several)"
 
 
 class StageFigures(Distribution, Protocol):
-    """The figures of a stage, as in `_core.StageSummary`."""
+    """The figures of at least one run of a stage, as in `_core.StageSummary`."""
 
     def quantile_ns(self, q: float) -> float: ...
     @property
@@ -45,8 +45,7 @@ def _at_top(name: str, stages: Mapping[str, StageFigures]) -> list[tuple[int, in
     return [
         figures
         for parent, figures in stages[name].parents.items()
-        if parent is None
-        or (parent != SEVERAL and (parent not in stages or not stages[parent].count))
+        if parent is None or (parent != SEVERAL and parent not in stages)
     ]
 
 
@@ -61,13 +60,12 @@ def stage_entries(
     stage that only ran inside others, so the percentages add up to 100. For every stage,
     ``duration_ms`` is ``children_ms`` + ``unattributed_ms``.
     """
-    ran = {name: stage for name, stage in stages.items() if stage.count}
-    total_ns = sum(top_level_ns(name, ran) for name in ran)
+    total_ns = sum(top_level_ns(name, stages) for name in stages)
     entries = {}
-    for name in sorted(ran, key=lambda name: (-ran[name].total_ns, name)):
-        top_ns = top_level_ns(name, ran) if _at_top(name, ran) else None
+    for name in sorted(stages, key=lambda name: (-stages[name].total_ns, name)):
+        top_ns = top_level_ns(name, stages) if _at_top(name, stages) else None
         share = 100 * top_ns / total_ns if top_ns is not None and total_ns else None
-        entries[name] = _entry(ran[name], share, memory_of(name), signatures.get(name, []))
+        entries[name] = _entry(stages[name], share, memory_of(name), signatures.get(name, []))
     return entries
 
 

@@ -125,7 +125,7 @@ def timing_report() -> TimingReport:
     now_ns = snapshot.time_ns
     if report.baseline is not None:
         snapshot = snapshot.since(report.baseline)
-    figures = {name: stage for name, stage in snapshot.stages().items() if stage.count}
+    figures = snapshot.stages()
     entries = stage_entries(figures, memory.stages_memory().get, _signatures())
     timestamp = datetime.datetime.fromtimestamp(now_ns / 1e9, datetime.timezone.utc)
     made: TimingReport = {
