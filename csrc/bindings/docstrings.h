@@ -1,4 +1,4 @@
-// docstrings.h: the docstrings of the public names, the same as in _core.pyi.
+// docstrings.h: the docstrings of those public names for which help() shows the same text as _core.pyi.
 #pragma once
 
 namespace stagespan::python::docs {

@@ -78,7 +78,8 @@ class Resolver {
   std::deque<EventPair*> late_;  // of abandoned spans, whose events may still complete
   std::atomic<std::uint32_t> held_{0};
   std::atomic<std::uint64_t> resolved_{0};
-  // The number of bases, for readers that must not wait for the lock.
+  // The largest error of the contexts' latest bases, and the ticks of the newest base (0: there is none), for readers
+  // in other threads.
   std::atomic<double> base_error_ns_{0};
   std::atomic<std::uint64_t> newest_base_ticks_{0};
 };

@@ -19,7 +19,8 @@ class TimeBase {
   /// capture.
   void refresh(EventBackend& backend, const StreamRef& where, const ClockFit& fit) noexcept;
 
-  /// Unix time of a finished event of a span that began at `begin_ticks`; nothing without a base.
+  /// Time in ns from a base to a finished event of a span that began at `begin_ticks`, negative if the base is later;
+  /// nothing without a base. Sets `origin_ns` to the base's Unix time, to which the result is to be added.
   std::optional<double> after_ns(EventBackend& backend, Event event, const StreamRef& where, std::uint64_t begin_ticks,
                                  const ClockFit& fit, std::int64_t& origin_ns) noexcept;
 

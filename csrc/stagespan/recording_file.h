@@ -71,12 +71,14 @@ inline constexpr std::uint32_t kLeftoverFiles = 16;
 
 class RecordingFile {
  public:
-  /// Creates the file, or a memfd if that is not possible, and moves `pieces` to it. The header must be filled in. If
-  /// neither can be created, the arena stays in memory; this is not an error.
+  /// A part of the arena.
   struct Piece {
     std::uint64_t offset;
     std::uint64_t bytes;
   };
+
+  /// Creates the file, or a memfd if that is not possible, and moves `pieces` to it. The header must be filled in. If
+  /// neither can be created, the arena stays in memory; this is not an error.
   void start(ArenaView arena, const RecordingWish& wish, const Piece* pieces, std::size_t count) noexcept;
 
   /// Moves a piece, in whole pages, to the file. Returns false and changes nothing if there is no file or no space.
