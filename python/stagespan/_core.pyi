@@ -464,7 +464,9 @@ class Summary:
     @property
     def p99_ns(self) -> float: ...
     def quantile_ns(self, q: float) -> float:
-        """Return the q quantile, with q from 0 to 1 and an error of at most 3 %."""
+        """Return the q quantile, with q from 0 to 1 and an error of at most 3 %. Raises ValueError
+        for another q.
+        """
 
 class StageSummary:
     """One stage's figures of at least one run, host time in ns."""
@@ -488,7 +490,9 @@ class StageSummary:
     @property
     def p99_ns(self) -> float: ...
     def quantile_ns(self, q: float) -> float:
-        """Return the q quantile, with q from 0 to 1 and an error of at most 3 %."""
+        """Return the q quantile, with q from 0 to 1 and an error of at most 3 %. Raises ValueError
+        for another q.
+        """
     @property
     def errors(self) -> int: ...
     @property
@@ -519,7 +523,7 @@ class Snapshot:
         """The stages that have run at least once, by name."""
     def since(self, earlier: Snapshot) -> Snapshot:
         """Return the figures between `earlier` and this snapshot. Minimum and maximum are then
-        bounds of histogram buckets.
+        bounds of histogram buckets. Raises ValueError if `earlier` is the later snapshot.
         """
 
 def snapshot() -> Snapshot: ...
@@ -570,7 +574,9 @@ def reset() -> None:
     service.
     """
 
-def count_lost(cause: str, n: int = ...) -> None: ...
+def count_lost(cause: str, n: int = ...) -> None:
+    """Count `n` losses of a cause. Raises ValueError if `cause` is not a key of `lost`."""
+
 
 # Devices
 def device_attach(kind: str) -> bool:
@@ -605,7 +611,7 @@ def resolve_device(timeout_s: float = ...) -> int:
 def device_every(every: int | None = ...) -> int:
     """Measure the device time of every n-th span of a stage in a thread; 0 for no spans, 1 (the
     default) for all. Returns the current number; sets it if one is passed. Raises ValueError for
-    numbers below 0.
+    numbers below 0 or above 2**32 - 1.
     """
 
 # Service
@@ -672,7 +678,9 @@ def end_recording() -> None:
     """Say in the recording that the process ends by its own exit, and remove its file."""
 
 def why_not_in(folder: str | bytes) -> str | None:
-    """Why recordings cannot lie in a folder, in a sentence; None if they can."""
+    """Return why recordings cannot lie in a folder, as a sentence; None if they can. Creates the
+    folder if it does not exist.
+    """
 
 def default_recording_folder() -> str: ...
 def this_boot() -> int:
