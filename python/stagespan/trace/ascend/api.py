@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stagespan.trace.ascend.folder import disagreement
+from stagespan.trace.ascend.folder import API_STATISTIC, TRACE, disagreement
 from stagespan.trace.figures import Count, Figures, MeanNs, Ns
 from stagespan.trace.read.csv_tables import CsvTable, count, scaled
 from stagespan.trace.read.groups import by_group
@@ -25,7 +25,6 @@ from stagespan.trace.result import (
     window_of,
 )
 
-API = "api_statistic.csv"
 _COMPILES = re.compile(r"^aclopCompile")
 _SYNCHRONISES = re.compile(r"^aclrtSynchronize")
 _SHARES = Thresholds(25.0, 10.0, 5.0)
@@ -120,7 +119,7 @@ class Calls(Result):
                 _SYNCHRONISES,
                 "ascend.host_waits",
                 "waited for the device",
-                "The trace (trace_view.json) shows which operator waits",
+                f"The trace ({TRACE}) shows which operator waits",
             ),
         ):
             mine = [call for call in self.calls if pattern.search(call.name)]
@@ -150,7 +149,9 @@ class Calls(Result):
             )
         if self.differences:
             found.append(
-                disagreement("low", f"{API} and the trace", self.differences, "ascend.calls_differ")
+                disagreement(
+                    "low", f"{API_STATISTIC} and the trace", self.differences, "ascend.calls_differ"
+                )
             )
         return found
 
@@ -193,13 +194,13 @@ def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
     if read:
         both = [call for call in read if call.name in seen]
         differences = [text for call in both if (text := _difference(call, seen[call.name]))]
-        return Calls(API, read, length, unread, len(both), differences)
+        return Calls(API_STATISTIC, read, length, unread, len(both), differences)
     if seen:
         most = sorted(seen.values(), key=lambda call: (-call.total_ns, call.name))
         return Calls("the trace", most, length)
     return Unavailable(
-        f"The folder has neither {API} nor a trace with CANN's calls: both are written from Level1"
-        " on.",
+        f"The folder has neither {API_STATISTIC} nor a trace with CANN's calls: both are written"
+        " from Level1 on.",
         "no_files",
     )
 

@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stagespan.trace.ascend.folder import disagreement
-from stagespan.trace.derived.device import COMMUNICATION as DEVICE_COMMUNICATION
-from stagespan.trace.derived.device import device_work
+from stagespan.trace.ascend.folder import COMMUNICATION_JSON, MATRIX_JSON, disagreement
+from stagespan.trace.derived.device import COMMUNICATION, device_work
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.csv_tables import scaled
 from stagespan.trace.read.model import Trace
@@ -28,7 +27,6 @@ from stagespan.trace.result import (
     share,
 )
 
-COMMUNICATION, MATRIX = "communication.json", "communication_matrix.json"
 _TOTAL = "Total Op Info"
 _TIMES = {
     "elapse_ns": "Elapse Time(ms)",
@@ -231,7 +229,7 @@ class CollectiveStats(Result):
             found.append(
                 disagreement(
                     "low",
-                    f"{COMMUNICATION} and the trace",
+                    f"{COMMUNICATION_JSON} and the trace",
                     self.differences,
                     "ascend.collectives_differ",
                 )
@@ -248,7 +246,7 @@ class CollectiveStats(Result):
             ]
             titles = [(title.removesuffix("(ms)").lower(), "ns") for title in _TIMES.values()]
             columns = (("operation", ""), ("step", ""), *titles)
-            note = f"From {COMMUNICATION}."
+            note = f"From {COMMUNICATION_JSON}."
             if self.compared:
                 agree = f"{len(self.differences):,} differ" if self.differences else "all agree"
                 note += f" {counted(self.compared, 'operation')} in the trace too: {agree}."
@@ -268,7 +266,7 @@ class CollectiveStats(Result):
             heads = (("ranks", ""), ("transport", ""), ("step", ""))
             figures = (("sent", "MB"), ("transit", "ns"), ("bandwidth", "GB/s"))
             tables.append(
-                Table("Links between ranks", (*heads, *figures), links, f"From {MATRIX}.")
+                Table("Links between ranks", (*heads, *figures), links, f"From {MATRIX_JSON}.")
             )
         return tables
 
@@ -285,7 +283,7 @@ def collectives(
     Unexpected entries are skipped.
     """
     found: list[Collective] = []
-    for step, name, value in _entries(documents.get(COMMUNICATION)):
+    for step, name, value in _entries(documents.get(COMMUNICATION_JSON)):
         times = value.get("Communication Time Info")
         if isinstance(times, dict) and name != _TOTAL:
             read = {key: _time(times.get(title), "ms") for key, title in _TIMES.items()}
@@ -293,11 +291,11 @@ def collectives(
             begin = _time(times.get(_BEGIN), "us")
             name = name.partition("@")[0]
             found.append(Collective(step, name, **read, begin_ns=begin, sent=sent))
-    links = _links(documents.get(MATRIX))
+    links = _links(documents.get(MATRIX_JSON))
     if not found and not links:
         return Unavailable(
-            f"The folder has neither {COMMUNICATION} nor {MATRIX} with operations: both are written"
-            " from Level1 on when ranks communicate.",
+            f"The folder has neither {COMMUNICATION_JSON} nor {MATRIX_JSON} with operations: both"
+            " are written from Level1 on when ranks communicate.",
             "no_files",
         )
     found.sort(key=lambda each: -(each.elapse_ns or 0))
@@ -308,7 +306,7 @@ def collectives(
 def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str]]:
     """Return the number of names that are also in the trace, and the differences."""
     events = trace.events
-    rows = np.flatnonzero(device_work(trace).kind == DEVICE_COMMUNICATION)
+    rows = np.flatnonzero(device_work(trace).kind == COMMUNICATION)
     seen: dict[str, list[int]] = {}
     for code, time in zip(events.name[rows].tolist(), events.dur_ns[rows].tolist(), strict=True):
         seen.setdefault(trace.names[code], []).append(time)

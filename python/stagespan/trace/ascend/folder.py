@@ -19,27 +19,27 @@ from stagespan.trace.result import Evidence, Finding, Severity
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 TRACE = "trace_view.json"
 METADATA = "profiler_metadata.json"
-TABLES = (
-    "step_trace_time.csv",
-    "kernel_details.csv",
-    "op_statistic.csv",
-    "api_statistic.csv",
-    "operator_details.csv",
-    "memory_record.csv",
-    "operator_memory.csv",
-)
-# The column that each table needs.
+STEP_TRACE_TIME = "step_trace_time.csv"
+KERNEL_DETAILS = "kernel_details.csv"
+OP_STATISTIC = "op_statistic.csv"
+API_STATISTIC = "api_statistic.csv"
+OPERATOR_DETAILS = "operator_details.csv"
+MEMORY_RECORD = "memory_record.csv"
+OPERATOR_MEMORY = "operator_memory.csv"
+# The columns that each table needs.
 _NEEDED = {
-    "step_trace_time.csv": ("computing",),
-    "kernel_details.csv": ("duration",),
-    "op_statistic.csv": ("op type", "count", "total time"),
-    "api_statistic.csv": ("api name", "count", "time"),
-    "operator_details.csv": ("host self duration",),
-    "memory_record.csv": ("total reserved",),
-    "operator_memory.csv": ("size",),
+    STEP_TRACE_TIME: ("computing",),
+    KERNEL_DETAILS: ("duration",),
+    OP_STATISTIC: ("op type", "count", "total time"),
+    API_STATISTIC: ("api name", "count", "time"),
+    OPERATOR_DETAILS: ("host self duration",),
+    MEMORY_RECORD: ("total reserved",),
+    OPERATOR_MEMORY: ("size",),
 }
-DOCUMENTS = ("communication.json", "communication_matrix.json")
-_SUFFICIENT = (TRACE, "kernel_details.csv", "step_trace_time.csv", "op_statistic.csv")
+TABLES = tuple(_NEEDED)
+COMMUNICATION_JSON, MATRIX_JSON = "communication.json", "communication_matrix.json"
+DOCUMENTS = (COMMUNICATION_JSON, MATRIX_JSON)
+_SUFFICIENT = (TRACE, KERNEL_DETAILS, STEP_TRACE_TIME, OP_STATISTIC)
 _SUFFIX = re.compile(r"_ascend_(?:pt|ms)$")
 _INFO = re.compile(r"^profiler_info(?:_(\d+))?\.json$")
 

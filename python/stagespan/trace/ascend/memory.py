@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from stagespan.trace.ascend.folder import MEMORY_RECORD, OPERATOR_MEMORY
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.csv_tables import CsvTable, scaled
 from stagespan.trace.result import Evidence, Finding, Result, Table, Unavailable, in_words, share
 
-RECORD, OPERATOR = "memory_record.csv", "operator_memory.csv"
 _TOP = 30
 _MUCH = 2**30
 # Percent of the reserved memory: from here on, unused memory at the peak is reported.
@@ -126,7 +126,9 @@ class AscendMemory(Result):
             ]
             columns = (("component", ""), ("device", ""), ("reserved", "bytes"))
             columns_2 = (("allocated", "bytes"), ("highest at", "ns"))
-            tables.append(Table("Peaks of memory", (*columns, *columns_2), rows, f"From {RECORD}."))
+            tables.append(
+                Table("Peaks of memory", (*columns, *columns_2), rows, f"From {MEMORY_RECORD}.")
+            )
         if self.operators:
             most = [
                 (each.name, each.count, each.total, each.largest, each.kept)
@@ -135,18 +137,20 @@ class AscendMemory(Result):
             heads = (("operator", ""), ("allocations", ""), ("total", "bytes"))
             others = (("largest", "bytes"), ("not released", ""))
             tables.append(
-                Table("Operators that allocate", (*heads, *others), most, f"From {OPERATOR}.")
+                Table(
+                    "Operators that allocate", (*heads, *others), most, f"From {OPERATOR_MEMORY}."
+                )
             )
         return tables
 
 
 def memory(tables: dict[str, CsvTable]) -> AscendMemory | Unavailable:
     """Analyse the files that exist."""
-    peaks, unread = _peaks(tables[RECORD]) if RECORD in tables else ([], 0)
-    operators, odd = _operators(tables[OPERATOR]) if OPERATOR in tables else ([], 0)
+    peaks, unread = _peaks(tables[MEMORY_RECORD]) if MEMORY_RECORD in tables else ([], 0)
+    operators, odd = _operators(tables[OPERATOR_MEMORY]) if OPERATOR_MEMORY in tables else ([], 0)
     if not peaks and not operators:
         return Unavailable(
-            f"The folder has neither {RECORD} nor {OPERATOR} with rows: record with"
+            f"The folder has neither {MEMORY_RECORD} nor {OPERATOR_MEMORY} with rows: record with"
             " profile_memory=True.",
             "no_files",
         )

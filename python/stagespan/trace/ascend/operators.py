@@ -15,7 +15,12 @@ import msgspec
 import numpy as np
 
 from stagespan.trace.ascend.device import on_device
-from stagespan.trace.ascend.folder import disagreement
+from stagespan.trace.ascend.folder import (
+    KERNEL_DETAILS,
+    OP_STATISTIC,
+    OPERATOR_DETAILS,
+    disagreement,
+)
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.figures import Count, Figures, MeanNs, Ns
 from stagespan.trace.read.csv_tables import CsvTable, count, scaled
@@ -35,7 +40,6 @@ from stagespan.trace.result import (
     shortened,
 )
 
-KERNELS, STATISTIC = "kernel_details.csv", "op_statistic.csv"
 _AI_CPU = re.compile(r"AI_?CPU", re.IGNORECASE)
 _CONVERSIONS = {
     "TransData": "between formats",
@@ -168,7 +172,7 @@ class Operators(Result):
             found.append(
                 disagreement(
                     "medium",
-                    f"{KERNELS} and {STATISTIC}",
+                    f"{KERNEL_DETAILS} and {OP_STATISTIC}",
                     self.differences,
                     "ascend.operators_differ",
                 )
@@ -203,7 +207,7 @@ class Operators(Result):
         note = f"From {self.source}."
         if self.compared:
             agree = f"{len(self.differences):,} types differ" if self.differences else "equal"
-            note += f" Against the sums of {KERNELS}: {agree}."
+            note += f" Against the sums of {KERNEL_DETAILS}: {agree}."
         if self.unread:
             note += f" {self.unread:,} rows without a duration are skipped."
         return [Table("Operators by type", columns, rows, note)]
@@ -232,20 +236,22 @@ def _on_ai_cpu(
 
 def operators(tables: dict[str, CsvTable]) -> Operators | Unavailable:
     """Return types from op_statistic.csv, compared with the kernels, or from the kernels."""
-    known, kernels = tables.get(STATISTIC), tables.get(KERNELS)
-    theirs = Operators(STATISTIC, []) if known is None else _of_statistic(known)
+    known, kernels = tables.get(OP_STATISTIC), tables.get(KERNEL_DETAILS)
+    theirs = Operators(OP_STATISTIC, []) if known is None else _of_statistic(known)
     mine, unread = _of_kernels(kernels) if kernels is not None else ([], 0)
     if theirs.types and mine and kernels is not None and kernels.has("type"):
         sums = {(each.type, each.core): each.total_ns for each in mine}
         differences = _differences(mine, theirs.types)
-        return Operators(STATISTIC, theirs.types, sums, theirs.unread + unread, True, differences)
+        return Operators(
+            OP_STATISTIC, theirs.types, sums, theirs.unread + unread, True, differences
+        )
     if theirs.types:
         return theirs
     if mine:
-        return Operators(KERNELS, mine, unread=unread)
+        return Operators(KERNEL_DETAILS, mine, unread=unread)
     return Unavailable(
-        f"The folder has neither {KERNELS} nor {STATISTIC} with rows: both are written from Level1"
-        " on with the NPU's activity.",
+        f"The folder has neither {KERNEL_DETAILS} nor {OP_STATISTIC} with rows: both are written"
+        " from Level1 on with the NPU's activity.",
         "no_files",
     )
 
@@ -298,7 +304,7 @@ def _of_statistic(table: CsvTable) -> Operators:
             low, high = _either(min, low, other.min_ns), _either(max, high, other.max_ns)
         sums[type_, core] = OperatorType(type_, core, number, time, low, high)
     found = sorted(sums.values(), key=lambda each: (-each.total_ns, each.type))
-    return Operators(STATISTIC, found, unread=unread)
+    return Operators(OP_STATISTIC, found, unread=unread)
 
 
 def _either(
@@ -315,15 +321,17 @@ def _differences(mine: list[OperatorType], theirs: list[OperatorType]) -> list[s
         same = other.pop((each.type, each.core), None)
         name = f"{each.type} on {each.core}"
         if same is None:
-            found.append(f"{name} is not in {STATISTIC}")
+            found.append(f"{name} is not in {OP_STATISTIC}")
         elif same.count != each.count:
-            found.append(f"{name}: {each.count:,} in {KERNELS}, {same.count:,} in {STATISTIC}")
+            found.append(
+                f"{name}: {each.count:,} in {KERNEL_DETAILS}, {same.count:,} in {OP_STATISTIC}"
+            )
         elif abs(same.total_ns - each.total_ns) > max(_NS_EACH * each.count, 1e-6 * each.total_ns):
             found.append(
-                f"{name}: {in_words(each.total_ns, 'ns')} in {KERNELS},"
-                f" {in_words(same.total_ns, 'ns')} in {STATISTIC}"
+                f"{name}: {in_words(each.total_ns, 'ns')} in {KERNEL_DETAILS},"
+                f" {in_words(same.total_ns, 'ns')} in {OP_STATISTIC}"
             )
-    found += [f"{type_} on {core} is not in {KERNELS}" for type_, core in other]
+    found += [f"{type_} on {core} is not in {KERNEL_DETAILS}" for type_, core in other]
     return found
 
 
@@ -421,7 +429,6 @@ def cores(trace: Trace) -> Cores | Unavailable:
 # --- Operators of the framework ---
 
 
-DETAILS = "operator_details.csv"
 _COLUMNS = (
     "host self duration",
     "host total duration",
@@ -483,7 +490,7 @@ class OperatorDetails(Result):
             ("device, itself", "ns"),
             ("device, including calls", "ns"),
         )
-        return [Table("Operators of the framework", columns, rows, f"From {DETAILS}.")]
+        return [Table("Operators of the framework", columns, rows, f"From {OPERATOR_DETAILS}.")]
 
 
 def host_operators(table: CsvTable | None) -> OperatorDetails | Unavailable:
@@ -506,7 +513,7 @@ def host_operators(table: CsvTable | None) -> OperatorDetails | Unavailable:
                     row[at] = (row[at] or 0) + time
     if not sums:
         return Unavailable(
-            f"The folder has no {DETAILS} with rows: record with the CPU's activity and"
+            f"The folder has no {OPERATOR_DETAILS} with rows: record with the CPU's activity and"
             " record_shapes=True.",
             "no_files",
         )

@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagespan.trace.ascend import steps
-from stagespan.trace.ascend.api import API, Calls, calls
+from stagespan.trace.ascend.api import Calls, calls
 from stagespan.trace.ascend.communication import CollectiveStats, collectives
-from stagespan.trace.ascend.folder import DOCUMENTS, TABLES, TRACE, AscendFolder
+from stagespan.trace.ascend.folder import (
+    API_STATISTIC,
+    DOCUMENTS,
+    KERNEL_DETAILS,
+    OPERATOR_DETAILS,
+    STEP_TRACE_TIME,
+    TABLES,
+    TRACE,
+    AscendFolder,
+)
 from stagespan.trace.ascend.memory import AscendMemory, memory
 from stagespan.trace.ascend.operators import (
-    DETAILS,
     OperatorDetails,
     Operators,
     host_operators,
@@ -90,14 +98,14 @@ def analyze_files(folder: AscendFolder) -> dict[str, Result | Unavailable]:
     return {
         "ascend_steps": steps.analyze(
             without_events(str(folder.path)) if trace is None else trace,
-            tables.get("step_trace_time.csv"),
-            tables.get("kernel_details.csv"),
+            tables.get(STEP_TRACE_TIME),
+            tables.get(KERNEL_DETAILS),
             communication if isinstance(communication, CollectiveStats) else None,
         ),
         "ascend_operators": operators(tables),
-        "ascend_api": calls(tables.get(API), trace),
+        "ascend_api": calls(tables.get(API_STATISTIC), trace),
         "ascend_collectives": communication,
         "ascend_memory": memory(tables),
-        "ascend_host_operators": host_operators(tables.get(DETAILS)),
+        "ascend_host_operators": host_operators(tables.get(OPERATOR_DETAILS)),
         "ascend_files": Files(folder),
     }

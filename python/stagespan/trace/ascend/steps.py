@@ -26,6 +26,7 @@ from stagespan.trace.ascend.device import (
     overlap_of,
 )
 from stagespan.trace.ascend.device import OPERATORS as OPERATOR_FLOWS
+from stagespan.trace.ascend.folder import KERNEL_DETAILS, STEP_TRACE_TIME, TRACE
 from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.figures import Figures, Ns, one_of
@@ -347,8 +348,8 @@ LANES, OPERATORS, FILE, KERNELS = "lanes", "operators", "file", "kernels"
 _SOURCES = {
     LANES: "the tracks of the trace's Overlap Analysis",
     OPERATORS: "the operators in the trace",
-    FILE: "step_trace_time.csv",
-    KERNELS: "the rows of kernel_details.csv",
+    FILE: STEP_TRACE_TIME,
+    KERNELS: f"the rows of {KERNEL_DETAILS}",
 }
 _FREE = Thresholds(50.0, 25.0, 10.0)
 _EXPOSED = Thresholds(25.0, 10.0, 5.0)
@@ -456,7 +457,7 @@ class AscendSteps(Result):
             (
                 [d for d in self.differences if d.other == FILE],
                 "medium",
-                "step_trace_time.csv",
+                STEP_TRACE_TIME,
                 "ascend.steps_differ_from_file",
             ),
             (
@@ -494,7 +495,7 @@ class AscendSteps(Result):
         worst = sorted(known, key=lambda s: -(s.free_ns or 0))[:3]
         sentence = (
             f"For {in_words(free, 'ns')} of the steps' {in_words(span, 'ns')} ({percent:.1f} %) the"
-            " device was idle: it neither computed nor communicated. The trace (trace_view.json)"
+            f" device was idle: it neither computed nor communicated. The trace ({TRACE})"
             " shows why."
         )
         evidence = tuple(Evidence(f"free time of {s.name}", None, s.free_ns, "ns") for s in worst)
@@ -616,7 +617,7 @@ def analyze(
     found = {source: steps for source, steps in found.items() if steps}
     if not found:
         return Unavailable(
-            "Neither the trace nor step_trace_time.csv contains the time of an Ascend device:"
+            f"Neither the trace nor {STEP_TRACE_TIME} contains the time of an Ascend device:"
             " record it with the NPU's activity.",
             "no_device",
         )

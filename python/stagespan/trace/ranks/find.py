@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from stagespan.errors import TraceError
-from stagespan.trace.ascend.communication import MATRIX
+from stagespan.trace.ascend.folder import MATRIX_JSON
 from stagespan.trace.read.model import Trace
 
 _ENDINGS = (".json", ".json.gz")
@@ -130,7 +130,7 @@ def least_ranks(trace: Trace, documents: dict[str, Any]) -> tuple[int, str] | No
     found = [
         (_of_config(distributed_info(trace).get("pg_config")), "pg_config"),
         (_of_arguments(trace), "the collectives' process groups"),
-        (_of_matrix(documents.get(MATRIX)), MATRIX),
+        (_of_matrix(documents.get(MATRIX_JSON)), MATRIX_JSON),
     ]
     known = [(count, source) for count, source in found if 0 < count <= MOST_RANKS]
     return max(known, key=lambda each: each[0], default=None)

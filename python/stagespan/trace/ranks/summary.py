@@ -20,6 +20,7 @@ from stagespan.trace.ascend import (
     read_ascend_folder,
 )
 from stagespan.trace.ascend import steps as ascend_steps
+from stagespan.trace.ascend.folder import KERNEL_DETAILS, STEP_TRACE_TIME
 from stagespan.trace.ascend.steps import AscendSteps
 from stagespan.trace.derived.device import COPY, device_work, is_ascend, launches
 from stagespan.trace.derived.device_time import DeviceTime, device_times, together
@@ -134,8 +135,7 @@ def _covered(cover: Cover, begin_ns: int, end_ns: int) -> int:
 # Times of a clock that counts from boot are far smaller.
 _UNIX_NS = 10**18
 _LARGEST = 2**62
-_STEPS, _KERNELS = "step_trace_time.csv", "kernel_details.csv"
-_TABLES = (_STEPS, _KERNELS)
+_TABLES = (STEP_TRACE_TIME, KERNEL_DETAILS)
 _CALLS = (
     ("rocm", re.compile(r"^hip")),
     ("cuda", re.compile(r"^cu")),
@@ -223,7 +223,7 @@ def summarise(
     stages = None
     if files is not None:
         world = files.world_size if world is None else world
-        steps = ascend_steps.analyze(trace, files.tables.get(_STEPS))
+        steps = ascend_steps.analyze(trace, files.tables.get(STEP_TRACE_TIME))
         stages = steps if isinstance(steps, ascend_steps.AscendSteps) else None
     host = trace.metadata.get("host_name")
     windows = steps_of(trace)
@@ -264,12 +264,13 @@ def _of_tables(
 ) -> RankSummary | Unreadable:
     """The summary of an Ascend folder that contains no trace."""
     empty = without_events(str(path))
-    kernels = files.tables.get(_KERNELS)
-    steps = ascend_steps.analyze(empty, files.tables.get(_STEPS), kernels, known)
+    kernels = files.tables.get(KERNEL_DETAILS)
+    steps = ascend_steps.analyze(empty, files.tables.get(STEP_TRACE_TIME), kernels, known)
     usage = usage_of_stages(steps) if isinstance(steps, ascend_steps.AscendSteps) else None
     if usage is None:
         return Unreadable(
-            str(path), f"{files.output} contains neither a trace nor a step with times in {_STEPS}."
+            str(path),
+            f"{files.output} contains neither a trace nor a step with times in {STEP_TRACE_TIME}.",
         )
     called = collectives_of_files(known, kernels)
     begin = int(called.begin_ns.min(initial=_LARGEST)) if len(called) else 0

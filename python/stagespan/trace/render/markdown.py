@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from stagespan.trace.analysis import Analysis
+from stagespan.trace.ascend.folder import TRACE
 from stagespan.trace.derived.device import shared_correlations
 from stagespan.trace.kernel_names import labels, printable
 from stagespan.trace.read.model import Trace
@@ -60,7 +61,7 @@ def summary(analysis: Analysis) -> str:
 def name_of(path: Path) -> str:
     """Return the name of the file, or of an Ascend folder, in which all traces have one name."""
     folders = [each.name for each in path.parents if each.name.endswith("_ascend_pt")]
-    return folders[0] if path.name.startswith("trace_view.json") and folders else path.name
+    return folders[0] if path.name.startswith(TRACE) and folders else path.name
 
 
 def heading(name: str) -> str:
