@@ -77,6 +77,7 @@ class Page:
                 del kept[0]
         if found:
             self._paths = [recording.path for recording in found]
+            self._readings = {path: self._readings[path] for path in self._paths}
 
     def _first(self) -> Recording:
         if self._which is not None:
@@ -120,7 +121,7 @@ class Page:
 
     def render(self, width: int, height: int | None) -> list[Any]:
         """Return the page as lines and tables for rich, at most ``height`` rows high."""
-        shown = [self._readings[path] for path in self._paths if path in self._readings]
+        shown = [self._readings[path] for path in self._paths]
         body: list[Any] = [Text(one_line(self._title(shown)), no_wrap=True, overflow="ellipsis")]
         used = 1
         shown_ranks = ranks.ranks([kept[-1].recording for kept in shown])
