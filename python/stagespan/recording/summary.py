@@ -116,7 +116,9 @@ def rates(recordings: list[Recording], interval_s: float = 0.25) -> dict[str, fl
 
 
 def stalled(recording: Recording, seconds: float, stage: str | None = None) -> list[OpenSpan]:
-    """Return the open spans of a live process that have lasted for at least ``seconds``.
+    """Return the open spans that have lasted for at least ``seconds``; none if the process ended.
+
+    A process of another container, whose state is "unknown", counts as alive.
 
     Without ``stage``, only the innermost span of a thread is returned, and only if the thread has
     not finished any span in this time. A thread that serves requests inside one long span is
