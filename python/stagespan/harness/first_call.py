@@ -43,24 +43,22 @@ def needs_early_profiler(cuda: str | None, driver: str | None) -> bool:
     return tuple(int(part or 0) for part in found.groups()) < _FIRST_GOOD_DRIVER
 
 
-def init_for_cuda_graphs() -> bool:
-    """Run an empty profiler if CUDA graphs need it. Returns whether it ran."""
+def init_for_cuda_graphs() -> None:
+    """Run an empty profiler if CUDA graphs need it."""
     import torch
 
     try:
         driver = _DRIVER_FILE.read_text(errors="replace") if torch.cuda.is_available() else None
     except OSError:
         driver = None
-    if not torch.cuda.is_available() or not needs_early_profiler(torch.version.cuda, driver):
-        return False
-    torch.profiler._utils._init_for_cuda_graphs()
-    return True
+    if torch.cuda.is_available() and needs_early_profiler(torch.version.cuda, driver):
+        torch.profiler._utils._init_for_cuda_graphs()
 
 
-def compile_something_tiny(device: str) -> bool:
+def compile_something_tiny(device: str) -> None:
     """Compile a function of two operators, so that torch's one-time set-up is not measured later.
 
-    Returns False if that fails, for example without a C++ compiler. The stage may still use a
+    Logs a warning if that fails, for example without a C++ compiler. The stage may still use a
     backend that needs none.
     """
     import torch
@@ -79,11 +77,9 @@ def compile_something_tiny(device: str) -> bool:
             type(error).__name__,
             str(error).strip().partition("\n")[0],
         )
-        return False
     finally:
         # Compile the stage in the window even if it has run before.
         torch._dynamo.reset()
-    return True
 
 
 @dataclass(frozen=True)
