@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.derived.launch_sources import host_operators
 from stagespan.trace.figures import Count, Figures
-from stagespan.trace.read.intervals import Numbers, exclusive
+from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 
 TOP = 50
-# Events of the profiler and torch.compile about themselves.
-_NOT_WORK = re.compile(r"ProfilerStep[#*]|\[memory\]$|.* \(dynamo_timed\)$|.*_data: compile_id=")
-# The code of a graph that Inductor compiled. Its category depends on the profiler's options.
-_COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +105,21 @@ def breakdown(trace: Trace, name: str) -> Breakdown:
 
     `name` is the name of the stage. Copies and memsets are not kernels; see `device_use`. Events of
     the profiler and torch.compile about themselves are left out. A trace with neither kernels nor
-    operators gives no rows.
+    operators, or with operators that are years apart, gives no rows.
     """
     kernels = device_work(trace).kernels
     if len(kernels):
         calls = launch_of(trace, kernels)
         return Breakdown(name, True, _rows(trace, kernels, *_device_times(trace, kernels, calls)))
-    operators = _operators(trace)
-    own = _own_times(trace, operators)
-    work = np.array([_NOT_WORK.match(each) is None for each in trace.names], dtype=np.bool_)
-    shown = work[trace.events.name[operators]] if len(operators) else np.empty(0, np.bool_)
-    operators, own = operators[shown], own[shown]
+    host = host_operators(trace)
+    if host is None:
+        return Breakdown(name, False, [])
+    own = host.own_ns
     return Breakdown(
-        name, False, _rows(trace, operators, own, own.astype(np.float64), np.ones(len(own), bool))
+        name,
+        False,
+        _rows(trace, host.rows, own, own.astype(np.float64), np.ones(len(own), bool)),
     )
-
-
-def _operators(trace: Trace) -> NDArray[np.intp]:
-    """Rows of the operators.
-
-    torch.profiler writes the call of a compiled graph as an operator, but as an annotation if it
-    records shapes. Both ways, it is one operator with the time of the graph's fused loops.
-    """
-    compiled = np.array([_COMPILED_GRAPH.match(name) is not None for name in trace.names] + [False])
-    annotations = trace.rows_of(["user_annotation"]) & compiled[trace.events.name]
-    return np.flatnonzero(trace.rows_of(["cpu_op"]) | annotations)
 
 
 def _device_times(
@@ -148,18 +134,6 @@ def _device_times(
     )
     share[known] = (trace.events.dur_ns[launched] / kernels_of)[of_kernel.reshape(-1)]
     return trace.events.dur_ns[kernels], share, known
-
-
-def _own_times(trace: Trace, operators: NDArray[np.intp]) -> Numbers:
-    """Return each operator's time without that of the operators inside it on its thread."""
-    events = trace.events
-    pid, tid = events.pid[operators], events.tid[operators]
-    if len(operators) == 0:
-        return np.empty(0, dtype=np.int64)
-    _, lane = np.unique(np.stack((pid, tid), axis=1), axis=0, return_inverse=True)
-    return exclusive(
-        events.begin_ns[operators], events.end_ns[operators], lane.reshape(-1).astype(np.int64)
-    )
 
 
 def _rows(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stagespan.trace import breakdown, device_use, read_trace
+from stagespan.trace.analyses import kernels
 
 Write = Callable[..., Path]
 
@@ -110,6 +111,35 @@ def test_operators_by_self_time(write_trace: Write) -> None:
             table_row("aten::copy_", 0.001, cuda=0.0, device=None, cpu=0.001, count=1),
         ],
     }
+
+
+def test_operators_are_those_of_the_kernels(write_trace: Write) -> None:
+    # GIVEN operators in a compilation, in a node of the backward pass, in a compiled region
+    path = write_trace(
+        [
+            event("cpu_op", "_compile (dynamo_timed)", 0, 1_000),
+            event("cpu_op", "_compile", 0, 1_000),
+            event("cpu_op", "aten::empty", 100, 600),
+            event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 2_000, 60),
+            event("cpu_op", "aten::mm", 2_010, 40),
+            event("cpu_op", "Torch-Compiled Region: 0/0", 3_000, 90),
+            event("user_annotation", "## Call CompiledFxGraph abc ##", 3_010, 70),
+            event("cpu_op", "aten::addmm", 3_020, 30),
+            event("cpu_op", "aten::mm", 3_200, 0),
+        ]
+    )
+    # WHEN the breakdown and the kernels are computed
+    trace = read_trace(path)
+    rows = [(row.name, row.time_ns / 1e3, row.count) for row in breakdown(trace, "s").rows]
+    found = kernels.analyze(trace)
+    assert isinstance(found, kernels.Kernels)
+    # THEN both have the same operators, without those that only surround operators
+    assert rows == [
+        ("aten::mm", 40, 2), ("## Call CompiledFxGraph abc ##", 40, 1), ("aten::addmm", 30, 1),
+    ]  # fmt: skip
+    written = found.to_dict()
+    assert [(each["name"], each["time_us"], each["count"]) for each in written["top"]] == rows
+    assert written["breakdown"]["total_kernel_time_ms"] == 0.11
 
 
 def test_only_the_top_is_listed_but_all_is_counted(write_trace: Write) -> None:
