@@ -472,7 +472,10 @@ WORKER = """
 import json, multiprocessing, os, stagespan
 
 def replay():
-    harness = stagespan.StageBenchHarness.from_signature_file("signatures.json", "s", str.upper)
+    config = stagespan.HarnessConfig(warmup=1, timing_steps=1)
+    harness = stagespan.StageBenchHarness.from_signature_file(
+        "signatures.json", "s", str.upper, config
+    )
     results = harness.profile()
     print(os.getpid(), results.trace_path.name, results.script_path.name, flush=True)
 

@@ -262,6 +262,7 @@ def test_a_terminal_shows_the_progress(folder: Path) -> None:
     # GIVEN a terminal for the messages, and a pipe for the figures
     ours, terminal = pty.openpty()
     arguments = ["--stage", "denoise", "--factory", "my_pipeline:get_stage", "--output", "out"]
+    arguments += ["--timing-steps", "1"]
 
     process = subprocess.Popen(
         [*preloaded.python(), "-m", "stagespan", "bench", "signatures.json", *arguments],

@@ -142,7 +142,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     result = CliRunner().invoke(
         command,
         [str(path), "--factory", "compiled_program:Stage", "--output", str(tmp_path),
-         "--profile-compile"],
+         "--profile-compile", "--warmup", "1", "--timing-steps", "1"],
     )  # fmt: skip
     # THEN the page shows the time it took
     assert result.exit_code == 0, result.output

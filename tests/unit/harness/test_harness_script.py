@@ -6,8 +6,10 @@ import ast
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +149,7 @@ def harness_of(stages: Any, name: str, folder: Path, **config: Any) -> StageBenc
     }[name]
     stage = stages.get_denoiser() if name == "denoise" else stages.get_encoder()
     signature = StageSignature(name, {key: capture(value) for key, value in given.items()})
-    settings = {"timing_steps": 2, "output_dir": folder, **config}
+    settings = {"warmup": 1, "timing_steps": 2, "output_dir": folder, **config}
     return StageBenchHarness(signature, stage, HarnessConfig(**settings))
 
 
@@ -218,6 +220,23 @@ def test_modules_of_a_script_do_not_define_the_same_name(adapter: Any) -> None:
     assert sorted(names) == sorted(set(names))
 
 
+@pytest.fixture(scope="module")
+def written_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a script that the harness wrote for a stage of `STAGES`, for all tests."""
+    folder = tmp_path_factory.mktemp("script")
+    module = types.ModuleType("stages")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "stages", module)
+        exec(STAGES, module.__dict__)
+        return harness_of(module, "denoise", folder).profile().script_path
+
+
+@pytest.fixture
+def script(written_once: Path, stages: Any, tmp_path: Path) -> Path:
+    """Return a copy of that script, next to its stages."""
+    return Path(shutil.copy(written_once, tmp_path))
+
+
 def test_without_profiled_steps_no_profiler_runs(
     stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,20 +259,17 @@ def test_without_profiled_steps_no_profiler_runs(
 
 
 def test_the_script_knows_the_environment_in_which_it_was_written(
-    stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # GIVEN a script that was written with another version of torch
-    harness_of(stages, "denoise", tmp_path).profile()
-    path = tmp_path / "profile_denoise.py"
-    made_in = runpy.run_path(str(path))["MADE_IN"]
+    made_in = runpy.run_path(str(script))["MADE_IN"]
     assert made_in == machine()
     version = f'"torch": "{torch.__version__}"'
-    path.write_text(path.read_text().replace(version, '"torch": "1.0"'))
-    capsys.readouterr()
+    script.write_text(script.read_text().replace(version, '"torch": "1.0"'))
 
     # WHEN it runs
     status = run_script(
-        path, "--factory", "stages:get_denoiser", "--warmup=0", "--timing-steps=1", "--no-profile"
+        script, "--factory", "stages:get_denoiser", "--warmup=0", "--timing-steps=1", "--no-profile"
     )
 
     # THEN it prints both versions
@@ -265,13 +281,10 @@ def test_the_script_knows_the_environment_in_which_it_was_written(
 
 @pytest.mark.parametrize("option", ["--timing-steps=0", "--steps=-1", "--warmup=-1"])
 def test_too_few_iterations_are_refused(
-    option: str, stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # GIVEN a script
     # WHEN it is run with fewer iterations than are possible
-    harness_of(stages, "denoise", tmp_path).profile()
-    capsys.readouterr()
-    script = tmp_path / "profile_denoise.py"
     # THEN a sentence says which number is valid
     assert run_script(script, "--factory", "stages:get_denoiser", option) == 2
     assert "is too few: give" in capsys.readouterr().err
@@ -333,7 +346,7 @@ def test_a_users_step_is_required(
     factory = ("--factory", "stages:get_encoder")
     without = run_script(path, *factory)
     told = capsys.readouterr().err
-    by_name = run_script(path, *factory, "--step", "stages:step")
+    by_name = run_script(path, *factory, "--step", "stages:step", "--timing-steps", "1")
     profile_stage = runpy.run_path(str(path))["profile_stage"]
     profile_stage(stages.get_encoder(), timing_steps=1, step_fn=stages.step)
 
@@ -352,14 +365,11 @@ def test_a_users_step_is_required(
     ],
 )
 def test_a_wrong_factory_is_reported_in_one_sentence(
-    stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], factory: str, says: str
+    script: Path, capsys: pytest.CaptureFixture[str], factory: str, says: str
 ) -> None:
     # GIVEN a script
-    path = harness_of(stages, "denoise", tmp_path).profile().script_path
-    capsys.readouterr()
-
     # WHEN it is run with a factory that is not valid
-    status = run_script(path, "--factory", factory)
+    status = run_script(script, "--factory", factory)
 
     told = capsys.readouterr().err
     assert status == 2

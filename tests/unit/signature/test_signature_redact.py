@@ -226,7 +226,7 @@ def test_a_script_of_a_replay_has_no_text_and_is_for_its_owner_only(tmp_path: Pa
         ("out/profile_encode.py",),
     ):
         done = subprocess.run(
-            [*preloaded.python(), *arguments, "--factory", "factory:get_stage"],
+            [*preloaded.python(), *arguments, "--factory", "factory:get_stage", "--timing-steps=1"],
             env={**os.environ, "PYTHONPATH": "."},
             cwd=tmp_path,
             capture_output=True,
