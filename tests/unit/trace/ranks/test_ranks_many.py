@@ -1,4 +1,4 @@
-"""A thousand ranks: small summaries, by worker processes or any backend of joblib."""
+"""Many ranks: small summaries, by worker processes or any backend of joblib."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from stagespan.trace.ranks.find import traces_in
 from stagespan.trace.ranks.summary import RankSummary, summarise
 
 
-def test_a_thousand_ranks(tmp_path: Path) -> None:
-    # GIVEN a thousand ranks, of which rank 777 arrives 500 µs late at each of five collectives
+def test_many_ranks(tmp_path: Path) -> None:
+    # GIVEN 200 ranks, of which rank 177 arrives 500 µs late at each of five collectives
     arrivals = [
-        [1_000.0 * n + rank % 7 + (500 if rank == 777 else 0) for n in range(5)]
-        for rank in range(1_000)
+        [1_000.0 * n + rank % 7 + (500 if rank == 177 else 0) for n in range(5)]
+        for rank in range(200)
     ]
     for rank, calls in enumerate(together(arrivals)):
-        write_rank(tmp_path, rank, calls, world=1_000, clock=float(rank % 11))
+        write_rank(tmp_path, rank, calls, world=200, clock=float(rank % 11))
     # WHEN the ranks are analysed together
     found = ranks_in(tmp_path, jobs=None)
     # THEN it is found, and so are all clocks
-    assert found.numbers == list(range(1_000))
-    assert found.waits.last[777] == found.waits.last.sum() == 5
+    assert found.numbers == list(range(200))
+    assert found.waits.last[177] == found.waits.last.sum() == 5
     ahead = found.clocks.offset_ns - found.clocks.offset_ns[0]
-    assert ahead.tolist() == [rank % 11 * US for rank in range(1_000)]
+    assert ahead.tolist() == [rank % 11 * US for rank in range(200)]
     late = finding_in(found, "ranks.late")
-    assert (late.numbers["rank"], late.numbers["waited_percent"]) == (777, 100)
+    assert (late.numbers["rank"], late.numbers["waited_percent"]) == (177, 100)
     # AND its page says how much is left out
     assert len(found.tables()[0].rows) == 50
-    assert "950" in found.tables()[0].note
+    assert "150" in found.tables()[0].note
 
 
 @pytest.fixture
