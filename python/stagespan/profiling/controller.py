@@ -24,6 +24,11 @@ from stagespan.profiling.timeline import compressed_with_spans, recorded_spans
 
 LOGGER = logging.getLogger("stagespan")
 
+MAX_SECONDS = 120.0
+"""Windows of stages and loops end after this time, so that hours of work do not fill a trace."""
+MAX_TRACE_BYTES = 512 << 20
+"""Their larger traces are not written."""
+
 # The open window, under _OPEN. This is not a lock: no thread waits for it.
 _turn: dict[str, Window] = {}
 _OPEN = "open"

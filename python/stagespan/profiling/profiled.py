@@ -15,17 +15,18 @@ from stagespan.context import Call
 from stagespan.errors import StagespanError
 from stagespan.files import stage_path, write_whole
 from stagespan.platforms import current_platform
-from stagespan.profiling.controller import Window, profile_window
+from stagespan.profiling.controller import (
+    MAX_SECONDS,
+    MAX_TRACE_BYTES,
+    Window,
+    profile_window,
+)
 from stagespan.profiling.names import is_profiled, note_context, times_named
 
 if TYPE_CHECKING:
     from stagespan.trace import Trace
 
 LOGGER = logging.getLogger("stagespan")
-
-MAX_SECONDS = 120.0
-"""A window ends after this time, so that a stage that runs for hours does not fill a trace."""
-MAX_TRACE_BYTES = 512 << 20
 
 
 @dataclass

@@ -12,11 +12,14 @@ from stagespan import lines, run
 from stagespan.errors import SettingsError, StagespanError
 from stagespan.files import stage_path
 from stagespan.imports import importing
-from stagespan.profiling.controller import Window, profile_window
+from stagespan.profiling.controller import (
+    MAX_SECONDS,
+    MAX_TRACE_BYTES,
+    Window,
+    profile_window,
+)
 
 LOGGER = logging.getLogger("stagespan")
-MAX_SECONDS = 120.0
-MAX_BYTES = 512 << 20
 
 
 class profile_steps:
@@ -67,7 +70,7 @@ class profile_steps:
         profile_memory: bool = False,
         with_stack: bool = False,
         max_seconds: float = MAX_SECONDS,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_TRACE_BYTES,
         output_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         given = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
