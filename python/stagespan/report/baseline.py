@@ -14,10 +14,9 @@ from stagespan.errors import ReportError
 from stagespan.files import write_whole
 from stagespan.report.changes import machine_differences
 from stagespan.report.noise import Times
-from stagespan.report.timed import NoTimesError, Timed, read
+from stagespan.report.timed import BASELINE, NoTimesError, Timed, read
 
 SCHEMA_VERSION = 1
-KIND = "stagespan baseline"
 _DIGITS = 6
 _MOST_RUNS = 1000
 """The number of runs of a stage in a file, which is often kept in a repository."""
@@ -55,7 +54,7 @@ def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> 
             stages = {name: _entry(known) for (name, _), known in before.times.items()}
     stages.update({name: _entry(new) for name, new in times.items()})
     content = {
-        "kind": KIND,
+        "kind": BASELINE,
         "schema_version": SCHEMA_VERSION,
         "environment": machine(),
         "stages": dict(sorted(stages.items())),

@@ -11,6 +11,8 @@ from stagespan.errors import ReportError
 from stagespan.report.noise import Times, relative_times
 from stagespan.report.reader import count_of, number, read_json, read_timing_report, report_of
 
+BASELINE = "stagespan baseline"
+"""The value of ``kind`` in a baseline."""
 _PERCENTILE_RUNS = 512
 """The number of runs of a signature's percentiles, for reports that do not contain it."""
 _WRITE_AGAIN = "write it again (a baseline with --stage-baseline-write), or pass another file."
@@ -58,7 +60,7 @@ def read(path: str | os.PathLike[str]) -> Timed:
 
 
 def _is_baseline(content: dict[str, Any]) -> bool:
-    if content.get("kind") == "stagespan baseline":
+    if content.get("kind") == BASELINE:
         return True
     stages = content.get("stages")
     if not isinstance(stages, dict):
