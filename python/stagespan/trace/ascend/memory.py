@@ -13,31 +13,31 @@ from stagespan.trace.read.csv_tables import CsvTable, scaled
 from stagespan.trace.result import Evidence, Finding, Result, Table, Unavailable, in_words, share
 
 _TOP = 30
-_MUCH = 2**30
-# Percent of the reserved memory: from here on, unused memory at the peak is reported.
+# Memory that is unused at the peak is reported from these limits on.
+_UNUSED_BYTES = 2**30
 _UNUSED_PERCENT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One component's memory on one device; bytes, None if unknown."""
+    """One component's memory on one device; None if unknown."""
 
     component: str
     device: str
-    reserved: int | None
-    allocated: int | None
+    reserved_bytes: int | None
+    allocated_bytes: int | None
     allocated_at_ns: int | None
     """When it was highest, from the file's first record."""
     records: int
 
 
 class Allocations(Figures, frozen=True):
-    """All allocations of one operator; bytes."""
+    """All allocations of one operator."""
 
     name: str
     count: Count = msgspec.field(name="allocations")
-    total: Count = msgspec.field(name="total_bytes")
-    largest: Count = msgspec.field(name="largest_bytes")
+    total_bytes: Count
+    largest_bytes: Count
     kept: Count | None = msgspec.field(name="not_released")
     """The number of allocations that were not released within the profile; None if unknown."""
 
@@ -76,8 +76,8 @@ class AscendMemory(Result):
                 PeakFigures(
                     component=peak.component,
                     device=peak.device or None,
-                    reserved_bytes=peak.reserved,
-                    allocated_bytes=peak.allocated,
+                    reserved_bytes=peak.reserved_bytes,
+                    allocated_bytes=peak.allocated_bytes,
                     allocated_at_ns=peak.allocated_at_ns,
                     records=peak.records,
                 )
@@ -92,24 +92,25 @@ class AscendMemory(Result):
         found = []
         seen = set()
         for peak in self.peaks:
-            same = peak.device, peak.reserved, peak.allocated
-            if peak.reserved is None or peak.allocated is None or same in seen:
+            reserved, allocated = peak.reserved_bytes, peak.allocated_bytes
+            same = peak.device, reserved, allocated
+            if reserved is None or allocated is None or same in seen:
                 continue
             seen.add(same)  # PTA and PTA+GE are the same where GE has none
-            unused = peak.reserved - peak.allocated
-            percent = share(unused, peak.reserved)
-            if unused >= _MUCH and percent >= _UNUSED_PERCENT:
+            unused = reserved - allocated
+            percent = share(unused, reserved)
+            if unused >= _UNUSED_BYTES and percent >= _UNUSED_PERCENT:
                 found.append(
                     Finding(
                         "low",
-                        f"{peak.component} reserved {in_words(peak.reserved, 'bytes')} and never"
-                        f" used more than {in_words(peak.allocated, 'bytes')} of it"
+                        f"{peak.component} reserved {in_words(reserved, 'bytes')} and never"
+                        f" used more than {in_words(allocated, 'bytes')} of it"
                         f" ({percent:.1f} % unused): its memory is fragmented, or held in reserve.",
-                        (Evidence(f"reserved by {peak.component}", None, peak.reserved, "bytes"),),
+                        (Evidence(f"reserved by {peak.component}", None, reserved, "bytes"),),
                         "ascend.memory_unused",
                         numbers={
-                            "reserved_bytes": peak.reserved,
-                            "allocated_bytes": peak.allocated,
+                            "reserved_bytes": reserved,
+                            "allocated_bytes": allocated,
                             "unused_percent": percent,
                         },
                     )
@@ -121,26 +122,37 @@ class AscendMemory(Result):
         tables = []
         if self.peaks:
             rows = [
-                (peak.component, peak.device, peak.reserved, peak.allocated, peak.allocated_at_ns)
+                (
+                    peak.component,
+                    peak.device,
+                    peak.reserved_bytes,
+                    peak.allocated_bytes,
+                    peak.allocated_at_ns,
+                )
                 for peak in self.peaks
             ]
-            columns = (("component", ""), ("device", ""), ("reserved", "bytes"))
-            columns_2 = (("allocated", "bytes"), ("highest at", "ns"))
-            tables.append(
-                Table("Peaks of memory", (*columns, *columns_2), rows, f"From {MEMORY_RECORD}.")
+            columns = (
+                ("component", ""),
+                ("device", ""),
+                ("reserved", "bytes"),
+                ("allocated", "bytes"),
+                ("highest at", "ns"),
             )
+            tables.append(Table("Peaks of memory", columns, rows, f"From {MEMORY_RECORD}."))
         if self.operators:
             most = [
-                (each.name, each.count, each.total, each.largest, each.kept)
+                (each.name, each.count, each.total_bytes, each.largest_bytes, each.kept)
                 for each in self.operators[:_TOP]
             ]
-            heads = (("operator", ""), ("allocations", ""), ("total", "bytes"))
-            others = (("largest", "bytes"), ("not released", ""))
-            tables.append(
-                Table(
-                    "Operators that allocate", (*heads, *others), most, f"From {OPERATOR_MEMORY}."
-                )
+            heads = (
+                ("operator", ""),
+                ("allocations", ""),
+                ("total", "bytes"),
+                ("largest", "bytes"),
+                ("not released", ""),
             )
+            note = f"From {OPERATOR_MEMORY}."
+            tables.append(Table("Operators that allocate", heads, most, note))
         return tables
 
 
@@ -181,19 +193,19 @@ def _peaks(table: CsvTable) -> tuple[list[Peak], int]:
     found = []
     for (component, device), records in rows.items():
         most = [(allocated, time) for _, allocated, time in records if allocated is not None]
-        highest = max(most, key=lambda each: each[0], default=(None, None))
-        at = highest[1]
+        highest, at = max(most, key=lambda each: each[0], default=(None, None))
         found.append(
             Peak(
                 component,
                 device,
                 max((r for r, *_ in records if r is not None), default=None),
-                highest[0],
+                highest,
                 None if at is None else at - begin,
                 len(records),
             )
         )
-    return sorted(found, key=lambda peak: -(peak.reserved or peak.allocated or 0)), unread
+    found.sort(key=lambda peak: -(peak.reserved_bytes or peak.allocated_bytes or 0))
+    return found, unread
 
 
 def _operators(table: CsvTable) -> tuple[list[Allocations], int]:
@@ -215,4 +227,4 @@ def _operators(table: CsvTable) -> tuple[list[Allocations], int]:
         Allocations(name, len(each), sum(each), max(each), None if kept is None else kept[name])
         for name, each in sizes.items()
     ]
-    return sorted(found, key=lambda each: -each.total), unread
+    return sorted(found, key=lambda each: -each.total_bytes), unread
