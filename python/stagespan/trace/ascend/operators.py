@@ -493,7 +493,7 @@ class OperatorDetails(Result):
         return [Table("Operators of the framework", columns, rows, f"From {OPERATOR_DETAILS}.")]
 
 
-def host_operators(table: CsvTable | None) -> OperatorDetails | Unavailable:
+def ascend_host_operators(table: CsvTable | None) -> OperatorDetails | Unavailable:
     """Sum up by name; Unavailable without rows."""
     calls: dict[str, int] = defaultdict(int)
     sums: dict[str, list[int | None]] = defaultdict(lambda: [None] * len(_COLUMNS))

@@ -21,7 +21,7 @@ from stagespan.trace.ascend.memory import AscendMemory, memory
 from stagespan.trace.ascend.operators import (
     OperatorDetails,
     Operators,
-    host_operators,
+    ascend_host_operators,
     operators,
 )
 from stagespan.trace.figures import Count, Figures
@@ -106,6 +106,6 @@ def analyze_files(folder: AscendFolder) -> dict[str, Result | Unavailable]:
         "ascend_api": calls(tables.get(API_STATISTIC), trace),
         "ascend_collectives": communication,
         "ascend_memory": memory(tables),
-        "ascend_host_operators": host_operators(tables.get(OPERATOR_DETAILS)),
+        "ascend_host_operators": ascend_host_operators(tables.get(OPERATOR_DETAILS)),
         "ascend_files": Files(folder),
     }

@@ -61,7 +61,7 @@ class StepRange:
     """The time at which it begins on the host; None if the trace shows no operator."""
 
 
-def step_ranges(trace: Trace) -> list[StepRange]:
+def ascend_step_ranges(trace: Trace) -> list[StepRange]:
     """Return the steps in order, from the first work of each to its end on host and device.
 
     If there are no flows from host to device, a step is its time on the host.
@@ -208,7 +208,7 @@ class StepTime:
         return f"{step}, device {self.device}" if self.device else step
 
 
-def step_times(lanes: dict[str, Overlap], ranges: list[StepRange]) -> list[StepTime]:
+def ascend_step_times(lanes: dict[str, Overlap], ranges: list[StepRange]) -> list[StepTime]:
     """Sum up each device's tracks by step. Steps without work on a device are left out."""
     found = []
     for device, of_device in sorted(lanes.items()):
@@ -282,7 +282,7 @@ def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
     for (device, step), mine in sorted(rows.items(), key=lambda item: (item[0], item[1][0])):
         limits = np.iinfo(np.int64)
         whole = StepRange(step, int(limits.min), int(limits.max), None)
-        found += step_times({device: _lanes(np.array(mine, dtype=np.int64))}, [whole])
+        found += ascend_step_times({device: _lanes(np.array(mine, dtype=np.int64))}, [whole])
     return found
 
 
@@ -604,13 +604,13 @@ def analyze(
 
     `communication` is what communication.json says about the same steps.
     """
-    ranges = step_ranges(trace)
+    ranges = ascend_step_ranges(trace)
     in_file = [] if table is None else step_times_of_file(table)
     if not ranges or (in_file and not any(step.step for step in in_file)):
         ranges = [whole_range(trace)]
     found = {
-        LANES: step_times(overlap_in(trace), ranges),
-        OPERATORS: step_times(overlap_from_events(trace, device_work(trace)), ranges),
+        LANES: ascend_step_times(overlap_in(trace), ranges),
+        OPERATORS: ascend_step_times(overlap_from_events(trace, device_work(trace)), ranges),
         FILE: in_file,
         KERNELS: [] if kernels is None else step_times_of_kernels(kernels),
     }

@@ -17,7 +17,7 @@ from stagespan.trace.ranks.match import (
 )
 from stagespan.trace.ranks.summary import RankSummary
 
-BEFORE, COMPUTING, COMMUNICATION, HOST, NOT_KNOWN = (
+BEFORE, COMPUTING, OTHER_COLLECTIVES, HOST, NOT_KNOWN = (
     "before_the_traces",
     "computing",
     "other_collectives",
@@ -27,7 +27,7 @@ BEFORE, COMPUTING, COMMUNICATION, HOST, NOT_KNOWN = (
 REASONS = {
     BEFORE: "its step began later, and the traces do not show why",
     COMPUTING: "it computed longer than the others before it arrived",
-    COMMUNICATION: "it spent longer in other collectives",
+    OTHER_COLLECTIVES: "it spent longer in other collectives",
     HOST: "it neither computed nor communicated for longer than the others, so check its host",
     NOT_KNOWN: "unknown",
 }

@@ -14,7 +14,14 @@ from planted_ranks import US, Call, codes_in, finding_in, ranks_in, together, wr
 from stagespan.trace.paths import analyze_ranks
 from stagespan.trace.ranks import Ranks
 from stagespan.trace.ranks.summary import usage_of
-from stagespan.trace.ranks.waits import BEFORE, COMMUNICATION, COMPUTING, HOST, NOT_KNOWN, REASONS
+from stagespan.trace.ranks.waits import (
+    BEFORE,
+    COMPUTING,
+    HOST,
+    NOT_KNOWN,
+    OTHER_COLLECTIVES,
+    REASONS,
+)
 from stagespan.trace.render.html.data import charts
 from stagespan.trace.result import window_of
 
@@ -61,7 +68,7 @@ def test_a_rank_that_sleeps_once_a_step_is_named_despite_many_short_races(tmp_pa
     assert (late.numbers["last"], late.numbers["of"]) == (5, 6)
     # AND the reason is only its host
     assert reasons_of(found, 1) == {
-        BEFORE: 0, COMPUTING: 0, COMMUNICATION: 0, HOST: 150_000 * US, NOT_KNOWN: 0,
+        BEFORE: 0, COMPUTING: 0, OTHER_COLLECTIVES: 0, HOST: 150_000 * US, NOT_KNOWN: 0,
     }  # fmt: skip
     # AND the position in the step is in the JSON and in a table
     (group,) = found.to_dict()["collectives"]
@@ -141,7 +148,7 @@ def test_a_rank_that_is_delayed_by_another_collective(tmp_path: Path) -> None:
     found = ranks_in(tmp_path)
     # THEN this is the reason why the others waited, except in the first, before which it was idle
     why = reasons_of(found, 2)
-    assert why[COMMUNICATION] > 0.85 * found.waits.waited_for_ns[2]
+    assert why[OTHER_COLLECTIVES] > 0.85 * found.waits.waited_for_ns[2]
     assert sum(why.values()) == found.waits.waited_for_ns[2]
 
 

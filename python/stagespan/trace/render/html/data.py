@@ -14,7 +14,7 @@ from stagespan.trace.analyses.steps import Steps
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.kernel_names import labels
-from stagespan.trace.render.html.timeline import drawn, timeline
+from stagespan.trace.render.html.timeline import LONGEST_EVENT, drawn, timeline
 from stagespan.trace.render.markdown import heading, ignored, name_of, summary
 from stagespan.trace.result import (
     Cell,
@@ -32,7 +32,6 @@ MOST_ROWS = 5_000
 """The most rows of a table. All rows are in --json and --markdown, as the page says."""
 LONGEST_TEXT = 2_000
 LONGEST_SHOWN = 70
-LONGEST_EVENT = 120
 _EXACT = 1 << 53
 
 

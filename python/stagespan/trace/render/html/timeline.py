@@ -42,7 +42,8 @@ MOST_STREAMS = 8
 MOST_THREADS = 3
 MOST_DEPTHS = 4
 MOST_STAGES = 100_000
-LONGEST_NAME = 120
+LONGEST_EVENT = 120
+"""The most letters of an event's name on the page."""
 KINDS = {COMPUTE: "computing", COMMUNICATION: "communicating", COPY: "copying"}
 _STEP = re.compile(r"ProfilerStep[#*]")
 _DIGITS = re.compile(r"\d+")
@@ -116,7 +117,7 @@ def drawn(lanes: list[TimelineRow]) -> dict[str, Any]:
             keys.setdefault(key, len(keys))
     parts = [_part(lane, most, keys, names) for lane, most in zip(lanes, limits, strict=True)]
     kept = list(names)[:MOST_NAMES]
-    shown = labels(kept, LONGEST_NAME)
+    shown = labels(kept, LONGEST_EVENT)
     return {"keys": list(keys), "names": [shown[name] for name in kept], "lanes": parts}
 
 
