@@ -56,6 +56,8 @@ class MemoryEvents:
     """Allocated bytes; negative for freed bytes."""
     allocated: Numbers
     """The allocated total after each event or, if unknown, the change since the trace began."""
+    before: int
+    """The same before the first event."""
     is_total: bool
     """Whether the trace contains the allocated total."""
     reserved: Numbers | None
@@ -68,9 +70,23 @@ class MemoryEvents:
         return len(self.rows)
 
     @property
+    def levels(self) -> Numbers:
+        """The allocated bytes before the first event and after each event."""
+        return np.concatenate(([self.before], self.allocated))
+
+    @property
     def peak(self) -> int:
-        """The index of the event after which the most bytes were allocated."""
-        return int(np.argmax(self.allocated))
+        """The index of the event after which the most bytes were allocated.
+
+        It is -1 if more bytes were allocated before the first event than after any event.
+        """
+        highest = int(np.argmax(self.allocated))
+        return highest if self.allocated[highest] >= self.before else -1
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were allocated."""
+        return int(self.levels[self.peak + 1])
 
     def live_at(self, index: int) -> Rows:
         """Return the indices of the allocations that were not yet freed after an event."""
@@ -110,13 +126,15 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
         is_total = total is not None and bool(total[1][mine].all())
         # An event without an address may free any allocation.
         is_known = bool(has_address[mine][sizes != 0].all())
+        allocated = total[0][mine] if total is not None and is_total else np.cumsum(sizes)
         found.append(
             MemoryEvents(
                 device=_device(*device),
                 rows=mine,
                 time_ns=instants.begin_ns[mine],
                 bytes=sizes,
-                allocated=total[0][mine] if total is not None and is_total else np.cumsum(sizes),
+                allocated=allocated,
+                before=int(allocated[0] - sizes[0]),
                 is_total=is_total,
                 reserved=np.where(reserved[1][mine], reserved[0][mine], -1)
                 if reserved is not None and bool((reserved[0][mine] > 0).any())
@@ -124,7 +142,7 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
                 freed_at=_freed_at(address[mine], sizes) if is_known else None,
             )
         )
-    return sorted(found, key=lambda each: -int(each.allocated.max())), left_out
+    return sorted(found, key=lambda each: -each.peak_bytes), left_out
 
 
 def _numbers(trace: Trace, key: str) -> tuple[Numbers, NDArray[np.bool_]] | None:
@@ -374,9 +392,7 @@ def growth_of(
         return None
     firsts = np.searchsorted(events.time_ns, ranges.begin_ns, side="left")
     ends = np.searchsorted(events.time_ns, ranges.end_ns, side="left")
-    # The value after the last event before a time or, before the first event, that event's value.
-    start = int(events.allocated[0] - events.bytes[0])
-    levels = np.concatenate(([start], events.allocated))
+    levels = events.levels
     at_end = levels[ends]
     steps = []
     for at, name in enumerate(ranges.names):
@@ -465,10 +481,11 @@ class DeviceMemory:
     events: int
     peak: int
     peak_ns: int
+    """If the peak was reached before the first event, the time of that event."""
     step: str | None
     """The step with the peak."""
     holder: Holder | None
-    """The operator whose allocation reached the peak."""
+    """The operator whose allocation reached the peak; None if it was reached in another way."""
     before: int | None
     """The part of the peak that was allocated before the trace; None if unknown."""
     first: int
@@ -628,11 +645,13 @@ def _device_of(
     live = events.live_at(peak)
     before = None
     if events.is_total and events.freed_at is not None:
-        before = int(events.allocated[peak] - events.bytes[live].sum())
+        before = int(events.peak_bytes - events.bytes[live].sum())
     holders, group = _holders(trace, events, operators, stages, live)
+    # A peak from before the first event lasted until that event.
+    at = max(peak, 0)
     step = None
     if ranges is not None and ranges.on_host:
-        number = int(ranges.at(events.time_ns[peak : peak + 1])[0])
+        number = int(ranges.at(events.time_ns[at : at + 1])[0])
         step = ranges.names[number] if number >= 0 else None
     reserved = events.reserved
     by_weight = sorted(holders.values(), key=lambda each: (-(each.at_peak or 0), -each.allocated))
@@ -640,14 +659,16 @@ def _device_of(
         device=events.device,
         is_total=events.is_total,
         events=len(events),
-        peak=int(events.allocated[peak]),
-        peak_ns=int(events.time_ns[peak]) - begin_ns,
+        peak=events.peak_bytes,
+        peak_ns=int(events.time_ns[at]) - begin_ns,
         step=step,
-        holder=holders.get(int(group[peak])),
+        holder=holders[int(group[peak])] if peak >= 0 and events.bytes[peak] > 0 else None,
         before=before,
         first=int(events.allocated[0]),
         last=int(events.allocated[-1]),
-        reserved=None if reserved is None or reserved[peak] < 0 else int(reserved[peak]),
+        reserved=None
+        if reserved is None or peak < 0 or reserved[peak] < 0
+        else int(reserved[peak]),
         most_reserved=None if reserved is None else int(reserved.max()),
         holders=by_weight[:_HOLDERS],
         growth=growth_of(trace, events, ranges, operators, begin_ns),
@@ -701,7 +722,9 @@ def _curve(events: MemoryEvents, begin_ns: int) -> list[tuple[int, int]]:
     order = np.lexsort((np.arange(len(times)), -sizes, stretch))
     firsts = np.flatnonzero(np.diff(stretch[order], prepend=-1))
     chosen = np.unique(np.concatenate((order[firsts], [0, len(times) - 1])))
-    return [(int(times[at]) - begin_ns, int(sizes[at])) for at in chosen]
+    points = [(int(times[at]) - begin_ns, int(sizes[at])) for at in chosen]
+    # The peak is in the curve, also if it was reached before the first event.
+    return points if events.peak >= 0 else [(points[0][0], events.before), *points]
 
 
 def _holders_table(memory: DeviceMemory) -> Table:

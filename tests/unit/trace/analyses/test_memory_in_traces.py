@@ -120,6 +120,50 @@ def test_the_peak_and_its_holders(tmp_path: Path) -> None:
     assert (found.first, found.last) == (530 * MIB, 500 * MIB)
 
 
+def test_the_peak_is_before_the_first_event(tmp_path: Path) -> None:
+    # GIVEN steps that first free memory from before, and then allocate less
+    program = Allocating(before=500)
+    for number in range(2):
+        with program.within(f"ProfilerStep#{number}", NOTE), program.within("aten::mul"):
+            program.work(2)
+            if number == 0:
+                program.release((99, 100))
+            program.release(program.allocate(30))
+    # WHEN the memory is analysed
+    found = only(memory_of(program.trace(tmp_path)))
+    # THEN the peak is that of the first step, and no operator reached it
+    assert found.growth is not None
+    assert (found.peak, found.before) == (500 * MIB, 500 * MIB)
+    assert found.growth.steps[0] == ("ProfilerStep#0", 500 * MIB, 400 * MIB)
+    assert (found.peak_ns, found.step, found.holder) == (2 * US, "ProfilerStep#0", None)
+    assert (found.first, found.reserved, found.unused) == (400 * MIB, None, None)
+    assert found.curve[:2] == [(2 * US, 500 * MIB), (2 * US, 400 * MIB)]
+
+
+def test_memory_that_is_only_freed(tmp_path: Path) -> None:
+    # GIVEN a trace without totals, in which memory from before is freed
+    program = Allocating()
+    program.with_totals = program.with_addresses = False
+    with program.within("aten::mul"):
+        program.release((1, 100))
+        program.release((2, 60))
+    # WHEN the memory is analysed THEN the peak above the begin is 0
+    found = only(memory_of(program.trace(tmp_path)))
+    assert (found.is_total, found.peak, found.last) == (False, 0, -160 * MIB)
+
+
+def test_a_peak_after_an_event_that_frees_has_no_operator(tmp_path: Path) -> None:
+    # GIVEN totals that rise between two events, because an allocation is not in the trace
+    program = Allocating()
+    with program.within("aten::mul"):
+        block = program.allocate(30)
+        program.total += 200
+        program.release(block)
+    # WHEN the memory is analysed THEN no operator reached the peak
+    found = only(memory_of(program.trace(tmp_path)))
+    assert (found.peak, found.holder) == (200 * MIB, None)
+
+
 def test_each_thread_allocates_in_its_own_span(tmp_path: Path) -> None:
     # GIVEN two threads, each of which allocates in a span of its own at the same time
     program = Allocating()
