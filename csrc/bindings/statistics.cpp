@@ -19,7 +19,13 @@ namespace stagespan::python {
 
 namespace {
 
-/// One stage of a snapshot. It shares the snapshot instead of copying it.
+/// A quantile in the unit of the distribution, which is not empty.
+double quantile_of(const Distribution& distribution, double q) {
+  if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile must be from 0 to 1, not " + std::to_string(q));
+  return distribution.quantile_ticks(q).value();
+}
+
+/// One stage of a snapshot, which has run at least once. It shares the snapshot instead of copying it.
 struct StageView {
   std::shared_ptr<const Snapshot> snapshot;
   std::uint32_t stage;
@@ -29,35 +35,20 @@ struct StageView {
   std::int64_t ns(std::uint64_t ticks) const {
     return static_cast<std::int64_t>(std::llround(static_cast<double>(ticks) * snapshot->ns_per_tick));
   }
-  std::optional<std::int64_t> if_any(std::uint64_t ticks) const {
-    return host().count == 0 ? std::nullopt : std::optional(ns(ticks));
-  }
-  std::optional<double> quantile_ns(double q) const {
-    if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile must be from 0 to 1, not " + std::to_string(q));
-    const auto ticks = host().quantile_ticks(q);
-    if (!ticks) return std::nullopt;
+  double quantile_ns(double q) const {
     // Minimum and maximum are whole nanoseconds. Rounding must not move a quantile out of their range.
-    return std::clamp(*ticks * snapshot->ns_per_tick, static_cast<double>(ns(host().min_ticks)),
+    return std::clamp(quantile_of(host(), q) * snapshot->ns_per_tick, static_cast<double>(ns(host().min_ticks)),
                       static_cast<double>(ns(host().max_ticks)));
   }
 };
 
-/// A distribution in nanoseconds: one of a stage's device figures.
+/// A distribution in nanoseconds that is not empty: one of a stage's device figures.
 struct DeviceSummary {
   std::shared_ptr<const Snapshot> snapshot;  // holds the distribution
   const Distribution* of;
 
-  std::optional<std::int64_t> if_any(std::uint64_t ns) const {
-    return of->count == 0 ? std::nullopt : std::optional(static_cast<std::int64_t>(ns));
-  }
-  std::optional<double> mean_ns() const {
-    if (of->count == 0) return std::nullopt;
-    return static_cast<double>(of->sum_ticks) / static_cast<double>(of->count);
-  }
-  std::optional<double> quantile_ns(double q) const {
-    if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile must be from 0 to 1, not " + std::to_string(q));
-    return of->quantile_ticks(q);
-  }
+  double mean_ns() const { return static_cast<double>(of->sum_ticks) / static_cast<double>(of->count); }
+  double quantile_ns(double q) const { return quantile_of(*of, q); }
 };
 
 std::optional<DeviceSummary> device_figure(const StageView& view, DeviceFigure figure) {
@@ -120,8 +111,8 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("count", [](const DeviceSummary& view) { return view.of->count; })
       .def_property_readonly("total_ns", [](const DeviceSummary& view) { return view.of->sum_ticks; })
       .def_property_readonly("mean_ns", &DeviceSummary::mean_ns)
-      .def_property_readonly("min_ns", [](const DeviceSummary& view) { return view.if_any(view.of->min_ticks); })
-      .def_property_readonly("max_ns", [](const DeviceSummary& view) { return view.if_any(view.of->max_ticks); })
+      .def_property_readonly("min_ns", [](const DeviceSummary& view) { return view.of->min_ticks; })
+      .def_property_readonly("max_ns", [](const DeviceSummary& view) { return view.of->max_ticks; })
       .def_property_readonly("p50_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.50); })
       .def_property_readonly("p95_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.95); })
       .def_property_readonly("p99_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.99); })
@@ -134,13 +125,12 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("count", [](const StageView& view) { return view.host().count; })
       .def_property_readonly("total_ns", [](const StageView& view) { return view.ns(view.host().sum_ticks); })
       .def_property_readonly("mean_ns",
-                             [](const StageView& view) -> std::optional<double> {
-                               if (view.host().count == 0) return std::nullopt;
+                             [](const StageView& view) {
                                return static_cast<double>(view.host().sum_ticks) * view.snapshot->ns_per_tick /
                                       static_cast<double>(view.host().count);
                              })
-      .def_property_readonly("min_ns", [](const StageView& view) { return view.if_any(view.host().min_ticks); })
-      .def_property_readonly("max_ns", [](const StageView& view) { return view.if_any(view.host().max_ticks); })
+      .def_property_readonly("min_ns", [](const StageView& view) { return view.ns(view.host().min_ticks); })
+      .def_property_readonly("max_ns", [](const StageView& view) { return view.ns(view.host().max_ticks); })
       .def_property_readonly("p50_ns", [](const StageView& view) { return view.quantile_ns(0.50); })
       .def_property_readonly("p95_ns", [](const StageView& view) { return view.quantile_ns(0.95); })
       .def_property_readonly("p99_ns", [](const StageView& view) { return view.quantile_ns(0.99); })

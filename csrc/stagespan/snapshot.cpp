@@ -162,10 +162,13 @@ std::map<std::uint32_t, Sums> read_blocks(ArenaView arena) {
 std::optional<double> Distribution::quantile_ticks(double q) const {
   std::uint64_t total = 0;
   for (const auto& [bucket, n] : buckets) total += n;
-  if (total == 0) return std::nullopt;
-  const auto rank = static_cast<std::uint64_t>(std::ceil(std::clamp(q, 0.0, 1.0) * static_cast<double>(total)));
+  if (count == 0) return std::nullopt;
   const auto low = static_cast<double>(min_ticks);
   const auto high = static_cast<double>(max_ticks);
+  // The first span was counted, but is not in a bucket yet: its thread writes it now, or was killed at this point.
+  if (total == 0)
+    return std::clamp(static_cast<double>(sum_ticks) / static_cast<double>(count), low, std::max(low, high));
+  const auto rank = static_cast<std::uint64_t>(std::ceil(std::clamp(q, 0.0, 1.0) * static_cast<double>(total)));
   std::uint64_t seen = 0;
   for (const auto& [bucket, n] : buckets) {
     seen += n;

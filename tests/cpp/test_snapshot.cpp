@@ -104,6 +104,16 @@ TEST_F(Snapshots, AnEmptyDistributionHasNoQuantiles) {
   EXPECT_FALSE(none.quantile_ticks(0.5).has_value());
 }
 
+TEST_F(Snapshots, ASpanThatIsNotInABucketYetHasQuantiles) {
+  // GIVEN a thread that was killed after it had counted its first span, but before the span was in the histogram
+  Distribution one;
+  one.count = 1;
+  one.sum_ticks = one.min_ticks = one.max_ticks = 7;
+  // WHEN a quantile is requested
+  // THEN it is that of the only span
+  for (const double q : {0.0, 0.5, 1.0}) EXPECT_EQ(one.quantile_ticks(q), 7.0);
+}
+
 TEST_F(Snapshots, DurationsBeyondTheBucketsKeepTheirMaximum) {
   const std::uint32_t stage = recorder().intern("beyond");
   // GIVEN a day at 3 GHz
