@@ -105,7 +105,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
     from stagespan.console import Column, fitted_table, set_width, trimmed
     from stagespan.lines import one_line
-    from stagespan.recording.ranks import duration
+    from stagespan.recording.texts import duration
 
     now_ns = time.time_ns()
     names = "pid state program rank job pipeline age spans spans/s in for"
@@ -152,7 +152,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 def _stalled(found: list[Recording], seconds: float, stage: str | None, as_json: bool) -> int:
     from stagespan.lines import one_line
     from stagespan.recording import summary
-    from stagespan.recording.ranks import duration
+    from stagespan.recording.texts import duration
 
     rows = []
     for recording in found:

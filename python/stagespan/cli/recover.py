@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -14,13 +13,6 @@ if TYPE_CHECKING:
     from stagespan.recording import Recording
     from stagespan.recording.ranks import Rank
     from stagespan.recording.reading import OpenSpan
-
-_ENDED = {
-    "alive": "is alive",
-    "exited": "ended with a clean exit",
-    "died": "died without a clean exit: it was killed, crashed, or called os._exit",
-    "unknown": "belongs to another container; whether it is alive is not known",
-}
 
 
 @click.command()
@@ -50,11 +42,11 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
 def _print(recording: Recording) -> None:
     from stagespan.lines import one_line
     from stagespan.recording import summary
-    from stagespan.recording.ranks import duration
+    from stagespan.recording.texts import STATES, clock, duration
 
     page = summary.as_dict(recording)
     click.echo(
-        f"Process {recording.pid} ({one_line(recording.program)}) {_ENDED[recording.state]}."
+        f"Process {recording.pid} ({one_line(recording.program)}) {STATES[recording.state]}."
     )
     facts = [f"host {recording.host}", f"pipeline {recording.pipeline}"]
     if recording.rank is not None:
@@ -63,7 +55,7 @@ def _print(recording: Recording) -> None:
     if recording.job:
         facts.append(f"job {recording.job}")
     click.echo(f"  {one_line(', '.join(facts))}")
-    click.echo(f"  first span {_clock(recording.begin_ns)}, last event {_clock(page['last_ns'])}")
+    click.echo(f"  first span {clock(recording.begin_ns)}, last event {clock(page['last_ns'])}")
     for warning in recording.warnings():
         click.echo(f"  {warning}")
 
@@ -76,7 +68,7 @@ def _print(recording: Recording) -> None:
         click.echo(f"  {thread['thread']} {one_line(thread['name'])}{ended}")
         for depth, span in _nested(thread["open_spans"]):
             request = f", request {one_line(span['request'])}" if span["request"] else ""
-            since = f"since {_clock(span['begin_ns'])}"
+            since = f"since {clock(span['begin_ns'])}"
             if span["elapsed_ns"] is not None:
                 since += f", for {duration(span['elapsed_ns'])}"
             elif last is not None and last > span["begin_ns"]:
@@ -91,12 +83,12 @@ def _print(recording: Recording) -> None:
             )
             click.echo(f"    finished last, newest first: {latest}")
     for span in page["detached_open_spans"]:
-        click.echo(f"  on no thread: {one_line(span['stage'])} (since {_clock(span['begin_ns'])})")
+        click.echo(f"  on no thread: {one_line(span['stage'])} (since {clock(span['begin_ns'])})")
     if page["open_requests"]:
         click.echo("\nOpen requests")
         for request in page["open_requests"]:
             trace = f", trace {request['trace_id']}" if request["trace_id"] else ""
-            click.echo(f"  {one_line(request['id'])} (since {_clock(request['begin_ns'])}{trace})")
+            click.echo(f"  {one_line(request['id'])} (since {clock(request['begin_ns'])}{trace})")
     click.echo("\nStatistics")
     for line in str(recording.stats()).splitlines():
         click.echo(f"  {line}")
@@ -121,17 +113,6 @@ def _nested(spans: list[OpenSpan]) -> list[tuple[int, OpenSpan]]:
     return found + [(0, span) for siblings in children.values() for span in siblings]
 
 
-def _clock(ns: int | None) -> str:
-    if ns is None:
-        return "unknown"
-    seconds = ns // 10**9
-    try:
-        local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return "unknown"
-    return f"{local}.{ns % 10**9 // 10**6:03d}"
-
-
 def print_job(job: str, as_json: bool) -> None:
     """Print the ranks of a job side by side."""
     from stagespan.recording import ranks
@@ -150,6 +131,7 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
     from stagespan.console import Column, fitted_table, set_width, trimmed
     from stagespan.lines import one_line
     from stagespan.recording import ranks
+    from stagespan.recording.texts import duration
 
     for sentence in ranks.findings(job_ranks):
         click.echo(one_line(sentence))
@@ -167,7 +149,7 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
             [one_line(" > ".join(position.stages)) if position else "" for position in positions],
             is_flexible=True,
         ),
-        Column("for", ["" if ns is None else ranks.duration(ns) for ns in elapsed]),
+        Column("for", ["" if ns is None else duration(ns) for ns in elapsed]),
     ]
     names = ranks.stages(job_ranks)
     shown = _as_fit(names, console.width)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import html
-import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from stagespan.lines import one_line
 from stagespan.recording import dump, summary
-from stagespan.recording.ranks import duration
+from stagespan.recording.texts import STATES, clock, duration
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording
@@ -18,12 +17,6 @@ _MOST_SPANS = 4000
 _WIDTH, _ROW = 1200, 16
 _DEEPEST = 30
 """Deeper stages and spans are drawn at this depth."""
-_STATES = {
-    "alive": "alive",
-    "exited": "ended with a clean exit",
-    "died": "died without a clean exit",
-    "unknown": "in another container",
-}
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -44,7 +37,7 @@ def page(recording: Recording) -> str:
     title = f"{recording.program}, process {recording.pid}"
     parts = [
         f"<h1>{_text(title)}</h1>",
-        f"<p>{_text(_facts(recording))}</p>",
+        f"<p>The process {STATES[recording.state]}.<br>{_text(_facts(recording))}</p>",
         *(f"<p><strong>{_text(warning)}</strong></p>" for warning in recording.warnings()),
         "<h2>Open stages of each thread</h2>",
         _open_spans(recording),
@@ -67,21 +60,14 @@ def _text(text: str) -> str:
 
 
 def _facts(recording: Recording) -> str:
-    facts = [_STATES[recording.state], f"host {recording.host}", f"pipeline {recording.pipeline}"]
+    facts = [f"host {recording.host}", f"pipeline {recording.pipeline}"]
     if recording.rank is not None:
         facts.append(f"rank {recording.rank}")
     if recording.job:
         facts.append(f"job {recording.job}")
-    facts.append(f"first span {_clock(recording.begin_ns)}")
-    facts.append(f"last event {_clock(recording.last_ns)}")
+    facts.append(f"first span {clock(recording.begin_ns)}")
+    facts.append(f"last event {clock(recording.last_ns)}")
     return ", ".join(facts)
-
-
-def _clock(ns: int | None) -> str:
-    try:
-        return "unknown" if ns is None else time.ctime(ns // 10**9)
-    except (OverflowError, ValueError, OSError):
-        return "unknown"
 
 
 def _table(titles: list[str], rows: list[list[str]], texts: int = 1) -> str:
@@ -101,7 +87,7 @@ def _open_spans(recording: Recording) -> str:
     rows = []
     for position in summary.positions(recording):
         path = " &gt; ".join(_text(stage) for stage in position.stages)
-        since = _text(_clock(position.begin_ns))
+        since = _text(clock(position.begin_ns))
         elapsed = "" if position.elapsed_ns is None else duration(position.elapsed_ns)
         name = _text(f"{position.thread} {position.name}")
         rows.append([name, path, _text(position.request or ""), since, elapsed])

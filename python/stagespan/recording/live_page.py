@@ -15,7 +15,7 @@ from stagespan.console import Column, fitted_table
 from stagespan.errors import StagespanError
 from stagespan.lines import one_line
 from stagespan.recording import ranks, reading, summary
-from stagespan.recording.ranks import duration
+from stagespan.recording.texts import duration
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stagespan.errors import StagespanError
 from stagespan.recording.reading import recordings
 from stagespan.recording.summary import Position, positions
+from stagespan.recording.texts import duration
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording
@@ -149,22 +150,6 @@ def _where(rank: Rank, *, since: bool) -> str:
     if rank.position.elapsed_ns is None:
         return f" was in `{stage}` when it ended"
     return f" has been in `{stage}` for {duration(rank.position.elapsed_ns)}"
-
-
-def duration(ns: int) -> str:
-    """Return a time as text: ``1.2 µs``, ``340 ms``, ``42.1 s``, ``3 min 20 s``, ``2 h 5 min``."""
-    if ns <= 0:
-        return "0 µs"
-    seconds = ns / 1e9
-    for unit, length in (("µs", 1e3), ("ms", 1e6)):
-        if ns < 1000 * length:
-            return f"{ns / length:,.{1 if ns < 10 * length else 0}f} {unit}"
-    if seconds < 120:
-        return f"{seconds:,.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes < 120:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def as_dict(all_ranks: list[Rank]) -> dict[str, Any]:
