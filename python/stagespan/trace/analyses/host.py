@@ -13,9 +13,10 @@ import numpy as np
 
 from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
 from stagespan.trace.derived.device import device_work, launches
+from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.idle_causes import COMMUNICATES, LOADS_DATA, MARKS
 from stagespan.trace.derived.step_ranges import step_begins
-from stagespan.trace.derived.threads import QUIET_NS, Axis, Cover, named
+from stagespan.trace.derived.threads import Axis, Cover, named
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace

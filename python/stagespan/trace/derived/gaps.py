@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,12 +19,12 @@ from stagespan.trace.derived.device import (
 )
 from stagespan.trace.derived.idle_causes import GRAPH_LAUNCHES, SINGLE_LAUNCHES
 from stagespan.trace.derived.threads import (
-    CLASSES,
-    QUIET_NS,
     Axis,
-    HostTime,
-    holders,
+    Cover,
     named,
+    numbers_of,
+    processes,
+    quiet_stretches,
     threads,
 )
 from stagespan.trace.read.groups import pairs, parts
@@ -128,6 +129,194 @@ def _later_in_graph(trace: Trace, calls: Rows) -> Mask:
     return later
 
 
+# --- What a thread did: calls, waits, and quiet time ---
+
+
+# A thread in which no operator or call begins or ends for this long is not launching.
+QUIET_NS = 200_000
+# How far the clocks of host and device may differ.
+_CLOCKS_NS = 5_000
+_CLASSES = (
+    causes.SYNCHRONISATION,
+    causes.MEMORY_ALLOCATION,
+    causes.KERNEL_LOADING,
+    causes.PROFILER,
+    causes.RUNTIME_CALL,
+    causes.DATA_LOADING,
+    causes.COMPILATION,
+    causes.HOST_UNSEEN,
+)
+"""The visible activity of a thread: the first that applies, or that nothing is visible."""
+_MOST_PLACES = 4_000_000
+
+
+class _HostActivity:
+    """The activity of the launching threads by class, on one axis."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        axis: Axis,
+        lanes: NDArray[np.int64],
+        calls: Mask,
+        waits: Mask,
+        allocates: Mask,
+        holds: Mask,
+    ) -> None:
+        """`holds` are the calls found by `_holders`, which are parts of the program."""
+        self._events, self._axis = trace.events, axis
+        self._lane = _thread_of_events(trace, lanes)
+        work = (trace.rows_of(["cpu_op"]) & ~named(trace, causes.MARKS)) | calls
+        begin, end = self._placed(np.flatnonzero(work & (self._lane >= 0)))
+        self.busy = Cover(begin, end)
+        quiet = quiet_stretches(axis, begin, end, QUIET_NS)
+        del begin, end
+        self._nested: list[Cover] = []
+        for each in self._of_classes(trace, calls, waits, allocates, holds):
+            self._nested.append(self._nested[-1] | each if self._nested else each)
+        self._nested.append(self._nested[-1] | quiet)
+        blocking = np.flatnonzero((waits | allocates) & (self._lane >= 0))
+        order = np.lexsort((self._events.begin_ns[blocking], self._placed(blocking)[0]))
+        self._blocking = blocking[order]
+
+    def _of_classes(
+        self, trace: Trace, calls: Mask, waits: Mask, allocates: Mask, holds: Mask
+    ) -> Iterator[Cover]:
+        """Yield the intervals of each of _CLASSES. One at a time, because they take much memory."""
+        overhead = trace.rows_of(["overhead"])
+        loads = named(trace, causes.LOADS_KERNELS)
+        marks = trace.rows_of(["user_annotation", "cpu_op"])
+        frames = trace.rows_of(["python_function"])
+        yield self._cover(waits)
+        yield self._cover(allocates)
+        yield self._cover_of_all(overhead & loads) | self._cover(calls & loads)
+        yield self._cover_of_all(overhead & ~loads)
+        yield self._cover(calls & ~holds & (trace.events.dur_ns > QUIET_NS))
+        yield self._cover(
+            (marks & named(trace, causes.LOADS_DATA))
+            | (frames & named(trace, causes.LOADS_DATA_FRAME))
+        )
+        yield self._cover(marks & named(trace, causes.COMPILES))
+        yield self._unseen(marks | calls | frames, overhead)
+
+    def classified(self, lane: Numbers, begin_ns: Numbers, end_ns: Numbers) -> NDArray[np.int64]:
+        """Return the time of each interval in each of _CLASSES, the quiet time, and the rest."""
+        begin, end = self._axis.place(lane, begin_ns), self._axis.place(lane, end_ns)
+        end = np.maximum(begin, end)
+        reached = [cover.within(begin, end) for cover in self._nested]
+        edges = np.stack([np.zeros_like(begin), *reached, end - begin], axis=1)
+        result: NDArray[np.int64] = np.diff(edges, axis=1)
+        return result
+
+    def blocked_at(self, lane: Numbers, time_ns: Numbers, until_ns: Numbers) -> Rows:
+        """Return the blocking call of a thread at a time, if it ended by another time; or -1."""
+        if len(self._blocking) == 0:
+            return np.full(len(time_ns), -1, dtype=np.intp)
+        events = self._events
+        begin, _ = self._placed(self._blocking)
+        at = np.searchsorted(begin, self._axis.place(lane, time_ns), side="left") - 1
+        row = self._blocking[at]
+        inside = (
+            (at >= 0)
+            & (self._lane[row] == lane)
+            & (events.begin_ns[row] < time_ns)
+            & (events.end_ns[row] >= time_ns - _CLOCKS_NS)
+            & (events.begin_ns[row] < until_ns)
+        )
+        return np.where(inside, row, -1)
+
+    def time_in(self, rows: Rows, stretches: list[tuple[Numbers, Numbers, Numbers]]) -> Numbers:
+        """Return the part of each event within intervals (thread, begin, end) of its thread."""
+        places = [
+            (self._axis.place(lane, begin), self._axis.place(lane, end))
+            for lane, begin, end in stretches
+        ]
+        cover = Cover(
+            np.concatenate([begin for begin, _ in places]),
+            np.concatenate([end for _, end in places]),
+        )
+        time = np.zeros(len(rows), dtype=np.int64)
+        known = self._lane[rows] >= 0
+        time[known] = cover.within(*self._placed(rows[known]))
+        return time
+
+    def operator_begin(self, lane: Numbers, time_ns: Numbers) -> Numbers:
+        """Return the begin of the outermost operator or call around a time on a thread."""
+        place = self._axis.place(lane, time_ns)
+        result: Numbers = time_ns - (place - self.busy.begin_around(place))
+        return result
+
+    def _placed(self, rows: Rows) -> tuple[Numbers, Numbers]:
+        events = self._events
+        begin, end = (np.empty(len(rows), dtype=np.int64) for _ in range(2))
+        # In parts, because the intermediate results take several times the memory.
+        for some in parts(len(rows)):
+            lane = self._lane[rows[some]]
+            begin[some] = self._axis.place(lane, events.begin_ns[rows[some]])
+            end[some] = self._axis.place(lane, events.end_ns[rows[some]])
+        return begin, end
+
+    def _cover(self, which: Mask) -> Cover:
+        return Cover(*self._placed(np.flatnonzero(which & (self._lane >= 0))))
+
+    def _unseen(self, seen: Mask, of_all: Mask) -> Cover:
+        """Return long intervals without any event of a thread."""
+        known = self._cover(seen) | self._cover_of_all(of_all)
+        starts = np.arange(self._axis.lanes, dtype=np.int64) * self._axis.stride
+        begin = np.sort(np.concatenate((known.end, starts)), kind="stable")
+        ends = np.concatenate((known.begin, starts + self._axis.stride - 2))
+        end = np.sort(ends, kind="stable")
+        # The first begin and the last end of a thread are the edges of its part.
+        long = end - begin > QUIET_NS
+        return Cover(begin[long], end[long])
+
+    def _cover_of_all(self, which: Mask) -> Cover:
+        """Return a cover with these events, which belong to no thread, on every thread."""
+        rows = np.flatnonzero(which)
+        count = self._axis.lanes
+        # With many threads and events, use only the longest events, to limit the memory.
+        most = max(_MOST_PLACES // max(count, 1), 1)
+        rows = rows[np.argsort(-self._events.dur_ns[rows], kind="stable")[:most]]
+        lane = np.repeat(np.arange(count, dtype=np.int64), len(rows))
+        begin, end = self._events.begin_ns[rows], self._events.end_ns[rows]
+        place = self._axis.place
+        return Cover(place(lane, np.tile(begin, count)), place(lane, np.tile(end, count)))
+
+
+@once
+def _holders(trace: Trace, calls: Mask) -> Mask:
+    """Return which calls contain several other calls or operators of their thread.
+
+    These are parts of the program that a runtime records like its own calls.
+    """
+    events = trace.events
+    found: Mask = np.zeros(len(events), dtype=np.bool_)
+    rows = np.flatnonzero(calls & (events.dur_ns > QUIET_NS))
+    if len(rows) == 0:
+        return found
+    inner = calls | trace.rows_of(["cpu_op"])
+    owners, lane = threads(trace, rows)
+    for number, (process, tid) in enumerate(owners):
+        here = rows[lane == number]
+        same = inner & (events.tid == tid) & (processes(trace) == process)
+        begins = np.sort(events.begin_ns[same], kind="stable")
+        first = np.searchsorted(begins, events.begin_ns[here], side="right")
+        last = np.searchsorted(begins, events.end_ns[here], side="left")
+        found[here] = last - first > 1
+    return found
+
+
+def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the number of every event's thread among `lanes`, or -1."""
+    events, process = trace.events, processes(trace)
+    found = np.full(len(events), -1, dtype=np.int32)
+    if len(lanes) <= 16:
+        for number, (pid, tid) in enumerate(lanes):
+            found[(process == pid) & (events.tid == tid)] = number
+        return found
+    return numbers_of(lanes, process, events.tid).astype(np.int32)
+
+
 # --- Gaps by cause ---
 
 
@@ -203,7 +392,7 @@ class _Splitter:
         self.calls = launches(trace)
         self.waits = waiting_calls(trace, gaps.rows, gaps.calls)
         self.allocates = self.calls & named(trace, causes.ALLOCATES) & ~self.waits
-        self.holds = holders(trace, self.calls)
+        self.holds = _holders(trace, self.calls)
         self.crosses = self._crosses(step_begins)
         self.call_idle = np.zeros(len(trace.events), dtype=np.int64)
         self.call_inside = np.zeros(len(trace.events), dtype=np.int64)
@@ -258,7 +447,9 @@ class _Splitter:
             self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += issued_from - begin + launch
             return
         del end
-        host = HostTime(self.trace, axis, lanes, self.calls, self.waits, self.allocates, self.holds)
+        host = _HostActivity(
+            self.trace, axis, lanes, self.calls, self.waits, self.allocates, self.holds
+        )
         here, there = lane[: len(call)], lane[len(call) :]
         place = axis.place(here, begin)
         taken_over = np.minimum(begin + (host.busy.next_from(place) - place), issued_from)
@@ -283,7 +474,7 @@ class _Splitter:
 
     def _classify(
         self,
-        host: HostTime,
+        host: _HostActivity,
         chosen: Rows,
         lanes: tuple[Numbers, Numbers],
         times: tuple[Numbers, Numbers, Numbers],
@@ -319,7 +510,7 @@ class _Splitter:
             self._add_at(causes.BETWEEN_STEPS, chosen, np.where(crosses, time, 0))
             self._add_at(causes.HOST_WORK, chosen, np.where(crosses, 0, time))
 
-        for number, name in enumerate(CLASSES):
+        for number, name in enumerate(_CLASSES):
             time = outside[:, number]
             if name == causes.HOST_UNSEEN:
                 # For a thread without events, it can still be known that a step ended there.
