@@ -50,7 +50,8 @@ def work():
         with ProfilingContext("stage"):
             time.sleep(0.001)
 threading.Thread(target=work, daemon=True).start()
-time.sleep(0.2)
+while os.path.getsize("slow.log") < 200:
+    time.sleep(0.001)
 def child():
     for _ in range(3):
         logging.getLogger("mine").info("from the child")
@@ -134,12 +135,14 @@ FIRST_CALLS = {
 WHILE_IMPORTING = """
 logging.getLogger("stagespan").disabled = True  # debug mode would show lines on stderr
 def first(pause_s):
-    halfway = threading.Event()
+    halfway, forking = threading.Event(), threading.Event()
+    os.register_at_fork(before=forking.set)  # before the functions that stagespan has registered
     def trace(frame, event, argument):
         name = frame.f_code.co_filename
         if name.endswith(MODULE) and frame.f_code.co_name == "<module>":
             sys.settrace(None)
             halfway.set()
+            forking.wait()
             time.sleep(pause_s)
     threading.settrace(trace)
     threading.Thread(target=lambda: CALL, daemon=True).start()
@@ -160,7 +163,7 @@ def test_a_child_can_make_a_call_that_another_thread_was_importing(
 ) -> None:
     # GIVEN a thread that is halfway through the import for its first call
     call, module = FIRST_CALLS[name]
-    code = WHILE_IMPORTING.replace("print(ended", "first(0.2)\nprint(ended")
+    code = WHILE_IMPORTING.replace("print(ended", "first(0.02)\nprint(ended")
     # WHEN the process forks
     # THEN the child can make the same call
     code = code.replace("CALL", call).replace("MODULE", repr(module))
