@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stagespan.trace.ascend.folder import API_STATISTIC, TRACE, disagreement
+from stagespan.trace.derived.threads import ASCEND_HOST, in_processes
 from stagespan.trace.figures import Count, Figures, MeanNs, Ns
 from stagespan.trace.read.csv_tables import CsvTable, count, scaled
 from stagespan.trace.read.groups import by_group
@@ -229,8 +230,7 @@ def _of_table(table: CsvTable) -> tuple[list[ApiCall], int]:
 def _of_trace(trace: Trace) -> dict[str, ApiCall]:
     """Return the calls in the process CANN by name, without the part before the @."""
     events = trace.events
-    pids = [pid for pid, name in trace.process_names.items() if name == "CANN"]
-    rows = np.flatnonzero(np.isin(events.pid, np.array(pids, dtype=np.int64)))
+    rows = np.flatnonzero(in_processes(trace, ASCEND_HOST))
     codes, group = np.unique(events.name[rows], return_inverse=True)
     group = group.reshape(-1)
     found: dict[str, ApiCall] = {}

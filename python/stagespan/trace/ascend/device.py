@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, DeviceWork, launch_of
-from stagespan.trace.read.intervals import Numbers, merged
+from stagespan.trace.derived.threads import ASCEND_DEVICE, ASCEND_OVERLAP, in_processes
+from stagespan.trace.read.intervals import Mask, Numbers, merged
 from stagespan.trace.read.model import MISSING, Trace
 
 _DEVICE = re.compile(r"NPU\s*(\d*)")
@@ -21,11 +21,9 @@ def devices(trace: Trace) -> dict[int, str]:
     return {pid: match[1] for pid, match in found.items() if match}
 
 
-def on_device(trace: Trace) -> NDArray[np.bool_]:
+def on_device(trace: Trace) -> Mask:
     """Return the rows of `trace.events` in the process that shows the device's streams."""
-    pids = [pid for pid, name in trace.process_names.items() if name == "Ascend Hardware"]
-    rows: NDArray[np.bool_] = np.isin(trace.events.pid, np.array(pids, dtype=np.int64))
-    return rows
+    return in_processes(trace, ASCEND_DEVICE)
 
 
 # --- Computing, communicating and free time ---
@@ -60,7 +58,7 @@ def overlap_in(trace: Trace) -> dict[str, Overlap]:
     of_pid = {
         pid: known.get(pid, "")
         for pid, name in trace.process_names.items()
-        if name == "Overlap Analysis"
+        if name == ASCEND_OVERLAP
     }
     codes = {code: _ROWS[name] for code, name in enumerate(trace.names) if name in _ROWS}
     events = trace.events

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from stagespan.trace.derived.kernel_kinds import COMMUNICATION as KIND_OF_COMMUNICATION
 from stagespan.trace.derived.kernel_kinds import kind_of
-from stagespan.trace.derived.threads import names_with
+from stagespan.trace.derived.threads import (
+    ASCEND_DEVICE,
+    ASCEND_HOST,
+    ASCEND_OVERLAP,
+    in_processes,
+    names_with,
+)
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
@@ -39,9 +45,7 @@ _COPIES = re.compile(r"memcpy|^dma(?:_|\b)", re.IGNORECASE)
 # Between the work of a stream: its waits for an event of another stream, and its own events.
 _STREAM_EVENTS = re.compile(r"^event_(?:wait|record)", re.IGNORECASE)
 # Ascend: rows without a category, found by the names of their process and by `Task Type`.
-_ASCEND_DEVICE = "Ascend Hardware"
 _ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
-_ASCEND_HOST = "CANN"
 _ASCEND_COMPUTE_TYPES = ("AI_", "AIC", "AIV", "MIX_", "DSA_")
 _ASCEND_COPY = "MEMCPY"
 # The event around a kernel that has the counters of XPU's scope profiler.
@@ -95,7 +99,7 @@ def device_work(trace: Trace) -> DeviceWork:
     if not is_ascend(trace):
         is_kernel = is_kernel | _add_others(trace, kind)
     kind[_named(trace, is_kernel, _communicates)] = COMMUNICATION
-    if _ASCEND_DEVICE in trace.process_names.values():
+    if ASCEND_DEVICE in trace.process_names.values():
         is_kernel = is_kernel | _add_ascend(trace, kind)
     custom = _named(trace, is_kernel & (kind == COMPUTE), _communicates_otherwise)
     kind[custom] = COMMUNICATION
@@ -122,7 +126,7 @@ def _communicates_otherwise(kernel: str) -> bool:
 
 def is_ascend(trace: Trace) -> bool:
     """Whether torch_npu.profiler wrote the trace, according to the names of its processes."""
-    parts = {_ASCEND_DEVICE, _ASCEND_HOST, "Overlap Analysis"}
+    parts = {ASCEND_DEVICE, ASCEND_HOST, ASCEND_OVERLAP}
     return not parts.isdisjoint(trace.process_names.values())
 
 
@@ -131,8 +135,8 @@ def launches(trace: Trace) -> Mask:
     """Which rows are calls of a runtime or driver, which may have launched device work."""
     chosen = np.array([name.endswith(_LAUNCH_SUFFIXES) for name in [*trace.categories, ""]])
     rows: Mask = chosen[trace.events.category]
-    if _ASCEND_DEVICE in trace.process_names.values():
-        rows = rows | _in_processes(trace, frozenset({_ASCEND_HOST}))
+    if ASCEND_DEVICE in trace.process_names.values():
+        rows = rows | in_processes(trace, ASCEND_HOST)
     return rows
 
 
@@ -221,11 +225,6 @@ def work_by_stream(trace: Trace) -> tuple[dict[tuple[int, int], Rows], Numbers]:
     return {(int(d), int(s)): mine for (d, s), mine in zip(found, groups, strict=True)}, lane
 
 
-def _in_processes(trace: Trace, names: frozenset[str]) -> Mask:
-    pids = [pid for pid, name in trace.process_names.items() if name in names]
-    return np.isin(trace.events.pid, np.array(pids, dtype=np.int64))
-
-
 def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     """Set the kinds of other accelerators' rows in `kind`; return which rows are kernels."""
     events = trace.events
@@ -257,7 +256,7 @@ def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
 def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     """Set the kinds of Ascend's rows in `kind`; return which rows are kernels."""
     events = trace.events
-    on_device = _in_processes(trace, frozenset({_ASCEND_DEVICE}))
+    on_device = in_processes(trace, ASCEND_DEVICE)
     computes = np.array(
         [name.startswith(_ASCEND_COMPUTE_TYPES) for name in trace.names] + [False], dtype=np.bool_
     )
