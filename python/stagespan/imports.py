@@ -125,15 +125,23 @@ forks.around(_before_fork, lambda: None, _after_fork_in_child)
 class ImportFinder:
     """Waits for the import of one module, which the real finders do, and then calls back.
 
-    An exception here is passed to ``failed`` and does not affect the import.
+    An exception here is passed to ``failed`` and does not affect the import. If ``once`` is False,
+    it also waits for the next import, for example by `importlib.reload`. Modules of Python's own
+    that are built in or frozen are not waited for.
     """
 
     def __init__(
-        self, name: str, callback: Callable[[], None], failed: Callable[[Exception], None]
+        self,
+        name: str,
+        callback: Callable[[], None],
+        failed: Callable[[Exception], None],
+        *,
+        once: bool = True,
     ) -> None:
         self._name = name
         self._callback = callback
         self._failed = failed
+        self._once = once
         self._asking: set[int] = set()  # threads that are calling the real finders
 
     def find_spec(
@@ -151,7 +159,7 @@ class ImportFinder:
             spec = self._real_spec(fullname, path, target)
         finally:
             self._asking.discard(thread)
-        if spec is not None:
+        if spec is not None and not isinstance(spec.loader, type):
             try:
                 self._watch(spec.loader)
             except Exception as error:
@@ -179,7 +187,8 @@ class ImportFinder:
             with contextlib.suppress(AttributeError):
                 del loader.exec_module
             real(module)
-            self._remove()
+            if self._once:
+                self._remove()
             try:
                 self._callback()
             except Exception as error:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib.abc
+import functools
 import inspect
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from stagespan.errors import SettingsError
+from stagespan.imports import ImportFinder
 
 Decorator = Callable[[Any], Any]
 
@@ -77,7 +75,10 @@ class Wrapper:
         for name in self._by_module:
             if name in sys.modules:
                 self.loaded(name)
-        sys.meta_path.insert(0, _Finder(frozenset(self._by_module), self.loaded))
+            callback = functools.partial(self.loaded, name)
+            # If the import cannot be watched, `missing` reports the stages.
+            finder = ImportFinder(name, callback, lambda error: None, once=False)
+            sys.meta_path.insert(0, finder)
 
     def loaded(self, module_name: str) -> None:
         """Wrap the stages of a module that has just been loaded."""
@@ -186,49 +187,6 @@ def _wrapped(raw: Any, decorator: Decorator) -> Any:
 
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Calls back after a wanted module is loaded. The other finders find the module."""
-
-    def __init__(self, wanted: frozenset[str], loaded: Callable[[str], None]) -> None:
-        self._wanted = wanted
-        self._loaded = loaded
-        self._asking = threading.local()
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self._wanted or getattr(self._asking, "now", False):
-            return None
-        self._asking.now = True
-        try:
-            spec = None
-            for finder in sys.meta_path:
-                if finder is not self and hasattr(finder, "find_spec"):
-                    spec = finder.find_spec(fullname, path, target)
-                    if spec is not None:
-                        break
-        finally:
-            self._asking.now = False
-        loader: Any = spec.loader if spec is not None else None
-        if loader is None:
-            return spec
-        execute = getattr(loader, "exec_module", None)
-
-        def exec_module(module: ModuleType) -> None:
-            assert execute is not None
-            execute(module)
-            if getattr(module, "__name__", None) == fullname:
-                self._loaded(fullname)
-
-        # The loader object stays, because tools read it from modules. Only this object is changed.
-        if execute is not None and not isinstance(loader, type):
-            try:
-                loader.exec_module = exec_module
-            except AttributeError:
-                return spec
-        return spec
 
 
 class _Decorating(ast.NodeTransformer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.machinery
 import inspect
 import sys
 import textwrap
@@ -177,12 +178,27 @@ def test_a_module_that_is_loaded_already_is_wrapped_too(package: str) -> None:
 
 
 def test_the_loader_and_the_source_do_not_change(package: str) -> None:
-    wrapper, _ = wrapper_of(f"{package}:plain")
+    wrapper, counting = wrapper_of(f"{package}:plain")
     wrapper.install()
     module = importlib.import_module(package)
     assert type(module.__loader__).__name__ == "SourceFileLoader"
     assert "class Model" in inspect.getsource(module)
+    # and the function of a module that is loaded again is timed again
     assert importlib.reload(module).plain(1) == 2
+    assert counting.calls == {"plain": 1}
+
+
+@pytest.mark.usefixtures("package")
+def test_a_frozen_module_is_loaded_as_usual() -> None:
+    # GIVEN a stage in a module of Python's own, whose loader is a class
+    loader = importlib.machinery.FrozenImporter
+    before = loader.exec_module
+    wrapper, _ = wrapper_of("__hello__:main")
+    wrapper.install()
+    importlib.import_module("__hello__")
+    # THEN the class is unchanged, and the stage is reported
+    assert loader.exec_module is before
+    assert len(wrapper.missing()) == 1
 
 
 def test_a_module_that_raises_while_loading_still_raises(tmp_path: Path, package: str) -> None:
