@@ -14,7 +14,7 @@ import numpy as np
 from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.gaps import QUIET_NS
-from stagespan.trace.derived.idle_causes import COMMUNICATES, LOADS_DATA, MARKS
+from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.threads import Axis, Cover, named
 from stagespan.trace.figures import Count, Figures, Ns, one_of
@@ -171,7 +171,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
         return Cover(*_placed(axis, trace, which))
 
     sets = [
-        cover(marks & named(trace, LOADS_DATA)),
+        cover(loads_data(trace)),
         cover(frames & named(trace, STARTS_LOADER)),
         cover(operators),
         cover(marks & communicates),
@@ -282,7 +282,7 @@ def _evidence(trace: Trace, operators: Mask, communicates: Mask) -> dict[str, tu
     events = trace.events
     found: dict[str, tuple[Evidence, ...]] = {}
     for part, which in (
-        (DATA_LOADING, named(trace, LOADS_DATA)),
+        (DATA_LOADING, loads_data(trace)),
         (LOADER_START, named(trace, STARTS_LOADER)),
         (COMMUNICATION, communicates),
         (OPERATORS, operators),

@@ -9,31 +9,22 @@ import msgspec
 import numpy as np
 
 from stagespan.trace.derived.device import (
-    COMMUNICATION,
-    COMPUTE,
-    COPY,
-    device_work,
     launch_of,
     launches,
 )
-from stagespan.trace.derived.idle_causes import COMMUNICATES, LOADS_DATA, MARKS
 from stagespan.trace.derived.step_ranges import PROFILER_STEP, Source, StepRanges, step_ranges
 from stagespan.trace.derived.step_times import (
-    COMMUNICATING,
     COMPUTATION,
-    COPIES,
-    DATA_LOADING,
     HOST_PARTS,
-    OPERATORS,
     OTHER,
     PARTS,
-    RUNTIME,
     StepTimes,
+    events_of,
     step_times,
 )
 from stagespan.trace.derived.threads import TimeIndex, named
 from stagespan.trace.figures import Count, Figures, MeanNs, Ns, one_of
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (
@@ -356,7 +347,7 @@ def _culprit(
 ) -> tuple[str | None, int, int, int]:
     """Return name, time in the step, average in the others, and the longest event in the step."""
     events = trace.events
-    chosen = _events_of(trace, part, len(times.device_rows) > 0)
+    chosen = events_of(trace, part, len(times.device_rows) > 0)
     if part == OTHER:
         # Work outside of operators has a name only with stacks or annotations.
         row = filled_by(trace, *times.longest_rest(at))
@@ -384,23 +375,6 @@ def _by_name(trace: Trace, rows: Rows) -> Numbers:
     )
     result: Numbers = sums.astype(np.int64)
     return result
-
-
-def _events_of(trace: Trace, part: str, on_device: bool) -> Mask:
-    kinds = {COMPUTATION: COMPUTE, COMMUNICATING: COMMUNICATION, COPIES: COPY}
-    if on_device and part in kinds:
-        chosen: Mask = device_work(trace).kind == kinds[part]
-        return chosen
-    marks = trace.rows_of(["user_annotation", "cpu_op"])
-    if part == RUNTIME:
-        return launches(trace)
-    if part == DATA_LOADING:
-        return marks & named(trace, LOADS_DATA)
-    if part == OPERATORS:
-        return trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
-    if part == COMMUNICATING:
-        return marks & named(trace, COMMUNICATES)
-    return np.zeros(len(trace.events), dtype=np.bool_)
 
 
 # --- The analysis ---

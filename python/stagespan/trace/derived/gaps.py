@@ -192,10 +192,7 @@ class _HostActivity:
         yield self._cover_of_all(overhead & loads) | self._cover(calls & loads)
         yield self._cover_of_all(overhead & ~loads)
         yield self._cover(calls & ~holds & (trace.events.dur_ns > QUIET_NS))
-        yield self._cover(
-            (marks & named(trace, causes.LOADS_DATA))
-            | (frames & named(trace, causes.LOADS_DATA_FRAME))
-        )
+        yield self._cover(causes.loads_data(trace))
         yield self._cover(marks & named(trace, causes.COMPILES))
         yield self._unseen(marks | calls | frames, overhead)
 

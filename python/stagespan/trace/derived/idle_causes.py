@@ -1,4 +1,4 @@
-"""The causes of idle time, and the names of the events that show them."""
+"""The causes of idle time, and the names and rows of the events that show them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import re
 from typing import Annotated
 
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
+from stagespan.trace.derived.threads import named
 from stagespan.trace.figures import one_of
+from stagespan.trace.read.intervals import Mask
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 
 # The launching thread was preparing the next launch.
 LAUNCH = "launch"
@@ -88,14 +92,14 @@ SINGLE_LAUNCHES = re.compile(
     re.IGNORECASE,
 )
 """Calls of one kernel, copy or memset, which the device may do in several parts."""
-LOADS_DATA = re.compile(
+_LOADS_DATA = re.compile(
     r"^enumerate\(DataLoader\)#|DataLoaderIter\.__next__|dataloader\w*[._ ]next"
     r"|(?:next|get|load|fetch|prepare)[_ ](?:next[_ ])?(?:data|batch)(?:es)?\b"
     r"|data[_ ]?load(?:ing)?\b",
     re.IGNORECASE,
 )
 """Annotations of loading data, by torch's loader, Lightning, and users."""
-LOADS_DATA_FRAME = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
+_LOADS_DATA_FRAME = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
 MARKS = re.compile(r"#")
 """Annotations, which are operators in old traces: ProfilerStep#1, Optimizer.step#SGD.step."""
 COMPILES = re.compile(r" \(dynamo_timed\)$")
@@ -120,3 +124,11 @@ SYNC_OPERATORS = (
 )
 """Operators that are known to wait for the device. Findings name the outermost one."""
 COMMUNICATES = re.compile(rf"^{COLLECTIVE}|^record_param_comms$")
+
+
+@once
+def loads_data(trace: Trace) -> Mask:
+    """Return the annotations and Python frames in which the program loads data."""
+    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, _LOADS_DATA)
+    frames = trace.rows_of(["python_function"]) & named(trace, _LOADS_DATA_FRAME)
+    return marks | frames

@@ -16,7 +16,7 @@ from stagespan.trace.derived.device import (
     launches,
     work_by_stream,
 )
-from stagespan.trace.derived.idle_causes import COMMUNICATES, LOADS_DATA, LOADS_DATA_FRAME, MARKS
+from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import StepRanges
 from stagespan.trace.derived.threads import Cover, named
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
@@ -204,37 +204,35 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
     )
 
 
+def events_of(trace: Trace, part: str, on_device: bool) -> Mask:
+    """Return the events of a part: one of PARTS or, without a device, of HOST_PARTS."""
+    kinds = {COMPUTATION: COMPUTE, COMMUNICATING: COMMUNICATION, COPIES: COPY}
+    if on_device and part in kinds:
+        of_kind: Mask = device_work(trace).kind == kinds[part]
+        return of_kind
+    if part == RUNTIME:
+        return launches(trace) & (trace.events.dur_ns > 0)
+    if part == DATA_LOADING:
+        return loads_data(trace)
+    marks = trace.rows_of(["user_annotation", "cpu_op"])
+    if part == COMMUNICATING:
+        return marks & named(trace, COMMUNICATES)
+    if part == OPERATORS:
+        operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
+        return operators if on_device else operators & ~named(trace, COMMUNICATES)
+    return np.zeros(len(trace.events), dtype=np.bool_)
+
+
 class _Parts:
     """Splits intervals by the activity of the device, or else of the host."""
 
     def __init__(self, trace: Trace, origin: int, on_device: bool) -> None:
         self._trace, self._origin = trace, origin
-        events = trace.events
-        marks = trace.rows_of(["user_annotation", "cpu_op"])
-        communicates = marks & named(trace, COMMUNICATES)
-        operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
-        loads = (marks & named(trace, LOADS_DATA)) | (
-            trace.rows_of(["python_function"]) & named(trace, LOADS_DATA_FRAME)
-        )
-        kind = device_work(trace).kind
-        which: tuple[Mask, ...]
-        if on_device:
-            self._names = tuple(PARTS)
-            calls = launches(trace) & (events.dur_ns > 0)
-            which = (
-                kind == COMPUTE,
-                kind == COMMUNICATION,
-                kind == COPY,
-                calls,
-                loads,
-                operators,
-            )
-        else:
-            self._names = tuple(HOST_PARTS)
-            which = (loads, operators & ~communicates, communicates)
-        self._nested = [self._cover(which[0])]
-        for each in which[1:]:
-            self._nested.append(self._nested[-1] | self._cover(each))
+        self._names = tuple(PARTS if on_device else HOST_PARTS)
+        self._nested: list[Cover] = []
+        for part in self._names[:-1]:
+            cover = self._cover(events_of(trace, part, on_device))
+            self._nested.append(self._nested[-1] | cover if self._nested else cover)
 
     def split(self, begin_ns: Numbers, end_ns: Numbers) -> dict[str, Numbers]:
         """Return the time of each part in each interval."""

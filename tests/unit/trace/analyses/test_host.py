@@ -10,7 +10,7 @@ from commands import unstated
 from planted import Program
 
 from stagespan.trace import Trace, read_trace
-from stagespan.trace.analyses import host
+from stagespan.trace.analyses import host, steps
 from stagespan.trace.analyses.host import Host
 from stagespan.trace.result import Unavailable
 
@@ -115,6 +115,31 @@ def test_marks_of_steps_name_nothing(tmp_path: Path) -> None:
     # THEN that time is unknown
     assert found.parts == {host.OPERATORS: 2_000 * US, host.UNSEEN: 3_000 * US}
     assert [f.code for f in found.findings()] == ["host.unseen"]
+
+
+NEXT = "torch/utils/data/dataloader.py(701): __next__"
+
+
+def test_frames_of_a_loader_without_annotations(tmp_path: Path) -> None:
+    # GIVEN steps that load a batch, which only Python's stacks show; one waits for its batch
+    program = Program()
+    for number in range(6):
+        with program.within(f"ProfilerStep#{number}", "user_annotation"):
+            operator(program, 1_000)
+            with program.within(NEXT, "python_function"):
+                program.work(60_000 if number == 4 else 5_000)
+            operator(program, 1_000)
+    # WHEN the host's time and the steps are summed up
+    trace = program.trace(tmp_path)
+    found, steps_found = host_of(trace), steps.analyze(trace)
+    assert isinstance(steps_found, steps.Steps)
+    # THEN both count it as loading data
+    assert found.parts == {host.DATA_LOADING: 85_000 * US, host.OPERATORS: 12_000 * US}
+    assert [each.event for each in found.evidence[host.DATA_LOADING]] == [NEXT] * 3
+    assert sum(step.parts["data_loading"] for step in steps_found.steps) == 85_000 * US
+    # AND the slow step names the frame
+    (outlier,) = steps_found.outliers
+    assert (outlier.part, outlier.culprit) == ("data_loading", NEXT)
 
 
 def test_starting_the_loader_is_distinguished_from_loading(tmp_path: Path) -> None:
