@@ -343,7 +343,7 @@ def test_real_traces_have_correct_sums_and_the_expected_findings(traces: Path) -
 
 
 def test_torch_marks_its_steps(tmp_path: Path) -> None:
-    # GIVEN four steps of a real program, the third of which sleeps
+    # GIVEN six steps of a real program, the third of which sleeps
     torch = pytest.importorskip("torch")
     import time
 
@@ -355,7 +355,7 @@ def test_torch_marks_its_steps(tmp_path: Path) -> None:
         profile.step()
         for number in range(6):
             value = (value @ value).tanh()
-            time.sleep(1.0 if number == 2 else 0.1)
+            time.sleep(0.5 if number == 2 else 0.05)
             profile.step()
     path = tmp_path / "torch.json"
     profile.export_chrome_trace(str(path))
@@ -363,5 +363,6 @@ def test_torch_marks_its_steps(tmp_path: Path) -> None:
     found = steps_of(read_trace(path))
     # THEN the steps are those of the profiler, and the slow one is reported
     assert [step.name for step in found.steps] == [f"ProfilerStep#{n}" for n in range(1, 7)]
-    assert found.outliers[0].name == "ProfilerStep#3"
-    assert found.outliers[0].part == "other"
+    # Others can be slow too, if the machine paused.
+    parts = {each.name: each.part for each in found.outliers}
+    assert parts["ProfilerStep#3"] == "other"
