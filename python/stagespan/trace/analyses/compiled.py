@@ -572,7 +572,7 @@ class Compiled(Result):
         counts = (
             (self.frames.forward_graphs, "forward graph", ""),
             (self.frames.backward_graphs, "backward graph", ""),
-            (sum(each.count for each in (self.breaks or [])[:_MOST]), "graph break", ""),
+            (sum(each.count for each in self.breaks or []), "graph break", ""),
             (sum(each.in_window for each in again), "recompilation", ""),
             (sum(each.before_window for each in again), "recompilation", " before the trace"),
             (self.eager_calls if seen else 0, "call", " that ran eagerly"),

@@ -144,6 +144,23 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
     assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
 
 
+def test_the_line_counts_all_graph_breaks(tmp_path: Path) -> None:
+    # GIVEN 60 frames with a break each, more than the lists contain
+    program = Program()
+    for number in range(60):
+        with region(program, f": {2 * number}/0"):
+            graph(program)
+            with region(program, f": {2 * number + 1}/0"):
+                graph(program)
+    # WHEN torch.compile is analysed
+    found = compiled_of(program.trace(tmp_path))
+    # THEN the summary counts as many as the finding
+    (finding,) = found.findings()
+    assert finding.numbers["breaks"] == 60
+    assert "60 graph breaks" in found.line()
+    assert len(found.to_dict()["graph_breaks"]) == 50
+
+
 def test_a_frame_that_is_called_at_a_break_does_not_count_as_a_break(tmp_path: Path) -> None:
     # GIVEN a module whose part breaks: the part runs as frames 1 and 2, and the whole as 3
     program = Program()
