@@ -31,12 +31,7 @@ from stagespan.trace.derived.launch_sources import (
     forward_operators,
     values_at,
 )
-from stagespan.trace.derived.threads import (
-    Cover,
-    ThreadIndex,
-    named,
-    processes,
-)
+from stagespan.trace.derived.threads import Cover, ThreadIndex, named, processes
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -108,12 +103,7 @@ class Forest:
     def places(self, rows: Rows) -> Numbers:
         """Return the places of other events on the axis; -1 on threads without a node."""
         events, process = self.trace.events, processes(self.trace)
-        place: Numbers = np.full(len(rows), -1, dtype=np.int64)
-        for lane, (pid, tid) in enumerate(self.lanes.threads):
-            here = np.flatnonzero((process[rows] == pid) & (events.tid[rows] == tid))
-            begin = events.begin_ns[rows[here]]
-            place[here] = self.lanes.axis.place(np.full(len(here), lane), begin)
-        return place
+        return self.lanes.places(process[rows], events.tid[rows], events.begin_ns[rows])
 
     def functions(self, index: Rows) -> list[str | None]:
         """Return the Python function of each region; None without Python stacks.
