@@ -198,11 +198,9 @@ def _time_of(time_ns: Numbers, chosen: Mask) -> TimeOf:
 
 
 def _by_device_time(kernels: Kernels) -> list[OperatorTime]:
-    calls = _calls(kernels.operator, kernels.call)
+    calls, total = _calls(kernels.operator, kernels.call), kernels.total_ns
     return [
-        OperatorTime(
-            _name(kernels, group.code), *_sums(group, kernels.total_ns), calls.get(group.code)
-        )
+        OperatorTime(_name(kernels, group.code), *_sums(group, total), calls.get(group.code))
         for group in grouped(kernels.operator, kernels.time_ns)[:TOP]
     ]
 
@@ -357,14 +355,14 @@ def _by_shape(kernels: Kernels) -> list[ShapeTime] | None:
     code = kernels.operator[known] * size + kernels.shape[known]
     name = kernels.name[known]
     kernel = prevailing(code, name, kernels.time_ns[known]) if kernels.on_device else {}
-    calls = _calls(code, kernels.call[known])
+    calls, total = _calls(code, kernels.call[known]), kernels.total_ns
     return [
         ShapeTime(
             operator=_name(kernels, group.code // size),
             shape=kernels.shapes[group.code % size],
             kernel=_name(kernels, kernel.get(group.code, -1)),
             time_ns=group.time_ns,
-            percent=share(group.time_ns, kernels.total_ns),
+            percent=share(group.time_ns, total),
             count=calls[group.code],
             device_events=group.count if kernels.on_device else None,
         )
@@ -388,8 +386,9 @@ def _by_forward(kernels: Kernels) -> list[ForwardTime] | None:
     known = kernels.forward >= 0
     if not known.any():
         return None
+    total = kernels.total_ns
     return [
-        ForwardTime(_name(kernels, group.code), *_sums(group, kernels.total_ns))
+        ForwardTime(_name(kernels, group.code), *_sums(group, total))
         for group in grouped(kernels.forward[known], kernels.time_ns[known])[:TOP]
     ]
 
@@ -731,12 +730,13 @@ class Kernels(Result):
 
     def line(self) -> str:
         """The kinds of work that took the most time."""
+        total = self.total_ns
         kinds = [
-            f"{KINDS[_KINDS[group.code]]} {share(group.time_ns, self.total_ns):.1f} %"
+            f"{KINDS[_KINDS[group.code]]} {share(group.time_ns, total):.1f} %"
             for group in self.by_kind()[:_KINDS_IN_LINE]
         ]
         count = counted(len(self.rows), "device event" if self.on_device else "operator")
-        return f"{'; '.join(kinds)} of the {in_words(float(self.total_ns), 'ns')} of {count}"
+        return f"{'; '.join(kinds)} of the {in_words(float(total), 'ns')} of {count}"
 
 
 def analyze(trace: Trace) -> Kernels | Unavailable:
