@@ -273,17 +273,10 @@ def device_use(trace: Trace) -> DeviceUse:
         exposed_communication_ns=_less(not_copying, compute),
         exposed_copy_ns=_less(busy, not_copying),
         kernel_sum_ns=int(events.dur_ns[kernels].sum()) if len(rows) else None,
-        stream_busy_ns=_by_stream(trace),
+        stream_busy_ns={stream: time.busy_ns for stream, time in stream_times(trace).items()},
         without_launch=int((launch_of(trace, rows) < 0).sum()),
         triton_kernels=int(triton[events.name[kernels]].sum()),
     )
-
-
-def _by_stream(trace: Trace) -> dict[tuple[int, int], int]:
-    rows = device_work(trace).rows
-    begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
-    of_stream, _ = work_by_stream(trace)
-    return {stream: covered(begin[mine], end[mine]) for stream, mine in of_stream.items()}
 
 
 def _less(whole: int | None, part: int | None) -> int | None:
