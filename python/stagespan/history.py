@@ -15,14 +15,14 @@ SPACING_S = 2.5
 _LEVELS = ((15.0, SPACING_S), (80.0, 10.0), (400.0, 60.0), (1100.0, 180.0))
 
 
-class Timed(Protocol):
+class Timestamped(Protocol):
     """An object that was made at a certain time, such as a `_core.Snapshot`."""
 
     @property
     def time_ns(self) -> int: ...
 
 
-_Snapshot = TypeVar("_Snapshot", bound=Timed)
+_Snapshot = TypeVar("_Snapshot", bound=Timestamped)
 
 
 class History(Generic[_Snapshot]):

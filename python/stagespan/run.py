@@ -71,7 +71,7 @@ def _ask_distributed(question: Callable[[Any], int]) -> int | None:
 _RUN_VARIABLE = "_STAGESPAN_RUN"
 
 
-class Run(NamedTuple):
+class SharedRun(NamedTuple):
     """The data that a process shares with its workers, so that they use the same folder."""
 
     stamp: str
@@ -91,7 +91,7 @@ class Run(NamedTuple):
         return f"{self.stamp} {self.began_s} {self.owner} {owner_rank} {self.root}"
 
     @staticmethod
-    def decode(text: str) -> Run | None:
+    def decode(text: str) -> SharedRun | None:
         """Return the run that `encode` wrote, or None if the text is something else."""
         parts = text.split(" ", 4)
         if len(parts) != 5 or not parts[0] or safe_name(parts[0]) != parts[0]:
@@ -100,17 +100,17 @@ class Run(NamedTuple):
         owner_rank = None if parts[3] == "-" else settings.whole_number(parts[3])
         if began is None or owner is None or (owner_rank is None and parts[3] != "-"):
             return None
-        return Run(parts[0], began, owner, owner_rank, parts[4])
+        return SharedRun(parts[0], began, owner, owner_rank, parts[4])
 
 
-def _claim_run() -> Run:
+def _claim_run() -> SharedRun:
     """Join the run that this process works for, or begin one that later workers can join."""
-    joined = Run.decode(os.environ.get(_RUN_VARIABLE, "")) if _started_as_worker() else None
+    joined = SharedRun.decode(os.environ.get(_RUN_VARIABLE, "")) if _started_as_worker() else None
     if joined is not None:
         return joined
     began = _launcher_start_s() or time.time()
     stamp = time.strftime("%Y%m%d_%H%M", time.localtime(began))
-    begun = Run(stamp, int(began), os.getpid(), explicit_rank(), _working_folder())
+    begun = SharedRun(stamp, int(began), os.getpid(), explicit_rank(), _working_folder())
     os.environ[_RUN_VARIABLE] = begun.encode()
     return begun
 
@@ -156,7 +156,7 @@ _output_dir: str | None = None
 _pipeline_name: str | None = None
 
 
-def current() -> Run:
+def current() -> SharedRun:
     """Return the run that this process belongs to."""
     return _run
 

@@ -14,7 +14,7 @@ from without_settings import python
 
 from stagespan import run
 from stagespan.errors import SettingsError
-from stagespan.run import Run
+from stagespan.run import SharedRun
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
@@ -68,7 +68,7 @@ def test_rank_of_torch_distributed_without_a_launcher(tmp_path: Path) -> None:
 
 @given(
     st.builds(
-        Run,
+        SharedRun,
         stamp=st.from_regex(r"[0-9]{8}_[0-9]{4}", fullmatch=True),
         began_s=st.integers(0, 2**40),
         owner=st.integers(0, 2**22),
@@ -76,8 +76,8 @@ def test_rank_of_torch_distributed_without_a_launcher(tmp_path: Path) -> None:
         root=st.text(),
     )
 )
-def test_a_run_survives_the_environment(begun: Run) -> None:
-    assert Run.decode(begun.encode()) == begun
+def test_a_run_survives_the_environment(begun: SharedRun) -> None:
+    assert SharedRun.decode(begun.encode()) == begun
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_run_survives_the_environment(begun: Run) -> None:
     ["", "x", "../../etc 1 2 - /", "20260101_0000 a 2 - /", "20260101_0000 1 2 r /", "a/b 1 2 3 /"],
 )
 def test_a_foreign_value_is_ignored(text: str) -> None:
-    assert Run.decode(text) is None
+    assert SharedRun.decode(text) is None
 
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

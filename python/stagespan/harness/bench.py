@@ -210,7 +210,7 @@ class StageBenchHarness:
         found = fidelity.fidelity(self.live, timing, step, per_iteration)
         reasons = [self.live["missing"]] if "missing" in self.live else []
         if not reasons:
-            differences = live.differences(self.live, self.signature.context)
+            differences = live.live_differences(self.live, self.signature.context)
             reasons = fidelity.likely_reasons(found, timing, differences, step)
         return {**found, "reasons": reasons, "line": fidelity.fidelity_line(found, reasons)}
 

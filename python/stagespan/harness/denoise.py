@@ -14,7 +14,7 @@ import torch
 
 from stagespan.signature.fit import ReplayError, fit, signature_of
 
-STEPS = (2, 10)  # steps of the scheduler's loop, of which only the first one runs
+LOOP_STEPS = (2, 10)  # steps of the scheduler's loop, of which only the first one runs
 MODELS = ("dit", "transformer", "unet", "transformer_2")
 SAMPLES = ("latents", "latent", "hidden_states", "sample", "x", "noisy_latents", "noise", "img")
 TIMES = ("timestep", "timesteps", "t", "time", "sigma")
@@ -115,12 +115,12 @@ class DenoiseStep:
         config = getattr(self.scheduler, "config", None)
         if "mu" in parameters and getattr(config, "use_dynamic_shifting", False):
             settings["mu"] = self.inputs.get("mu") or 1.0
-        for steps in STEPS:
+        for steps in LOOP_STEPS:
             try:
                 self.scheduler.set_timesteps(steps, **settings)
                 break
             except (ValueError, IndexError):  # the scheduler does not accept so few steps
-                if steps == STEPS[-1]:
+                if steps == LOOP_STEPS[-1]:
                     raise
         if hasattr(self.scheduler, "set_begin_index"):
             self.scheduler.set_begin_index(0)

@@ -64,7 +64,7 @@ def timing_path(path: Path) -> Path:
     return path.with_name(f"{name}.json")
 
 
-def differences(live: Mapping[str, Any], context: Mapping[str, Any]) -> list[str]:
+def live_differences(live: Mapping[str, Any], context: Mapping[str, Any]) -> list[str]:
     """Return the differences between this process and the live one that may explain its times."""
     import torch
 

@@ -12,7 +12,7 @@ from stagespan.environment import fixed_computation_ns
 from stagespan.report.changes import SPEED_CHANGE
 from stagespan.report.noise import Times, relative_noise, relative_times
 
-FEWEST_RUNS = 20
+LEAST_RUNS = 20
 MOST_RUNS = 20_000
 MOST_SECONDS = 5.0
 LEAST_SECONDS = 1.0
@@ -48,14 +48,14 @@ def measure(function: Callable[[], Any], *, most_seconds: float = MOST_SECONDS) 
     begin_s = time.monotonic()
     end_s = begin_s + most_seconds
     before = _Load.now()
-    next_look = FEWEST_RUNS
+    next_look = LEAST_RUNS
     while len(times_ms) < MOST_RUNS:
         run_ms, run_cpu_ms = _run_ms(function)
         times_ms.append(run_ms)
         cpu_ms += run_cpu_ms
         fixed_ns.append(fixed_computation_ns())
         is_late = time.monotonic() > end_s
-        if len(times_ms) >= next_look or (is_late and len(times_ms) >= FEWEST_RUNS):
+        if len(times_ms) >= next_look or (is_late and len(times_ms) >= LEAST_RUNS):
             next_look = len(times_ms) + max(_LOOK_EVERY, len(times_ms) // 10)
             noise = relative_noise(Times.of(_not_slowed(times_ms, fixed_ns)))
             is_long = time.monotonic() >= begin_s + LEAST_SECONDS
@@ -112,7 +112,7 @@ def _not_slowed(times_ms: list[float], fixed_ns: list[int]) -> list[float]:
         for time_ms, before_ns, after_ns in zip(times_ms, fixed_ns, fixed_ns[1:], strict=False)
         if before_ns <= most_ns and after_ns <= most_ns
     ]
-    return kept if len(kept) >= FEWEST_RUNS else times_ms
+    return kept if len(kept) >= LEAST_RUNS else times_ms
 
 
 class _Load(NamedTuple):

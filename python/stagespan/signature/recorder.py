@@ -67,7 +67,7 @@ def _begin(stage: str, arguments: dict[str, Any], call: Call | None = None) -> t
         stage_name=stage,
         inputs=nodes,
         metadata={name: node for name, node in nodes.items() if type(node) in SCALARS},
-        context=run_context(),
+        context=torch_settings(),
         key=key,
         target=target,
     )
@@ -94,7 +94,7 @@ def signature_key(call: Call) -> str:
     return key_of(capture_arguments(arguments, read_values=False))
 
 
-def run_context() -> dict[str, Any]:
+def torch_settings() -> dict[str, Any]:
     """Return torch's settings on this thread, which a replay restores; empty without torch."""
     torch = imports.loaded("torch")
     if torch is None or not hasattr(torch, "is_grad_enabled"):

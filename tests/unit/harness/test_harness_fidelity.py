@@ -15,7 +15,7 @@ from stagespan.cli import command
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig, StageBenchHarness
 from stagespan.harness.fidelity import fidelity, likely_reasons
-from stagespan.harness.live import differences, live_runs
+from stagespan.harness.live import live_differences, live_runs
 from stagespan.signature.model import SignatureFile
 
 torch = pytest.importorskip("torch")
@@ -160,7 +160,7 @@ def test_versions_and_machine_are_in_the_signature_file(run_live: Any, tmp_path:
 
     # THEN the differences are reported
     assert signature.environment["cpu"] == content["environment"]["cpu"]
-    assert differences(live, {}) == [
+    assert live_differences(live, {}) == [
         f"the live runs used torch 1.0, this one uses {torch.__version__}"
     ]
 
