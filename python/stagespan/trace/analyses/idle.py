@@ -11,7 +11,7 @@ import numpy as np
 from stagespan.trace.analyses.steps import mostly_filled_by
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.advice import START_UP, Facts, advice_on
-from stagespan.trace.derived.call_site import CallSites, waiting_operators
+from stagespan.trace.derived.call_site import CallSites, call_sites, waiting_operators
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.device_time import device_rows
 from stagespan.trace.derived.gap_patterns import (
@@ -678,7 +678,7 @@ def analyze(trace: Trace) -> Idle | Unavailable:
     within = base_idle(trace)
     if within is None:
         return Unavailable(_NO_DEVICE, "no_device")
-    (found, parts), events, where = split_gaps(trace), trace.events, CallSites(trace)
+    (found, parts), events, where = split_gaps(trace), trace.events, call_sites(trace)
     by_cause, counts = sums_by_cause(parts), _gaps_by_cause(parts)
     span = int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min())
     groups = group_by_culprit(where, parts)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.derived.call_site import CallSites
+from stagespan.trace.derived.call_site import call_sites
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.launch_sources import stage_calls, values_at
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
@@ -430,7 +430,7 @@ _HOLDERS = 20
 _POINTS = 400
 # A device with a lower peak, such as the host with its scalars, has no tables of its own.
 _LEAST_REPORTED = 1 << 20
-# Looking up a line searches the whole trace.
+# The number of holders whose line of Python is looked up.
 _WITH_LINES = 5
 
 
@@ -693,7 +693,7 @@ def _holders(
     known = events.freed_at is not None
     weight = held if known else sizes
     with_lines = set(np.argsort(-weight, kind="stable")[:_WITH_LINES].tolist())
-    surroundings = CallSites(trace)
+    surroundings = call_sites(trace)
     found = {}
     for number, code in enumerate(codes.tolist()):
         line = None

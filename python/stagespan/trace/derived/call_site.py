@@ -15,6 +15,7 @@ from stagespan.trace.derived.threads import TimeIndex, processes, threads
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.read.view import once
 
 _STREAM_WAIT, _STREAM, _EVENT, _DEVICE = (
     "Stream Wait Event",
@@ -266,6 +267,12 @@ class CallSites:
     def _outermost_first(self, rows: Rows) -> Rows:
         events = self.trace.events
         return rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+
+
+@once
+def call_sites(trace: Trace) -> CallSites:
+    """Return the look-up of a trace, which all analyses share."""
+    return CallSites(trace)
 
 
 def waiting_operators(trace: Trace, rows: Rows) -> Rows:
