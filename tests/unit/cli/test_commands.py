@@ -42,12 +42,6 @@ def test_help_names_every_verb_without_importing_any() -> None:
         assert f"  {verb} " in done.stdout
 
 
-def test_an_unknown_verb_and_a_close_one() -> None:
-    status, _, error = run("reprot")
-    assert status == 2
-    assert "reprot" in error
-
-
 def test_report_shows_a_table(timing: Path) -> None:
     status, out, _ = run("report", timing)
     assert status == 0
