@@ -168,7 +168,7 @@ def test_arguments_bound_by_a_partial_are_not_created(tmp_path: Path, by_name: b
     stage = stage if by_name else functools.partial(stage, net)
     signature = signature_of("s", net=net, x=torch.randn(2, 32), times=3, scale=2.0)
 
-    # WHEN
+    # WHEN it is profiled
     result = harness(stage, signature, tmp_path).profile()
 
     # THEN the harness and the script run it, with the other arguments as captured
