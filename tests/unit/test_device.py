@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -21,17 +20,6 @@ from stagespan.imports import ImportFinder
 def test_max_connections(monkeypatch: pytest.MonkeyPatch, text: str, number: int | None) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", text)
     assert device.max_connections() == number
-
-
-def test_one_connection_gives_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    with caplog.at_level(logging.WARNING, "stagespan"):
-        device._warn_of_connections("npu")  # it has no meaning there
-        assert caplog.messages == []
-        device._warn_of_connections("cuda")
-    assert "STAGESPAN_DEVICE_EVERY" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,7 @@ def test_one_connection_gives_a_warning_and_is_reported_as_a_number(run: Run) ->
     )
     assert printed(done) == [1]
     assert done.stderr.count("CUDA_DEVICE_MAX_CONNECTIONS=1") == 1
+    assert done.stderr.count("STAGESPAN_DEVICE_EVERY") == 1
 
 
 def test_a_process_ends_while_its_driver_shuts_down(run: Run) -> None:

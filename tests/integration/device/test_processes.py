@@ -44,9 +44,12 @@ def test_it_starts_when_the_application_initialises_its_device(run: Run) -> None
                           stats["after"].device_elapsed_ns.count]))
         """,
         first=True,
+        CUDA_DEVICE_MAX_CONNECTIONS="1",
     )
     # THEN the device is not touched before, and the second span is timed
     assert printed(done) == [[False, False, 0], [True, True, 1]]
+    # AND a variable of CUDA is not warned of for another device
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in done.stderr
 
 
 def test_a_later_import_of_torch_is_detected(run: Run) -> None:
