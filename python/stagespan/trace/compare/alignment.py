@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.analyses import idle
+from stagespan.trace.analyses.idle import group_by_culprit, split_gaps
 from stagespan.trace.compare.comparison import Change, Comparison, Side
 from stagespan.trace.compare.cost_table import COMPUTING, Cell, Cells, device_cells, host_cells
+from stagespan.trace.derived.call_site import call_sites
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.launch_sources import launch_sources, stage_marks
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
@@ -265,7 +266,7 @@ def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
         remarks=tuple(remarks),
         on_device=on_device,
         alike=found.alike,
-        waits=_waits(before, after, stretches),
+        waits=_waits(before, after, stretches) if on_device else (),
     )
 
 
@@ -336,9 +337,8 @@ def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> t
     """Return the idle time caused by calls that wait or allocate, over each whole trace."""
     sums: dict[str, list[int]] = {}
     for at, (trace, stretch) in enumerate(zip((before, after), stretches, strict=True)):
-        found = idle.analyze(trace)
         per = max(stretch.steps, 1)
-        for group in [] if isinstance(found, Unavailable) else found.groups:
+        for group in group_by_culprit(call_sites(trace), split_gaps(trace)[1]):
             row = sums.setdefault(group.label, [0, 0, 0, 0])
             row[at] += round(group.idle_ns / per)
             row[2 + at] += group.calls
