@@ -163,12 +163,12 @@ def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
     Raises KeyError for an unknown name.
     """
     known = ANALYSES | ASCEND
-    names = _applicable(trace) if only is None else list(only)
+    # The pages of the results ask for the same facts again.
+    view = TraceView.of(trace)
+    names = _applicable(view) if only is None else list(only)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise KeyError(f"There is no analysis {unknown[0]!r}: choose from {', '.join(known)}.")
-    # The pages of the results ask for the same facts again.
-    view = TraceView.of(trace)
     return Analysis(view, {name: known[name](view) for name in names})
 
 

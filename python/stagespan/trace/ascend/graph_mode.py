@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from stagespan.trace.ascend.device import launched
 from stagespan.trace.derived.device import COPY, device_work
-from stagespan.trace.derived.threads import Cover
+from stagespan.trace.derived.threads import Cover, named, names_with
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.groups import by_group, pairs
-from stagespan.trace.read.intervals import Mask, Numbers
+from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.result import (
     Evidence,
@@ -33,20 +33,22 @@ from stagespan.trace.result import (
 )
 
 # TorchAir's sources write a space, its documents an underscore. Cached graphs have another name.
-COMPILER = re.compile(r"^(?:npu_fx_compiler|cache_compiler)[ _]inference$")
+_COMPILER = re.compile(r"^(?:npu_fx_compiler|cache_compiler)[ _]inference$")
 _REGION = re.compile(r"^Torch-Compiled Region\b")
 _LOOKUP = re.compile(r"^TorchDynamo Cache Lookup$")
 _GUARDS = re.compile(r"guard", re.IGNORECASE)
 _FUNCTION = re.compile(r"^CompiledFunction(?:Backward)?$")
 _RUN = re.compile(r"^TorchNpuGraphBase::Run$")
-EXECUTE = re.compile(r"^(?:ExecuteGraph|RunGraph|RunGraphWithStreamAsync)$")
+_EXECUTE = re.compile(r"^(?:ExecuteGraph|RunGraph|RunGraphWithStreamAsync)$")
 _REPLAY = re.compile(r"^acl_graph_replay$")
 _COMPILES = re.compile(
     r"\(dynamo_timed\)$|^TorchNpuGraphBase::(?:Load|Compile|AutoTune)$|^(?:Load|Compile|Add)Graph$"
 )
 # Calls of TorchAir's Python for inputs that are not tensors, or not contiguous.
-SCALARS = re.compile(r"^aten::(?:scalar_tensor|tensor|lift_fresh|full|empty|to|_to_copy|detach_?)$")
-CONTIGUOUS = re.compile(r"^aten::(?:contiguous|clone)$")
+_SCALARS = re.compile(
+    r"^aten::(?:scalar_tensor|tensor|lift_fresh|full|empty|to|_to_copy|detach_?)$"
+)
+_CONTIGUOUS = re.compile(r"^aten::(?:contiguous|clone)$")
 _ATEN = re.compile(r"^aten::")
 # No other event is between a look-up and the region that it found.
 _ADJACENT_NS = 1_000_000
@@ -94,7 +96,7 @@ class CompiledCall:
     """The number and time of operators with which Python converted inputs to tensors."""
     contiguous: tuple[int, int]
     """The number and time of operators that made inputs contiguous."""
-    named: dict[str, int] = field(default_factory=dict)
+    others_ns: dict[str, int] = field(default_factory=dict)
     """The time of other events in the framework's and TorchAir's parts, by name."""
 
     @property
@@ -116,14 +118,14 @@ class CompiledCall:
 
 def calls_torchair(trace: Trace) -> bool:
     """Whether a trace contains calls of graphs that TorchAir compiled."""
-    return any(COMPILER.search(name) for name in trace.names)
+    return bool(names_with(trace, _COMPILER).any())
 
 
 def compiled_calls(trace: Trace) -> list[CompiledCall]:
     """Return all calls in order of time; empty for traces without TorchAir."""
-    events, holds = trace.events, _Names(trace)
+    events = trace.events
     marks = trace.rows_of(["cpu_op", "user_annotation", ""])
-    compilers = np.flatnonzero(marks & holds(COMPILER)[events.name])
+    compilers = np.flatnonzero(marks & named(trace, _COMPILER))
     compilers = compilers[np.argsort(events.begin_ns[compilers], kind="stable")]
     calls: list[CompiledCall] = []
     marked = np.flatnonzero(marks)
@@ -131,24 +133,9 @@ def compiled_calls(trace: Trace) -> list[CompiledCall]:
     asked = np.unique(lane[np.searchsorted(marked, compilers)]).tolist()
     of_thread = by_group(lane, len(threads))
     for number in asked:
-        calls += _Thread(trace, marked[of_thread[number]], holds).calls()
+        calls += _Thread(trace, marked[of_thread[number]]).calls()
     calls.sort(key=lambda call: call.begin_ns)
     return _with_first_operators(trace, calls)
-
-
-class _Names:
-    """Finds the names that match a pattern, once for each pattern."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._names = trace.names
-        self._known: dict[str, Mask] = {}
-
-    def __call__(self, pattern: re.Pattern[str]) -> Mask:
-        """Return whether each name code matches."""
-        if pattern.pattern not in self._known:
-            found = [pattern.search(name) is not None for name in self._names]
-            self._known[pattern.pattern] = np.array([*found, False], dtype=np.bool_)
-        return self._known[pattern.pattern]
 
 
 class _Marks:
@@ -187,15 +174,14 @@ class _Marks:
 class _Thread:
     """The events of one thread by time, outer events first."""
 
-    def __init__(self, trace: Trace, rows: NDArray[np.intp], holds: _Names) -> None:
+    def __init__(self, trace: Trace, rows: NDArray[np.intp]) -> None:
         events = trace.events
-        self._holds = holds
         order = np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))
         self._trace, self._rows = trace, rows[order]
         self._begin, self._end = events.begin_ns[self._rows], events.end_ns[self._rows]
         self._begins: list[int] = self._begin.tolist()
         self._name = events.name[self._rows]
-        self._compilers = self._marks(COMPILER)
+        self._compilers = self._marks(_COMPILER)
         self._regions = self._marks(_REGION)
         self._lookups = self._marks(_LOOKUP)
         self._functions = self._marks(_FUNCTION)
@@ -212,7 +198,7 @@ class _Thread:
         region = self._regions.around(begin, end)
         start, lookup = self._start(region, begin, end)
         framework = None if start is None else begin - start
-        run, execute = self._first(_RUN, begin, end), self._first(EXECUTE, begin, end)
+        run, execute = self._first(_RUN, begin, end), self._first(_EXECUTE, begin, end)
         replay = self._first(_REPLAY, begin, end)
         executed = execute if execute >= 0 else replay
         at = int(self._begin[executed]) if executed >= 0 else None
@@ -223,10 +209,10 @@ class _Thread:
         stretches = [framework_parts]
         if at is not None:  # the time in `Run` before the graph runs is not in another event
             stretches.append(self._outermost(begin, at))
-        named: Counter[str] = Counter()
+        others: Counter[str] = Counter()
         for name, (_, time) in (item for parts in stretches for item in parts.items()):
             if not (_LOOKUP.match(name) or _GUARDS.search(name) or _ATEN.match(name)):
-                named[name] += time
+                others[name] += time
         first = start if start is not None else begin
         graph = execute >= 0 and at is not None
         return CompiledCall(
@@ -248,9 +234,9 @@ class _Thread:
             by_launch=False,
             replay_ns=int(self._end[replay] - self._begin[replay]) if replay >= 0 else None,
             compiles=self._first(_COMPILES, first, end) >= 0,
-            scalars=_sum(inputs, SCALARS),
-            contiguous=_sum(inputs, CONTIGUOUS),
-            named=dict(named.most_common()),
+            scalars=_sum(inputs, _SCALARS),
+            contiguous=_sum(inputs, _CONTIGUOUS),
+            others_ns=dict(others.most_common()),
         )
 
     def _start(self, region: int, begin: int, end: int) -> tuple[int | None, int]:
@@ -283,13 +269,13 @@ class _Thread:
         return int(self._begin[at]), int(self._end[at] - self._begin[at])
 
     def _marks(self, pattern: re.Pattern[str]) -> _Marks:
-        places = np.flatnonzero(self._holds(pattern)[self._name])
+        places = np.flatnonzero(names_with(self._trace, pattern)[self._name])
         return _Marks(places, self._begin, self._end)
 
     def _first(self, pattern: re.Pattern[str], begin: int, end: int) -> int:
         """Return the first event of a name within an interval, or -1."""
         low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
-        found = np.flatnonzero(self._holds(pattern)[self._name[low:high]])
+        found = np.flatnonzero(names_with(self._trace, pattern)[self._name[low:high]])
         found = found[self._end[low:high][found] <= end]
         return int(low + found[0]) if len(found) else -1
 
@@ -301,7 +287,7 @@ class _Thread:
         places = np.arange(low, high)
         places = places[self._end[places] <= end]
         if pattern is not None:
-            places = places[self._holds(pattern)[self._name[places]]]
+            places = places[names_with(self._trace, pattern)[self._name[places]]]
         if len(places) == 0:
             return {}
         reach = np.maximum.accumulate(self._end[places])
@@ -474,7 +460,7 @@ class HeadFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class HeadOverhead(Result):
-    """All calls. Those that compiled something are not summed, because they take far longer."""
+    """All calls; only `counted` are summed."""
 
     calls: list[CompiledCall]
     window: tuple[int, int]
@@ -486,8 +472,8 @@ class HeadOverhead(Result):
 
     @property
     def counted(self) -> list[CompiledCall]:
-        """The calls whose times are summed: those without compilation, or all if all compiled."""
-        return [call for call in self.calls if not call.compiles] or self.calls
+        """The calls without compilation, or all if all compiled."""
+        return _counted(self.calls)
 
     def total(self, name: str) -> int | None:
         """Return the sum of a part over the counted calls that show it; None if no call does."""
@@ -516,7 +502,7 @@ class HeadOverhead(Result):
             medians=HeadParts(**{key: self.median(name) for name, key in _KEYS.items()}),
             scalar_inputs=Converted(*scalars),
             non_contiguous_inputs=Converted(*contiguous),
-            other_events_ns=self._named(),
+            other_events_ns=self._others_ns(),
             per_call=[self._call(call) for call in self.calls[:_MOST_IN_JSON]],
         )
 
@@ -569,7 +555,7 @@ class HeadOverhead(Result):
             count, times = sum(n for n, _ in each), [time for _, time in each]
             if count:
                 rows.append((f"{title} ({count:,})", sum(times), int(np.median(times))))
-        rows += [(name, time, None) for name, time in list(self._named().items())[:_LARGEST]]
+        rows += [(name, time, None) for name, time in list(self._others_ns().items())[:_LARGEST]]
         largest = [
             (
                 call.region or "unknown",
@@ -663,10 +649,10 @@ class HeadOverhead(Result):
             (sum(n for n, _ in contiguous), sum(t for _, t in contiguous)),
         )
 
-    def _named(self) -> dict[str, int]:
+    def _others_ns(self) -> dict[str, int]:
         sums: dict[str, int] = {}
         for call in self.counted:
-            for name, time in call.named.items():
+            for name, time in call.others_ns.items():
                 sums[name] = sums.get(name, 0) + time
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
@@ -710,25 +696,34 @@ def analyze(trace: Trace) -> HeadOverhead | Unavailable:
         )
     events, names = trace.events, trace.names
     rows = {call.first_operator for call in calls if call.first_operator >= 0}
-    found = HeadOverhead(
-        calls,
-        window,
-        {row: names[int(events.name[row])] for row in rows},
-        None,
-        len({(int(events.pid[c.row]), int(events.tid[c.row])) for c in calls}),
+    return HeadOverhead(
+        calls=calls,
+        window=window,
+        operators={row: names[int(events.name[row])] for row in rows},
+        idle_ns=_idle(trace, _counted(calls), window[0]),
+        threads=len({(int(events.pid[c.row]), int(events.tid[c.row])) for c in calls}),
     )
-    return HeadOverhead(calls, window, found.operators, _idle(trace, found), found.threads)
 
 
-def _idle(trace: Trace, found: HeadOverhead) -> int | None:
-    """Return the device's idle time within the heads; overlapping heads count once."""
+def _counted(calls: list[CompiledCall]) -> list[CompiledCall]:
+    """Return the calls whose times are summed: those without compilation, or all if all compiled.
+
+    Calls that compiled something take far longer than others.
+    """
+    return [call for call in calls if not call.compiles] or calls
+
+
+def _idle(trace: Trace, calls: list[CompiledCall], first: int) -> int | None:
+    """Return the device's idle time within the heads; overlapping heads count once.
+
+    `first` is the begin of the trace's window. None without a device.
+    """
     events, device = trace.events, device_work(trace).rows
     if len(device) == 0:
         return None
-    first = found.window[0]
     busy = Cover(events.begin_ns[device] - first, events.end_ns[device] - first)
-    begin = np.array([call.begin_ns - first for call in found.counted], dtype=np.int64)
-    length = np.array([call.head_ns for call in found.counted], dtype=np.int64)
+    begin = np.array([call.begin_ns - first for call in calls], dtype=np.int64)
+    length = np.array([call.head_ns for call in calls], dtype=np.int64)
     heads = Cover(begin, begin + length)
     inside = busy.within(heads.begin, heads.end)
     return int((heads.end - heads.begin - inside).sum())
