@@ -28,12 +28,6 @@ struct AscendApi {
 // A longer time in float milliseconds has an error of more than a microsecond.
 constexpr double kLongForFloat_ns = 4e9;
 
-Ref attribute(PyObject* object, const char* name) {
-  Ref found(object != nullptr ? PyObject_GetAttrString(object, name) : nullptr);
-  if (!found) PyErr_Clear();
-  return found;
-}
-
 PyObject* as_object(Event event) noexcept { return static_cast<PyObject*>(event); }
 
 class TorchEventBackend final : public device::EventBackend {

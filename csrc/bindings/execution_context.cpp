@@ -255,11 +255,10 @@ bool is_threads_own(PyObject* context) noexcept {
 
 // --- greenlets ------------------------------------------------------------------------------------------
 
-/// The attribute `name` of an object; empty, without an exception, if it does not exist or is None.
-Ref attribute(PyObject* object, const char* name) noexcept {
-  Ref value(object != nullptr ? PyObject_GetAttrString(object, name) : nullptr);
-  if (!value) PyErr_Clear();
-  return value && value.get() != Py_None ? std::move(value) : Ref();
+/// An attribute of an object; empty, without an exception, if it does not exist or is None.
+Ref attribute_not_none(PyObject* object, const char* name) noexcept {
+  Ref value = attribute(object, name);
+  return value.get() != Py_None ? std::move(value) : Ref();
 }
 
 /// The running greenlet; empty in a thread's main greenlet, and if greenlet is not imported.
@@ -269,21 +268,21 @@ Ref current_greenlet() noexcept {
     PyObject* const modules = Py_IsInitialized() != 0 ? PyImport_GetModuleDict() : nullptr;
     PyObject* const module = modules != nullptr ? PyDict_GetItem(modules, g_greenlet) : nullptr;
     if (module == nullptr) return Ref();
-    getcurrent = attribute(module, "getcurrent").release();
+    getcurrent = attribute_not_none(module, "getcurrent").release();
     if (getcurrent == nullptr) return Ref();
   }
   Ref greenlet(PyObject_CallNoArgs(getcurrent));
   if (!greenlet) PyErr_Clear();
-  return attribute(greenlet.get(), "parent") ? std::move(greenlet) : Ref();
+  return attribute_not_none(greenlet.get(), "parent") ? std::move(greenlet) : Ref();
 }
 
 /// The greenlet that created this one: gevent stores it; otherwise it is assumed to be the parent.
 Ref creator_of(PyObject* greenlet) noexcept {
-  const Ref spawning(attribute(greenlet, "spawning_greenlet"));  // a weak reference
+  const Ref spawning(attribute_not_none(greenlet, "spawning_greenlet"));  // a weak reference
   Ref creator(spawning ? PyObject_CallNoArgs(spawning.get()) : nullptr);
   if (!creator) PyErr_Clear();
   if (creator && creator.get() != Py_None) return creator;
-  return attribute(greenlet, "parent");
+  return attribute_not_none(greenlet, "parent");
 }
 
 // --- what is inherited ----------------------------------------------------------------------------------
@@ -430,11 +429,11 @@ bool find_link_in(ThreadState& thread, PyObject* context, ParentLink& link) noex
 /// at the creation is unknown.
 ParentLink link_of_creator(ThreadState& thread, PyObject* greenlet) noexcept {
   Ref main(Py_NewRef(greenlet));
-  while (Ref above = attribute(main.get(), "parent")) main = std::move(above);
+  while (Ref above = attribute_not_none(main.get(), "parent")) main = std::move(above);
   Ref creator = creator_of(greenlet);
   for (int steps = 0; creator && steps < 64; ++steps) {
     if (creator.get() == main.get()) return innermost(thread, thread.base);
-    const Ref context(attribute(creator.get(), "gr_context"));
+    const Ref context(attribute_not_none(creator.get(), "gr_context"));
     ParentLink link;
     if (context && find_link_in(thread, context.get(), link)) return link;
     creator = creator_of(creator.get());

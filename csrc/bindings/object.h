@@ -56,6 +56,13 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
+/// An attribute of an object, which may be null; empty, without an exception, if it does not exist.
+inline Ref attribute(PyObject* object, const char* name) noexcept {
+  Ref value(object != nullptr ? PyObject_GetAttrString(object, name) : nullptr);
+  if (!value) PyErr_Clear();
+  return value;
+}
+
 /// While it exists, objects can be created without a garbage collection, and therefore without finalizers. Until Python
 /// 3.11, any allocation of an object may start a collection; later versions only collect between two bytecodes. Needed
 /// for code that does not support re-entrant calls, and, in files with exceptions (see above), wherever objects are

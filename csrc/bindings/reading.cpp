@@ -29,11 +29,6 @@ py::object owned(PyObject* object) {
   return py::reinterpret_steal<py::object>(object);
 }
 
-// The system truncates a thread's name after 15 bytes, even inside a character.
-py::object text_of(const char* text) {
-  return owned(PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "replace"));
-}
-
 py::object name_of(std::uint32_t stage) { return owned(stage_name(stage)); }
 
 py::list stage_names() {

@@ -15,6 +15,7 @@
 #include "stagespan/recorder.h"
 #include "stagespan/recording_reader.h"
 #include "stagespan/snapshot.h"
+#include "stagespan/text.h"
 #include "waiting.h"
 
 namespace py = pybind11;
@@ -22,12 +23,6 @@ namespace py = pybind11;
 namespace stagespan::python {
 
 namespace {
-
-py::object text_of(std::string_view text) {
-  PyObject* const object = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
-  if (object == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(object);
-}
 
 template <std::size_t size>
 py::object field_text(const char (&field)[size]) {

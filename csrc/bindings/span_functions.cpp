@@ -54,13 +54,6 @@ bool can_be_decorated(PyObject* object) {
   return PyUnicode_Check(object) == 0 && (PyCallable_Check(object) != 0 || Py_TYPE(object)->tp_descr_get != nullptr);
 }
 
-// An attribute, or an empty reference with no exception set.
-Ref attribute(PyObject* object, const char* name) {
-  Ref value(PyObject_GetAttrString(object, name));
-  if (!value) PyErr_Clear();
-  return value;
-}
-
 // `__qualname__` of a function or class, of the function inside a classmethod, property or partial, or of the type.
 Ref qualified_name(PyObject* object) {
   constexpr int kDeepest = 16;

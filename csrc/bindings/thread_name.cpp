@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "object.h"
-#include "stagespan/process_info.h"
 #include "stagespan/recorder.h"
+#include "stagespan/text.h"
 
 namespace stagespan::python {
 

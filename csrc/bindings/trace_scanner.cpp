@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "reading.h"
 #include "trace/scanner.h"
 
 namespace py = pybind11;
@@ -85,12 +86,6 @@ py::dict table_of(EventTable& table) {
   result["shape"] = column(table.shape);
   result["arguments"] = arguments_of(table);
   return result;
-}
-
-py::object text_of(const std::string& text) {
-  PyObject* const made = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
-  if (made == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(made);
 }
 
 class TraceScanner {

@@ -39,11 +39,6 @@ bool kernel_trusts_tsc() {
 }
 #endif
 
-// At a larger distance from a stamp, in ticks or nanoseconds, sums would exceed 64 bits.
-constexpr double kFarthest = 3.2e18;
-
-std::int64_t rounded(double distance) noexcept { return std::llround(std::clamp(distance, -kFarthest, kFarthest)); }
-
 constexpr int kStampTries = 9;
 constexpr std::int64_t kShortestFit_ns = 50'000;
 // Waiting for the shortest fit ends after this many stamps, each of which takes about 50 readings, or when the counter
@@ -53,13 +48,15 @@ constexpr std::uint64_t kLongestFit_ticks = 5'000'000;
 constexpr std::int64_t kShortestPiece_ns = 200'000'000;
 constexpr std::int64_t kStampInterval_ns = 1'000'000'000;
 
+}  // namespace
+
 std::int64_t realtime_ns() noexcept {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-}  // namespace
+std::int64_t rounded(double distance) noexcept { return std::llround(std::clamp(distance, -kFarthest, kFarthest)); }
 
 [[gnu::noinline]] std::int64_t monotonic_ns() noexcept {
   timespec now;

@@ -25,6 +25,15 @@ extern bool g_counter_is_usable;
 /// its result.
 std::int64_t monotonic_ns() noexcept;
 
+/// CLOCK_REALTIME: Unix time in nanoseconds.
+std::int64_t realtime_ns() noexcept;
+
+/// At a larger distance from a stamp, in ticks or nanoseconds, sums would exceed 64 bits.
+inline constexpr double kFarthest = 3.2e18;
+
+/// Rounds a distance from a stamp, and limits it to kFarthest.
+std::int64_t rounded(double distance) noexcept;
+
 /// The processor's counter. Call this only if the counter is known to be usable.
 inline std::uint64_t counter_ticks() noexcept {
 #if defined(__x86_64__)

@@ -9,16 +9,12 @@
 #include <cstring>
 #include <string>
 
+#include "text.h"
 #include "variables.h"
 
 namespace stagespan {
 
 namespace {
-
-std::string_view variable(const char* name) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? std::string_view() : trimmed(text);
-}
 
 std::string_view first_of(std::initializer_list<const char*> names) {
   for (const char* const name : names)
@@ -76,16 +72,6 @@ void set(char (&field)[size], std::string_view text) {
 }
 
 }  // namespace
-
-void set_text(char* field, std::size_t size, std::string_view text) noexcept {
-  std::size_t length = std::min(text.size(), size);
-  if (length < text.size())
-    while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xC0) == 0x80) --length;
-  std::memset(field, 0, size);
-  if (length != 0) std::memcpy(field, text.data(), length);
-}
-
-std::string_view text_in(const char* field, std::size_t size) noexcept { return {field, strnlen(field, size)}; }
 
 ProcessInfo process_info_from_environment() {
   ProcessInfo info{};

@@ -8,14 +8,11 @@ namespace stagespan {
 
 namespace {
 
-constexpr double kFarthest = 3.2e18;  // in ticks or nanoseconds; at larger distances, sums would exceed 64 bits
 constexpr double kLongestPause_ns = 1e9;
 constexpr double kShortestLead_ns = 1e9;  // the line meets the fit at least this long after a turn
 constexpr double kRateBaseline_ns = 8e9;  // the interval over which the current rate is measured
 constexpr std::int64_t kTolerance_ns = 1000;
 constexpr std::int64_t kJump_ns = 1'000'000;  // a larger difference is not drift: the system's clock was set
-
-std::int64_t rounded(double value) noexcept { return std::llround(std::clamp(value, -kFarthest, kFarthest)); }
 
 double signed_ticks(std::uint64_t from, std::uint64_t to) noexcept {
   return static_cast<double>(static_cast<std::int64_t>(to - from));

@@ -15,6 +15,7 @@
 
 #include "figures_move.h"
 #include "process_info.h"
+#include "text.h"
 #include "variables.h"
 
 namespace stagespan {
@@ -28,28 +29,10 @@ constexpr auto relaxed = std::memory_order_relaxed;
 // The number of entries of the table of requests that are tried, starting with the one given by the request's number.
 constexpr std::uint32_t kRequestProbes = 16;
 
-std::string_view variable(const char* name) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? std::string_view() : text;
-}
-
 std::uint32_t ring_spans_wanted() {
   const std::optional<std::int64_t> wanted = whole_number(variable("STAGESPAN_RING_SPANS"));
   if (!wanted || *wanted < kLeastRingSpans || *wanted > kMostRingSpans) return kDefaultRingSpans;
   return std::bit_ceil(static_cast<std::uint32_t>(*wanted));
-}
-
-std::uint64_t fnv1a(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
-
-// At most `most` bytes of a text, without splitting a UTF-8 character.
-std::string_view cut(std::string_view text, std::size_t most) {
-  if (text.size() <= most) return text;
-  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
-  return text.substr(0, most);
 }
 
 // The sum of two finite numbers, or the largest double.
@@ -79,7 +62,7 @@ RecordingWish recording_wish() {
   const std::string mode = choice(variable("STAGESPAN_RECORDING"));
   wish.is_on = mode != "off";
   wish.keep = mode == "keep";
-  wish.folder = std::string(trimmed(variable("STAGESPAN_RECORDING_DIR")));
+  wish.folder = std::string(variable("STAGESPAN_RECORDING_DIR"));
   while (wish.folder.size() > 1 && wish.folder.back() == '/') wish.folder.pop_back();
   if (!wish.folder.empty() && wish.folder.front() != '/')  // the program may change its working directory
     if (char* const here = getcwd(nullptr, 0); here != nullptr) {

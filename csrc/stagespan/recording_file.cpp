@@ -25,6 +25,8 @@
 #include <utility>
 #include <vector>
 
+#include "text.h"
+
 #ifndef F_OFD_SETLK
 #define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
@@ -106,12 +108,6 @@ std::uint64_t start_ticks_in(const char* path) noexcept {
   return at != nullptr ? std::strtoull(at + 1, nullptr, 10) : 0;
 }
 
-std::int64_t unix_now_ns() noexcept {
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
-}
-
 bool lock_whole(int fd) noexcept {
   struct flock lock{};
   lock.l_type = F_WRLCK;
@@ -189,11 +185,7 @@ ProcessIdentity identity_of_this_process() noexcept {
   if (stat("/proc/self/ns/pid", &space) == 0) identity.pid_namespace = space.st_ino;
   char boot[64];
   const std::size_t length = read_small("/proc/sys/kernel/random/boot_id", boot, sizeof(boot));
-  if (length != 0) {
-    identity.boot = 0xcbf29ce484222325;
-    for (std::size_t i = 0; i < length; ++i)
-      identity.boot = (identity.boot ^ static_cast<unsigned char>(boot[i])) * 0x100000001b3;
-  }
+  if (length != 0) identity.boot = fnv1a({boot, length});
   return identity;
 }
 
@@ -395,7 +387,7 @@ bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_conten
 void RecordingFile::end(ArenaHeader& header) noexcept {
   // Not in a child that shares only the file descriptors with this process.
   if (!is_active() || getpid() != owner_) return;
-  header.end_unix_ns.store(unix_now_ns(), std::memory_order_release);
+  header.end_unix_ns.store(realtime_ns(), std::memory_order_release);
   if (keep_ || place_.kind != RecordingKind::kFile) return;
   struct stat status{};
   if (lstat(place_.path.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_)

@@ -14,10 +14,10 @@
 #include <new>
 #include <thread>
 
-#include "process_info.h"
 #include "recorder.h"
 #include "recording_file.h"
 #include "stage_stats.h"
+#include "text.h"
 
 namespace stagespan {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,12 @@ inline std::string_view trimmed(std::string_view text) noexcept {
   const std::size_t first = text.find_first_not_of(blanks);
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(blanks) - first + 1);
+}
+
+/// The value of an environment variable, trimmed; empty if it is not set.
+inline std::string_view variable(const char* name) noexcept {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? std::string_view() : trimmed(text);
 }
 
 /// The number in a text of up to 18 digits, with or without a plus sign; nothing for any other text.

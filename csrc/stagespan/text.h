@@ -1,0 +1,37 @@
+// text.h: texts in fields of a fixed size, and their hash.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+namespace stagespan {
+
+/// At most `most_bytes` of a text in UTF-8, without splitting a character.
+inline std::string_view cut(std::string_view text, std::size_t most_bytes) noexcept {
+  if (text.size() <= most_bytes) return text;
+  while (most_bytes > 0 && (static_cast<unsigned char>(text[most_bytes]) & 0xC0) == 0x80) --most_bytes;
+  return text.substr(0, most_bytes);
+}
+
+/// Stores a text in a field of an arena, cut if it is too long, and zeroes the rest of the field.
+inline void set_text(char* field, std::size_t size_bytes, std::string_view text) noexcept {
+  const std::string_view stored = cut(text, size_bytes);
+  std::memset(field, 0, size_bytes);
+  if (!stored.empty()) std::memcpy(field, stored.data(), stored.size());
+}
+
+/// The text of a field, which has no terminator if it fills the field.
+inline std::string_view text_in(const char* field, std::size_t size_bytes) noexcept {
+  return {field, strnlen(field, size_bytes)};
+}
+
+/// The 64-bit FNV-1a hash of a text.
+inline std::uint64_t fnv1a(std::string_view text) noexcept {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+}  // namespace stagespan
