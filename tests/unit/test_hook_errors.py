@@ -184,7 +184,6 @@ def test_a_lazy_module_is_imported_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "lazy_module_of_a_test.py").write_text("import builtins\nbuiltins.lazily += 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("builtins.lazily", 0, raising=False)
-    monkeypatch.setitem(context._lazy, "memory", [])
 
     context.lazy_hook("memory", "lazy_module_of_a_test")
     context.need("memory")
@@ -196,26 +195,30 @@ def test_a_lazy_module_is_imported_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert builtins.lazily == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("hooks")  # removes the hook afterwards
 def test_a_lazy_class_becomes_one_hook_for_all_events(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     # GIVEN a class of hooks for two events
-    (tmp_path / "lazy_class_of_a_test.py").write_text("class Lazy:\n    name = 'lazy'\n")
+    (tmp_path / "lazy_class_of_a_test.py").write_text(
+        "class Lazy:\n    name, made, asked = 'lazy', [], []\n"
+        "    def __init__(self):\n        self.made.append(self)\n"
+        "    def wants(self, call):\n        self.asked.append(self)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(context, "_lazily_made", {})
-    monkeypatch.setattr(context, "_hooks", {})
     for event in ("memory", "debug"):
-        monkeypatch.setitem(context._lazy, event, [])
         context.lazy_hook(event, "lazy_class_of_a_test:Lazy")
     assert "lazy_class_of_a_test" not in sys.modules
 
     # WHEN both events occur
     context.need("memory")
-    first = context._hooks["lazy"]
     context.need("debug")
+    with ProfilingContext4Debug("stage"):
+        pass
 
-    # THEN the object of the first event is still the hook
-    assert context._hooks == {"lazy": first}
+    # THEN only the object of the first event is asked
+    hook = sys.modules["lazy_class_of_a_test"].Lazy
+    assert hook.asked == hook.made[:1]
 
 
 def test_threads_wait_for_a_module_that_another_imports(
@@ -226,7 +229,7 @@ def test_threads_wait_for_a_module_that_another_imports(
         "import time\ntime.sleep(0.1)\nready = True\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(context._lazy, "memory", ["slow_module_of_a_test"])
+    context.lazy_hook("memory", "slow_module_of_a_test")
     ready: list[bool] = []
 
     def work() -> None:
@@ -240,11 +243,14 @@ def test_threads_wait_for_a_module_that_another_imports(
         thread.join()
 
     assert ready == [True] * 4
-    assert context._lazy["memory"] == []
+    # AND it is not imported again
+    del sys.modules["slow_module_of_a_test"]
+    context.need("memory")
+    assert "slow_module_of_a_test" not in sys.modules
 
 
-def test_a_module_that_cannot_be_imported_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(context._lazy, "memory", ["no_such_module_anywhere"])
+def test_a_module_that_cannot_be_imported_is_counted() -> None:
+    context.lazy_hook("memory", "no_such_module_anywhere")
     _core.reset()
 
     context.need("memory")
