@@ -14,7 +14,7 @@ import pytest
 from hook_recorder import Recorder, steps
 
 import stagespan
-from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span, switches
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 from stagespan.context import MISSING, Call, register_hook
 
 ALL_STEPS = [
@@ -298,18 +298,25 @@ def test_left_in_another_thread(hooks: tuple[Recorder, Recorder]) -> None:
 
 
 def test_switches() -> None:
-    seen: list[tuple[bool, bool]] = []
-    switches.on_switch(lambda: seen.append((stagespan.is_enabled(), stagespan.is_debug())))
+    # GIVEN a program, because a callback stays for good
+    code = """
+import stagespan
+from stagespan import switches
 
-    for switch in (
-        stagespan.disable,
-        lambda: stagespan.set_debug(True),
-        stagespan.enable,
-        lambda: stagespan.set_debug(False),
-    ):
-        switch()
+seen = []
+switches.on_switch(lambda: seen.append((stagespan.is_enabled(), stagespan.is_debug())))
+stagespan.disable()
+stagespan.set_debug(True)
+stagespan.enable()
+stagespan.set_debug(False)
+print(seen)
+"""
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
     # THEN each callback is called after each switch, and once at the start
-    assert seen == [(True, False), (False, False), (False, True), (True, True), (True, False)]
+    seen = [(True, False), (False, False), (False, True), (True, True), (True, False)]
+    assert done.stdout == f"{seen}\n", done.stderr
 
 
 def test_a_program_that_is_switched_off_by_the_environment() -> None:

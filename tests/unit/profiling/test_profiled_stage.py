@@ -26,11 +26,15 @@ Call = Callable[[Work], None]
 
 
 @pytest.fixture(autouse=True)
-def _no_stage_has_run() -> Iterator[None]:
-    from stagespan import context
+def _no_stage_has_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from stagespan import context, forks, service
     from stagespan.profiling.profiled import ProfiledHook
 
-    context.register_hook(ProfiledHook())
+    with monkeypatch.context() as patch:
+        # The functions for exit and fork would stay for all later tests.
+        patch.setattr(service, "on_exit", lambda function: None)
+        patch.setattr(forks, "after_in_child", lambda function: None)
+        context.register_hook(ProfiledHook())
     yield
     stagespan.set_debug(False)
 
