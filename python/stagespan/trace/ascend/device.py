@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, DeviceWork, launch_of
+from stagespan.trace.derived.flows import joined_flows
 from stagespan.trace.derived.threads import ASCEND_DEVICE, ASCEND_OVERLAP, in_processes
 from stagespan.trace.read.intervals import Mask, Numbers, merged
 from stagespan.trace.read.model import MISSING, Trace
@@ -147,27 +148,11 @@ def _joined(first: Interval, second: Interval) -> Interval:
 LAUNCHES, OPERATORS, QUEUE = "hosttodevice", "async_npu", "async_task_queue"
 
 
-def flows_of(trace: Trace, category: str) -> tuple[Numbers, Numbers]:
-    """Return the rows of `trace.flows` where each flow of a category starts and ends.
-
-    A flow that starts once and ends several times counts as several flows.
-    """
-    flows = trace.flows
-    mine = np.isin(flows.category, trace.category_codes([category]))
-    starts, ends = np.flatnonzero(mine & flows.starts), np.flatnonzero(mine & ~flows.starts)
-    starts = starts[np.argsort(flows.id[starts], kind="stable")]
-    if len(starts) == 0 or len(ends) == 0:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    at = np.searchsorted(flows.id[starts], flows.id[ends], side="right") - 1
-    hit = (at >= 0) & (flows.id[starts[np.maximum(at, 0)]] == flows.id[ends])
-    return starts[at[hit]], ends[hit]
-
-
 def started_by(trace: Trace, category: str, rows: Numbers) -> Numbers:
     """Return, for each event, the row of `trace.flows` where a flow to this event starts, or -1."""
     events, flows = trace.events, trace.flows
     found = np.full(len(rows), -1, dtype=np.int64)
-    starts, ends = flows_of(trace, category)
+    starts, ends = joined_flows(trace, category)
     if len(ends) == 0 or len(rows) == 0:
         return found
     # A flow ends where its event begins, in its lane.

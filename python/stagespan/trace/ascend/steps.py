@@ -20,7 +20,6 @@ from stagespan.trace.ascend.device import (
     RECEIVING,
     Interval,
     Overlap,
-    flows_of,
     overlap_from_events,
     overlap_in,
     overlap_of,
@@ -29,6 +28,7 @@ from stagespan.trace.ascend.device import OPERATORS as OPERATOR_FLOWS
 from stagespan.trace.ascend.folder import KERNEL_DETAILS, STEP_TRACE_TIME, TRACE
 from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
 from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.flows import joined_flows
 from stagespan.trace.figures import Figures, Ns, one_of
 from stagespan.trace.read.csv_tables import CsvTable, scaled
 from stagespan.trace.read.groups import by_group
@@ -116,9 +116,9 @@ def step_of(ranges: list[StepRange], begin_ns: Numbers) -> Numbers:
 def _launched(trace: Trace) -> tuple[Numbers, Numbers, Numbers]:
     """Return the times of launches with a flow to device work, and begin and end of that work."""
     flows = trace.flows
-    starts, ends = flows_of(trace, OPERATOR_FLOWS)
+    starts, ends = joined_flows(trace, OPERATOR_FLOWS)
     if len(starts) == 0:
-        starts, ends = flows_of(trace, LAUNCHES)
+        starts, ends = joined_flows(trace, LAUNCHES)
     begin = flows.begin_ns[ends]
     return flows.begin_ns[starts], begin, _ends_of(trace, begin, flows.pid[ends])
 

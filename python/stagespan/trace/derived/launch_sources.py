@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import device_work, is_ascend, launch_of, launches
+from stagespan.trace.derived.flows import joined_flows
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
@@ -22,7 +23,7 @@ from stagespan.trace.derived.threads import (
 from stagespan.trace.derived.trees import Nesting, Tree
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
-from stagespan.trace.read.model import Flows, Trace
+from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
 EVALUATES = "autograd::engine::evaluate_function: "
@@ -55,8 +56,7 @@ def forward_operators(trace: Trace, lanes: ThreadIndex, forest: Nesting) -> Rows
 def _forward_by_flows(
     trace: Trace, lanes: ThreadIndex, forest: Nesting
 ) -> tuple[Rows, Rows] | None:
-    flows = trace.flows
-    starts, ends = _joined(flows, np.isin(flows.category, trace.category_codes(["fwdbwd"])))
+    starts, ends = joined_flows(trace, "fwdbwd")
     if len(ends) == 0:
         return None
     source = forest.at(lanes.places_of_flows(trace, starts))
@@ -70,16 +70,6 @@ def _forward_by_flows(
         if not same.any():
             return target, source
         target = np.where(same, outer, target)
-
-
-def _joined(flows: Flows, chosen: Mask) -> tuple[Rows, Rows]:
-    """Return start and end of the chosen flows that have both ends."""
-    starts, ends = np.flatnonzero(chosen & flows.starts), np.flatnonzero(chosen & ~flows.starts)
-    starts = starts[np.argsort(flows.id[starts], kind="stable")]
-    at = np.searchsorted(flows.id[starts], flows.id[ends])
-    hit = np.flatnonzero(at < len(starts))
-    hit = hit[flows.id[starts[at[hit]]] == flows.id[ends[hit]]]
-    return starts[at[hit]], ends[hit]
 
 
 def _forward_by_sequence(trace: Trace, forest: Nesting) -> tuple[Rows, Rows] | None:
@@ -219,7 +209,7 @@ def values_at(values: Rows, index: Rows) -> Rows:
 def _by_flows(trace: Trace, rows: Rows, inside: Rows, lanes: ThreadIndex, forest: Nesting) -> None:
     """Find operators by flows, because Ascend's queue launches from its own thread."""
     flows, events = trace.flows, trace.events
-    starts, ends = _joined(flows, np.isin(flows.category, trace.category_codes(["async_npu"])))
+    starts, ends = joined_flows(trace, "async_npu")
     missing = np.flatnonzero(inside < 0)
     if len(ends) == 0 or len(missing) == 0 or len(forest) == 0:
         return
