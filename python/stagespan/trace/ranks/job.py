@@ -172,6 +172,7 @@ class Job:
         """The name of the rank whose summary has this index."""
         return "nobody" if at == NOBODY else f"rank {self.numbers[at]}"
 
+    @cached_property
     def window_begin_ns(self) -> int:
         """The time at which the first trace begins, on the common clock."""
         return min(

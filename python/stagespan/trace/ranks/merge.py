@@ -44,7 +44,7 @@ _PER_RANK = 10_000
 _LEVEL = 4
 
 
-def merge(found: Job, target: str | os.PathLike[str]) -> int:
+def merge(job: Job, target: str | os.PathLike[str]) -> int:
     """Write the timelines of all ranks, on the common clock, to one file.
 
     Returns the number of entries. The file is compressed if the name of `target` ends in .gz. Ids
@@ -58,17 +58,17 @@ def merge(found: Job, target: str | os.PathLike[str]) -> int:
     try:
         with whole_file(path) as raw:
             if not path.name.endswith(".gz"):
-                return _write(found, raw)
+                return _write(job, raw)
             with gzip.GzipFile("", "wb", _LEVEL, raw, 0) as packed:
-                return _write(found, packed)
+                return _write(job, packed)
     except OSError as error:
         raise StagespanError(
             f"{path} cannot be written ({error.strerror or error}): choose another file."
         ) from error
 
 
-def _write(found: Job, file: BinaryIO | gzip.GzipFile) -> int:
-    base = found.window_begin_ns() // 10**9 * 10**9 if _all_unix(found) else 0
+def _write(job: Job, file: BinaryIO | gzip.GzipFile) -> int:
+    base = job.window_begin_ns // 10**9 * 10**9 if _all_unix(job) else 0
     file.write(b'{"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": %d,' % base)
     merged = [
         {
@@ -77,7 +77,7 @@ def _write(found: Job, file: BinaryIO | gzip.GzipFile) -> int:
             "path": summary.path.encode("utf-8", "replace").decode(),
             "clock_offset_ns": int(offset),
         }
-        for summary, offset in zip(found.summaries, found.clocks.offset_ns, strict=True)
+        for summary, offset in zip(job.summaries, job.clocks.offset_ns, strict=True)
     ]
     file.write(b'\n"merged_ranks": ' + msgspec.json.encode(merged) + b',\n"traceEvents": [')
     first = True
@@ -92,15 +92,15 @@ def _write(found: Job, file: BinaryIO | gzip.GzipFile) -> int:
         count += len(entries)
 
     numbers = _Numbers()
-    for summary, offset in zip(found.summaries, found.clocks.offset_ns, strict=True):
+    for summary, offset in zip(job.summaries, job.clocks.offset_ns, strict=True):
         rank = _Rank(summary.rank or 0, numbers, write)
         rank.copy(Path(summary.path), summary.base_ns - int(offset) - base)
     file.write(b"\n]}\n")
     return count
 
 
-def _all_unix(found: Job) -> bool:
-    return all(summary.unix_clock for summary in found.summaries)
+def _all_unix(job: Job) -> bool:
+    return all(summary.unix_clock for summary in job.summaries)
 
 
 class _Numbers:

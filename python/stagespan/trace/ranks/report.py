@@ -189,7 +189,7 @@ class Ranks(Job, Titled):
         """The job's verdict, its ranks, and their collectives."""
         some = bool(self.waits.instances)
         return RanksFigures(
-            verdict=JobVerdict(*self.verdict()),
+            verdict=JobVerdict(*self.title()),
             world_size=self.world_size,
             world_size_from=self.world_size_from,
             found=self.numbers,
@@ -211,17 +211,13 @@ class Ranks(Job, Titled):
             worst=[self._instance(each) for each in self.worst(TOP)],
         )
 
-    def _imbalance(self, found: Imbalance) -> ImbalanceFigures:
+    def _imbalance(self, uneven: Imbalance) -> ImbalanceFigures:
         return ImbalanceFigures(
             rank=self.numbers[max(self.computing, key=lambda at: self.computing[at][0])],
-            percent_over_mean=found.percent,
-            ranks=[self.numbers[at] for at in found.ranks],
-            times_the_others=found.times,
+            percent_over_mean=uneven.percent,
+            ranks=[self.numbers[at] for at in uneven.ranks],
+            times_the_others=uneven.times,
         )
-
-    def verdict(self) -> tuple[str, str]:
-        """One word for the job, and one sentence on what its ranks spent their time on."""
-        return verdict(self)
 
     def findings(self) -> list[Finding]:
         """Waiting, late ranks, imbalance; the most severe first."""
@@ -229,7 +225,7 @@ class Ranks(Job, Titled):
 
     def title(self) -> tuple[str, str]:
         """The verdict of the job, and the sentence that explains it."""
-        return self.verdict()
+        return verdict(self)
 
     def tables(self) -> list[Table]:
         """Ranks, collectives, and the single collectives with the longest waits."""
@@ -251,12 +247,12 @@ class Ranks(Job, Titled):
         }
 
     def _rank(self, at: int) -> RankFigures:
-        summary, found, device = self.summaries[at], self.waits, self.summaries[at].device
-        matched, compared = bool(found.took_part[at]), bool(found.compared[at])
+        summary, waits, device = self.summaries[at], self.waits, self.summaries[at].device
+        matched, compared = bool(waits.took_part[at]), bool(waits.compared[at])
         error = int(self.clocks.error_ns[at])
         known_clock = self.clocks.how[at] != UNKNOWN_CLOCK
         computing_known = matched and summary.collectives.computing_known
-        reasons = zip(REASONS, found.reasons_ns[at].tolist(), strict=True)
+        reasons = zip(REASONS, waits.reasons_ns[at].tolist(), strict=True)
         return RankFigures(
             rank=summary.rank,
             path=summary.path,
@@ -284,14 +280,14 @@ class Ranks(Job, Titled):
             clock_offset_ns=int(self.clocks.offset_ns[at]) if known_clock else None,
             clock_error_ns=error if error >= 0 else None,
             clock_from=self.clocks.how[at],
-            matched_collectives=int(found.took_part[at]),
-            last_in=int(found.last[at]) if compared else None,
-            made_others_wait_ns=int(found.caused_ns[at]) if compared else None,
-            waited_ns=int(found.waited_ns[at]) if compared else None,
-            lost_ns=int(found.lost_ns[at]) if compared else None,
-            waited_for_ns=int(found.waited_for_ns[at]) if compared else None,
+            matched_collectives=int(waits.took_part[at]),
+            last_in=int(waits.last[at]) if compared else None,
+            made_others_wait_ns=int(waits.caused_ns[at]) if compared else None,
+            waited_ns=int(waits.waited_ns[at]) if compared else None,
+            lost_ns=int(waits.lost_ns[at]) if compared else None,
+            waited_for_ns=int(waits.waited_for_ns[at]) if compared else None,
             late_because_ns={reason: int(time) for reason, time in reasons} if compared else None,
-            computed_ns=int(found.computed_ns[at]) if computing_known else None,
+            computed_ns=int(waits.computed_ns[at]) if computing_known else None,
         )
 
     def _group(self, op: str, group: str, instances: list[Instance]) -> CollectiveGroup:
@@ -319,7 +315,7 @@ class Ranks(Job, Titled):
             index=each.index,
             step=each.step,
             position=each.position,
-            time_ns=each.begin_ns - self.window_begin_ns(),
+            time_ns=each.begin_ns - self.window_begin_ns,
             ranks=each.ranks,
             last=None if each.last == NOBODY else self.numbers[each.last],
             late_ns=each.late_ns,
@@ -351,20 +347,20 @@ _STILL = 50.0
 _CHANCE = 0.05
 
 
-def verdict(found: Job) -> tuple[str, str]:
+def verdict(job: Job) -> tuple[str, str]:
     """One word for the job, and one sentence on what its ranks spent their time on.
 
     The word is that of most ranks; if they differ, it names the largest part of all ranks' time.
     """
-    ranks = len(found.summaries)
+    ranks = len(job.summaries)
     sums = dict.fromkeys(PARTS, 0)
     for at in range(ranks):
-        for part, time in found.usage(at).items():
+        for part, time in job.usage(at).items():
             sums[part] += time
-    verdicts = [found.verdict_of(at) for at in range(ranks)]
+    verdicts = [job.verdict_of(at) for at in range(ranks)]
     word, count = Counter(verdicts).most_common(1)[0]
     if 2 * count <= ranks:
-        word = word_of(sums, any(each.backend != "cpu" for each in found.summaries))
+        word = word_of(sums, any(each.backend != "cpu" for each in job.summaries))
         count = verdicts.count(word)
     whole = sum(sums.values())
     exposed = share(sums["waiting"] + sums["communicating"], whole)
@@ -375,7 +371,7 @@ def verdict(found: Job) -> tuple[str, str]:
     ]
     if sums["copying"]:
         parts.append(f"{share(sums['copying'], whole):.1f} % copying")
-    whose = f"the {ranks:,} ranks'" if ranks > 1 else f"{found.rank_name(0)}'s"
+    whose = f"the {ranks:,} ranks'" if ranks > 1 else f"{job.rank_name(0)}'s"
     sentence = (
         f"{word.capitalize()}: of {whose} {in_words(whole, 'ns')}"
         f"{' together' if ranks > 1 else ''} {', '.join(parts)} and"
@@ -386,71 +382,71 @@ def verdict(found: Job) -> tuple[str, str]:
     return word, f"{sentence}."
 
 
-def headline(found: Job) -> str:
+def headline(job: Job) -> str:
     """The ranks, their collectives and their waiting, in one sentence."""
-    ranks = len(found.summaries)
+    ranks = len(job.summaries)
     if ranks == 1:
         return (
-            f"Only {found.rank_name(0)} was found. One trace does not show which rank the others"
+            f"Only {job.rank_name(0)} was job. One trace does not show which rank the others"
             " wait for."
         )
-    if not found.matched.count:
+    if not job.matched.count:
         return (
             f"{ranks} ranks. It is unknown which rank waited for which, because no collectives"
             " match."
         )
-    if not found.waits.instances:
+    if not job.waits.instances:
         return (
-            f"{ranks} ranks, {found.matched.count:,} collectives. It is unknown which rank waited,"
+            f"{ranks} ranks, {job.matched.count:,} collectives. It is unknown which rank waited,"
             " because the offsets between the ranks' clocks are unknown."
         )
-    percent = share(found.lost_ns, found.common_ns)
+    percent = share(job.lost_ns, job.common_ns)
     return (
-        f"{ranks} ranks, {found.matched.count:,} collectives. The ranks waited for each other in"
-        f" collectives for {in_words(found.lost_ns, 'ns')}"
-        f" ({percent:.1f} % {_OF_COMMON}){_hidden(found)}."
+        f"{ranks} ranks, {job.matched.count:,} collectives. The ranks waited for each other in"
+        f" collectives for {in_words(job.lost_ns, 'ns')}"
+        f" ({percent:.1f} % {_OF_COMMON}){_hidden(job)}."
     )
 
 
-def _hidden(found: Job) -> str:
+def _hidden(job: Job) -> str:
     """The part of the sentence on waiting during which the rank also computed."""
-    hidden = int(found.waits.waited_ns.sum()) - found.lost_ns
+    hidden = int(job.waits.waited_ns.sum()) - job.lost_ns
     return (
         f", and another {in_words(hidden, 'ns')} during which they also computed" if hidden else ""
     )
 
 
-def findings(found: Job) -> list[Finding]:
+def findings(job: Job) -> list[Finding]:
     """Time lost waiting, ranks that come late, exposed communication, uneven computing."""
-    listed = [*_exposed(found), *_imbalance(found)]
-    if found.matched.count:
-        listed = [*_waiting(found), *_late(found), *listed]
+    listed = [*_exposed(job), *_imbalance(job)]
+    if job.matched.count:
+        listed = [*_waiting(job), *_late(job), *listed]
     return by_severity(listed)
 
 
-def _waiting(found: Job) -> list[Finding]:
-    percent = share(found.lost_ns, found.common_ns)
+def _waiting(job: Job) -> list[Finding]:
+    percent = share(job.lost_ns, job.common_ns)
     severity = _WAITED.severity(percent)
-    if severity is None or not found.waits.instances:
+    if severity is None or not job.waits.instances:
         return []
-    (op, group), worst = next(iter(by_op(found.waits.instances).items()))
+    (op, group), worst = next(iter(by_op(job.waits.instances).items()))
     lost = sum(each.lost_ns for each in worst)
     sentence = (
-        f"The ranks waited for each other in collectives for {in_words(found.lost_ns, 'ns')}"
+        f"The ranks waited for each other in collectives for {in_words(job.lost_ns, 'ns')}"
         f" ({percent:.1f} % {_OF_COMMON}), mostly in {_named(op, group)}"
         f" ({in_words(lost, 'ns')} in {counted(len(worst), 'call')})."
     )
-    before = int(found.waits.reasons_ns[:, _BEFORE].sum())
-    if share(before, found.lost_ns) >= _MUCH_BEFORE:
-        if 2 * before >= found.lost_ns:
+    before = int(job.waits.reasons_ns[:, _BEFORE].sum())
+    if share(before, job.lost_ns) >= _MUCH_BEFORE:
+        if 2 * before >= job.lost_ns:
             severity = "medium" if severity == "high" else "low"
         sentence += (
             f" For {in_words(before, 'ns')} of this time they waited for ranks whose steps began"
             " later; the traces do not show why."
         )
-    evidence = tuple(_shown(found, found.worst(3)))
+    evidence = tuple(_shown(job, job.worst(3)))
     numbers = {
-        "time_ns": found.lost_ns,
+        "time_ns": job.lost_ns,
         "percent": percent,
         "worst_ns": lost,
         "worst_calls": len(worst),
@@ -459,22 +455,22 @@ def _waiting(found: Job) -> list[Finding]:
     return [Finding(severity, sentence, evidence, "ranks.waiting", numbers=numbers)]
 
 
-def _late(found: Job) -> list[Finding]:
+def _late(job: Job) -> list[Finding]:
     """The rank for which the others waited most, unless chance explains it."""
-    waits = found.waits
+    waits = job.waits
     if not int(waits.last.sum()):
         return []
     at = int(waits.caused_ns.argmax())
     times, caused = int(waits.last[at]), int(waits.caused_ns[at])
     lost, own_time = int(waits.waited_for_ns[at]), int(waits.common_ns[at])
     severity = _CAUSED.severity(share(caused, own_time))
-    place = place_in_step(found, at)
+    place = place_in_step(job, at)
     by_chance = chance_of_being_last(times, int(waits.last.sum()), int((waits.compared > 0).sum()))
     if severity is None or (place is None and by_chance > _CHANCE):
         return []
     reasons = dict(zip(REASONS, waits.reasons_ns[at].tolist(), strict=True))
     why = max(reasons, key=lambda reason: int(reasons[reason]))
-    rank = found.rank_name(at)
+    rank = job.rank_name(at)
     mine = [each for each in waits.instances if each.last == at]
     if place is None:
         came = f"{times:,} of {int(waits.took_part[at]):,} collectives"
@@ -487,7 +483,7 @@ def _late(found: Job) -> list[Finding]:
         mine = [e for e in mine if (e.group, e.position) == (place.group, place.position)]
     sentence = (
         f"The other ranks waited {in_words(lost, 'ns')} for {rank}"
-        f" ({share(lost, found.lost_ns):.1f} % of all waiting). It arrived last at {came}, in total"
+        f" ({share(lost, job.lost_ns):.1f} % of all waiting). It arrived last at {came}, in total"
         f" {in_words(caused, 'ns')} ({share(caused, own_time):.1f} % of its time) after the next"
         " slowest rank."
     )
@@ -496,15 +492,15 @@ def _late(found: Job) -> list[Finding]:
     # Changes to the traced work cannot save the part whose cause lies before the traces.
     shown = 1.0 - share(reasons[BEFORE], lost) / 100.0
     severity = _CAUSED.severity(share(caused * shown, own_time)) or "low"
-    if found.missing:
+    if job.missing:
         sentence += " One of the missing ranks may have been later."
         severity = "medium" if severity == "high" else "low"
     mine.sort(key=lambda each: -each.lost_ns)
-    evidence = tuple(_shown(found, mine[:3], late=True))
+    evidence = tuple(_shown(job, mine[:3], late=True))
     numbers: dict[str, float] = {
-        "rank": found.numbers[at],
+        "rank": job.numbers[at],
         "waited_ns": lost,
-        "waited_percent": share(lost, found.lost_ns),
+        "waited_percent": share(lost, job.lost_ns),
         "late_ns": caused,
         "late_percent": share(caused, own_time),
         "last": times if place is None else place.times,
@@ -517,15 +513,15 @@ def _late(found: Job) -> list[Finding]:
     return [Finding(severity, sentence, evidence, "ranks.late", numbers=numbers)]
 
 
-def _exposed(found: Job) -> list[Finding]:
+def _exposed(job: Job) -> list[Finding]:
     """Exposed communication without the time in which the ranks waited for each other."""
-    exposed, whole = found.exposed
-    severity = _EXPOSED.severity(share(exposed - found.lost_ns, whole))
+    exposed, whole = job.exposed
+    severity = _EXPOSED.severity(share(exposed - job.lost_ns, whole))
     if severity is None:
         return []
-    shares = {at: share(*each.usage.exposed) for at, each in enumerate(found.summaries)}
+    shares = {at: share(*each.usage.exposed) for at, each in enumerate(job.summaries)}
     order = sorted(shares, key=lambda at: -shares[at])
-    staged = all(each.usage.stage_ns for each in found.summaries)
+    staged = all(each.usage.stage_ns for each in job.summaries)
     sentence = (
         f"For {in_words(exposed, 'ns')} of the ranks' {in_words(whole, 'ns')}"
         f" ({share(exposed, whole):.1f} %{' of their stages' if staged else ''}) they communicated"
@@ -533,24 +529,24 @@ def _exposed(found: Job) -> list[Finding]:
     )
     if len(order) > 1:
         sentence += (
-            f", from {shares[order[-1]]:.1f} % on {found.rank_name(order[-1])} to"
-            f" {shares[order[0]]:.1f} % on {found.rank_name(order[0])}"
+            f", from {shares[order[-1]]:.1f} % on {job.rank_name(order[-1])} to"
+            f" {shares[order[0]]:.1f} % on {job.rank_name(order[0])}"
         )
     sentence += "."
-    if found.waits.instances:
-        sentence += f" {in_words(found.lost_ns, 'ns')} of this was spent waiting for other ranks."
+    if job.waits.instances:
+        sentence += f" {in_words(job.lost_ns, 'ns')} of this was spent waiting for other ranks."
     evidence = [
         Evidence(
-            f"exposed communication of {found.rank_name(at)}",
+            f"exposed communication of {job.rank_name(at)}",
             None,
-            found.summaries[at].usage.exposed[0],
+            job.summaries[at].usage.exposed[0],
             "ns",
         )
         for at in order[:3]
     ]
-    reason, more = _without_data(found)
-    if not reason and found.missing:
-        reason = f" Part of it may be waiting for the missing ranks ({_missing(found)})."
+    reason, more = _without_data(job)
+    if not reason and job.missing:
+        reason = f" Part of it may be waiting for the missing ranks ({_missing(job)})."
     sentence += reason or (
         " Smaller messages, a faster link, or computation that overlaps them would help."
     )
@@ -560,25 +556,25 @@ def _exposed(found: Job) -> list[Finding]:
         "whole_ns": whole,
         "least_percent": shares[order[-1]],
         "most_percent": shares[order[0]],
-        "waiting_ns": found.lost_ns,
+        "waiting_ns": job.lost_ns,
     }
     shown = (*evidence, *more)
     return [Finding(severity, sentence, shown, EXPOSED_COMMUNICATION, numbers=numbers)]
 
 
-def _missing(found: Job) -> str:
-    more = len(found.missing) - 10
-    ranks = ", ".join(str(each) for each in found.missing[:10])
+def _missing(job: Job) -> str:
+    more = len(job.missing) - 10
+    ranks = ", ".join(str(each) for each in job.missing[:10])
     return f"{ranks} and {more:,} more" if more > 0 else ranks
 
 
-def _without_data(found: Job) -> tuple[str, list[Evidence]]:
+def _without_data(job: Job) -> tuple[str, list[Evidence]]:
     """Time in collectives after all ranks with a trace had arrived, in which no data moved."""
-    known = [each for each in found.waits.instances if each.still_ns is not None]
+    known = [each for each in job.waits.instances if each.still_ns is not None]
     still = sum(each.still_ns or 0 for each in known)
     pure = sum(each.pure_ns for each in known)
-    beyond = found.exposed[0] - found.lost_ns
-    if share(still, pure) < _STILL or share(still * len(found.summaries), beyond) < _STILL:
+    beyond = job.exposed[0] - job.lost_ns
+    if share(still, pure) < _STILL or share(still * len(job.summaries), beyond) < _STILL:
         return "", []
     known.sort(key=lambda each: -(each.still_ns or 0))
     worst = known[0]
@@ -588,11 +584,11 @@ def _without_data(found: Job) -> tuple[str, list[Evidence]]:
         f" ({in_words(worst.still_ns, 'ns')} in {_named(worst.op, worst.group)} number"
         f" {worst.index}):"
     )
-    if found.missing:
-        sentence += f" the ranks waited for ranks whose traces are missing ({_missing(found)})."
+    if job.missing:
+        sentence += f" the ranks waited for ranks whose traces are missing ({_missing(job)})."
     else:
         sentence += " the link or the library was slow."
-    begin = found.window_begin_ns()
+    begin = job.window_begin_ns
     evidence = [
         Evidence(
             f"{_named(each.op, each.group)} number {each.index}, no data moved after all arrived",
@@ -605,14 +601,14 @@ def _without_data(found: Job) -> tuple[str, list[Evidence]]:
     return sentence, evidence
 
 
-def _imbalance(found: Job) -> list[Finding]:
-    uneven = found.imbalance
+def _imbalance(job: Job) -> list[Finding]:
+    uneven = job.imbalance
     if uneven is None:
         return []
     severity = _IMBALANCE.severity(uneven.percent)
     if severity is None:
         return []
-    computing = found.computing
+    computing = job.computing
     at = max(computing, key=lambda each: computing[each][0])
     computed, time = computing[at]
     # An imbalance of a small part of the time does not matter.
@@ -624,46 +620,46 @@ def _imbalance(found: Job) -> list[Finding]:
     if len(uneven.ranks) > 1 and uneven.times is not None:
         numbers["times"] = uneven.times
         sentence = (
-            f"{_ranks_named(found, uneven.ranks).capitalize()} computed {uneven.times:.2f} times as"
-            f" long as {_ranks_named(found, uneven.others)} (mean {in_words(uneven.mean_ns, 'ns')},"
+            f"{_ranks_named(job, uneven.ranks).capitalize()} computed {uneven.times:.2f} times as"
+            f" long as {_ranks_named(job, uneven.others)} (mean {in_words(uneven.mean_ns, 'ns')},"
             f" compared with {in_words(uneven.others_mean_ns, 'ns')})."
-            f"{_of_pipeline(found, uneven)}"
+            f"{_of_pipeline(job, uneven)}"
         )
     else:
         sentence = (
-            f"{found.rank_name(at).capitalize()} computed for {in_words(computed, 'ns')},"
+            f"{job.rank_name(at).capitalize()} computed for {in_words(computed, 'ns')},"
             f" {uneven.percent:.1f} % longer than the mean of all ranks"
-            f" ({found.rank_name(least)}: {in_words(computing[least][0], 'ns')}, the shortest)."
+            f" ({job.rank_name(least)}: {in_words(computing[least][0], 'ns')}, the shortest)."
         )
     shown = (at, least) if len(uneven.ranks) == 1 else (*uneven.ranks[:2], *uneven.others[:2])
     evidence = tuple(
-        Evidence(f"computing on {found.rank_name(each)}", None, computing[each][0], "ns")
+        Evidence(f"computing on {job.rank_name(each)}", None, computing[each][0], "ns")
         for each in shown
     )
     return [Finding(severity, sentence, evidence, "ranks.imbalance", numbers=numbers)]
 
 
-def _ranks_named(found: Job, ranks: list[int]) -> str:
-    names = ", ".join(str(found.numbers[at]) for at in ranks[:10])
+def _ranks_named(job: Job, ranks: list[int]) -> str:
+    names = ", ".join(str(job.numbers[at]) for at in ranks[:10])
     more = f" and {len(ranks) - 10:,} more" if len(ranks) > 10 else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}{more}"
 
 
-def _of_pipeline(found: Job, uneven: Imbalance) -> str:
+def _of_pipeline(job: Job, uneven: Imbalance) -> str:
     """A sentence if the ranks that compute more are a stage of the pipeline; otherwise ""."""
-    stages = {found.summaries[at].pipeline_stage for at in uneven.ranks}
-    others = {found.summaries[at].pipeline_stage for at in uneven.others}
+    stages = {job.summaries[at].pipeline_stage for at in uneven.ranks}
+    others = {job.summaries[at].pipeline_stage for at in uneven.others}
     (stage, *more) = stages
     if stage is None or more or stage in others:
         return ""
     return f" They are stage {stage} of the pipeline (counted from 0). Give it fewer layers."
 
 
-def _shown(found: Job, instances: list[Instance], late: bool = False) -> list[Evidence]:
-    begin = found.window_begin_ns()
+def _shown(job: Job, instances: list[Instance], late: bool = False) -> list[Evidence]:
+    begin = job.window_begin_ns
     return [
         Evidence(
-            f"{_named(each.op, each.group)} number {each.index}, {found.rank_name(each.last)} last,"
+            f"{_named(each.op, each.group)} number {each.index}, {job.rank_name(each.last)} last,"
             f" {'after the next slowest rank' if late else 'waiting of all ranks'}",
             each.begin_ns - begin,
             each.late_ns if late else each.lost_ns,
@@ -677,10 +673,10 @@ def _named(op: str, group: str) -> str:
     return f"{op} of group {group}" if group else op
 
 
-def tables(found: Job) -> list[Table]:
+def tables(job: Job) -> list[Table]:
     """Ranks, collectives by operation, and the single collectives with the longest waits."""
-    shown = [_ranks(found)]
-    instances = found.waits.instances
+    shown = [_ranks(job)]
+    instances = job.waits.instances
     if not instances:
         return shown
     rows: list[tuple[Cell, ...]] = []
@@ -694,7 +690,7 @@ def tables(found: Job) -> list[Table]:
                 sum(one.lost_ns for one in each),
                 max(one.late_ns for one in each),
                 bus_speed(each),
-                _most_waited_for(found, each),
+                _most_waited_for(job, each),
             )
         )
     columns = (
@@ -703,20 +699,20 @@ def tables(found: Job) -> list[Table]:
         ("waited for most", ""),
     )  # fmt: skip
     shown.append(Table("Collectives", columns, rows[:TOP], _left(len(rows))))
-    places = _places(found)
+    places = _places(job)
     if places is not None:
         shown.append(places)
-    begin = found.window_begin_ns()
+    begin = job.window_begin_ns
     worst: list[tuple[Cell, ...]] = [
         (
             _named(each.op, each.group),
             each.index,
             each.begin_ns - begin,
-            found.rank_name(each.last),
+            job.rank_name(each.last),
             each.late_ns,
             each.lost_ns,
         )
-        for each in found.worst(20)
+        for each in job.worst(20)
     ]
     worst_columns = (
         ("collective", ""), ("number", ""), ("last arrival", "ns"), ("last rank", ""),
@@ -726,19 +722,19 @@ def tables(found: Job) -> list[Table]:
     return shown
 
 
-def _most_waited_for(found: Job, instances: list[Instance]) -> str:
+def _most_waited_for(job: Job, instances: list[Instance]) -> str:
     """The rank that was waited for most, its share of the waiting, and in how many collectives."""
     most = most_waited_for(instances)
     if most is None:
         return "nobody"
     percent = share(most.lost_ns, sum(each.lost_ns for each in instances))
-    return f"{found.rank_name(most.rank)} ({percent:.1f} %, {counted(most.times, 'time')})"
+    return f"{job.rank_name(most.rank)} ({percent:.1f} %, {counted(most.times, 'time')})"
 
 
-def _places(found: Job) -> Table | None:
+def _places(job: Job) -> Table | None:
     """The places in a step with the most waiting; None if steps do not repeat."""
     places: dict[tuple[str, str, int], list[Instance]] = {}
-    for each in found.waits.instances:
+    for each in job.waits.instances:
         if each.position is not None:
             places.setdefault((each.op, each.group, each.position), []).append(each)
     if not any(len(each) > 1 for each in places.values()):
@@ -750,7 +746,7 @@ def _places(found: Job) -> Table | None:
             position + 1,
             len(each),
             sum(one.lost_ns for one in each),
-            _most_waited_for(found, each),
+            _most_waited_for(job, each),
         )
         for (op, group, position), each in order
     ]
@@ -761,19 +757,19 @@ def _places(found: Job) -> Table | None:
     return Table("Collectives by their place in the step", columns, rows[:TOP], _left(len(rows)))
 
 
-def _ranks(found: Job) -> Table:
+def _ranks(job: Job) -> Table:
     """The ranks; those that made others wait most come first."""
-    waits = found.waits
-    order = sorted(range(len(found.summaries)), key=lambda at: (-int(waits.caused_ns[at]), at))
+    waits = job.waits
+    order = sorted(range(len(job.summaries)), key=lambda at: (-int(waits.caused_ns[at]), at))
     rows: list[tuple[Cell, ...]] = []
     for at in order[:TOP]:
-        summary = found.summaries[at]
+        summary = job.summaries[at]
         compared = bool(waits.compared[at])
-        parts = found.usage(at)
+        parts = job.usage(at)
         rows.append(
             (
-                found.rank_name(at),
-                found.verdict_of(at),
+                job.rank_name(at),
+                job.verdict_of(at),
                 summary.usage.time_ns,
                 summary.step_ns,
                 parts["computing"],
@@ -785,8 +781,8 @@ def _ranks(found: Job) -> Table:
                 share(parts["idle"], summary.usage.time_ns),
                 int(waits.last[at]) if compared else None,
                 int(waits.caused_ns[at]) if compared else None,
-                int(found.clocks.offset_ns[at]) if found.clocks.how[at] != UNKNOWN_CLOCK else None,
-                int(found.clocks.error_ns[at]) if found.clocks.error_ns[at] >= 0 else None,
+                int(job.clocks.offset_ns[at]) if job.clocks.how[at] != UNKNOWN_CLOCK else None,
+                int(job.clocks.error_ns[at]) if job.clocks.error_ns[at] >= 0 else None,
             )
         )
     columns = (
@@ -795,9 +791,7 @@ def _ranks(found: Job) -> Table:
         ("exposed communication", "%"), ("idle share", "%"), ("last", ""),
         ("made others wait", "ns"), ("clock ahead by", "ns"), ("within", "ns"),
     )  # fmt: skip
-    note = " ".join(
-        [verdict(found)[1], headline(found), *found.remarks, _left(len(order))]
-    ).rstrip()
+    note = " ".join([verdict(job)[1], headline(job), *job.remarks, _left(len(order))]).rstrip()
     return Table("Ranks", columns, rows, note)
 
 

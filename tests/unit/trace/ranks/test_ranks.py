@@ -460,7 +460,7 @@ def test_two_real_ranks_of_an_npu(traces: Path) -> None:
         pytest.approx(time * US, abs=50) for time in (101_963.203, 96_359.047, 73_229.943, 22_058.3)
     ]
     # AND the job's verdict is that of both ranks
-    assert found.verdict()[0] == "communication-bound"
+    assert found.title()[0] == "communication-bound"
     assert [found.verdict_of(at) for at in range(2)] == ["communication-bound"] * 2
 
 
