@@ -577,7 +577,6 @@ def reset() -> None:
 def count_lost(cause: str, n: int = ...) -> None:
     """Count `n` losses of a cause. Raises ValueError if `cause` is not a key of `lost`."""
 
-
 # Devices
 def device_attach(kind: str) -> bool:
     """Measure the device time of all spans from now on. Starts the background thread.
