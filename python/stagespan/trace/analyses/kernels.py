@@ -27,11 +27,8 @@ from stagespan.trace.derived.kernel_kinds import (
     OPTIMIZER,
     OTHER,
     REDUCTION,
-    RowGroup,
-    grouped,
     inductor_kind,
     kind_of,
-    prevailing,
 )
 from stagespan.trace.derived.launch_sources import (
     HostOperators,
@@ -41,7 +38,7 @@ from stagespan.trace.derived.launch_sources import (
     stages_around,
 )
 from stagespan.trace.figures import Count, Figures, Ns, one_of
-from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (

@@ -21,7 +21,6 @@ from stagespan.trace.derived.kernel_kinds import (
     COMMUNICATION,
     CONVOLUTION,
     MATMUL,
-    grouped,
     inductor_kind,
     kind_of,
 )
@@ -33,6 +32,7 @@ from stagespan.trace.derived.launch_sources import (
 )
 from stagespan.trace.derived.threads import Cover, ThreadIndex, named, processes
 from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 

@@ -7,13 +7,7 @@ aten.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
-from numpy.typing import NDArray
-
-from stagespan.trace.read.intervals import Numbers
 
 MATMUL, ATTENTION, CONVOLUTION, NORM = "matmul", "attention", "convolution", "norm"
 ELEMENTWISE, REDUCTION, COPY = "elementwise", "reduction", "copy"
@@ -186,56 +180,3 @@ def inductor_kind(name: str) -> str | None:
     if found is None:
         return None
     return found["kind"] or ("tem" if name[7:10] != "_0d" and not name[8].isdigit() else "unnamed")
-
-
-# --- Sums over groups ---
-
-
-Codes = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Rows with one code; times in ns."""
-
-    code: int
-    time_ns: int
-    count: int
-    shortest_ns: int
-    longest_ns: int
-
-    @property
-    def mean_ns(self) -> float:
-        """Mean time of a row."""
-        return self.time_ns / self.count
-
-
-def grouped(code: Codes, time_ns: Numbers) -> list[RowGroup]:
-    """Return one group for each code, the most time first; of equal ones, the lower code."""
-    if len(code) == 0:
-        return []
-    order = np.argsort(code, kind="stable")
-    code, time_ns = code[order], time_ns[order]
-    firsts = np.flatnonzero(np.concatenate(([True], code[1:] != code[:-1])))
-    columns = (
-        code[firsts],
-        np.add.reduceat(time_ns, firsts),
-        np.diff(np.append(firsts, len(code))),
-        np.minimum.reduceat(time_ns, firsts),
-        np.maximum.reduceat(time_ns, firsts),
-    )
-    by_time = np.lexsort((columns[0], -columns[1]))
-    return [RowGroup(*row) for row in zip(*(c[by_time].tolist() for c in columns), strict=True)]
-
-
-def prevailing(code: Codes, other: Codes, time_ns: Numbers) -> dict[int, int]:
-    """Return, by code, the `other` code with most of its time; negative codes are unknown."""
-    known = other >= 0
-    code, other, time_ns = code[known], other[known], time_ns[known]
-    if len(code) == 0:
-        return {}
-    size = int(other.max()) + 1
-    best: dict[int, int] = {}
-    for group in grouped(code * size + other, time_ns):
-        best.setdefault(group.code // size, group.code % size)
-    return best

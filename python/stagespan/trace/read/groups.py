@@ -1,8 +1,9 @@
-"""Groups of rows: rows by number, pairs of two columns, and parts of a column."""
+"""Groups of rows: rows by number, pairs of two columns, parts of a column, and sums by code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,3 +72,53 @@ def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
         index[some] = different.index(index[some])
     at_first, at_second = np.divmod(different.values, max(len(seconds.values), 1))
     return np.stack((firsts.values[at_first], seconds.values[at_second]), axis=1), index
+
+
+# --- Sums over groups ---
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows with one code; times in ns."""
+
+    code: int
+    time_ns: int
+    count: int
+    shortest_ns: int
+    longest_ns: int
+
+    @property
+    def mean_ns(self) -> float:
+        """Mean time of a row."""
+        return self.time_ns / self.count
+
+
+def grouped(code: Numbers, time_ns: Numbers) -> list[RowGroup]:
+    """Return one group for each code, the most time first; of equal ones, the lower code."""
+    if len(code) == 0:
+        return []
+    order = np.argsort(code, kind="stable")
+    code, time_ns = code[order], time_ns[order]
+    firsts = np.flatnonzero(np.concatenate(([True], code[1:] != code[:-1])))
+    columns = (
+        code[firsts],
+        np.add.reduceat(time_ns, firsts),
+        np.diff(np.append(firsts, len(code))),
+        np.minimum.reduceat(time_ns, firsts),
+        np.maximum.reduceat(time_ns, firsts),
+    )
+    by_time = np.lexsort((columns[0], -columns[1]))
+    return [RowGroup(*row) for row in zip(*(c[by_time].tolist() for c in columns), strict=True)]
+
+
+def prevailing(code: Numbers, other: Numbers, time_ns: Numbers) -> dict[int, int]:
+    """Return, by code, the `other` code with most of its time; negative codes are unknown."""
+    known = other >= 0
+    code, other, time_ns = code[known], other[known], time_ns[known]
+    if len(code) == 0:
+        return {}
+    size = int(other.max()) + 1
+    best: dict[int, int] = {}
+    for group in grouped(code * size + other, time_ns):
+        best.setdefault(group.code // size, group.code % size)
+    return best

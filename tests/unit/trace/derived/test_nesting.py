@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from stagespan.trace.derived.kernel_kinds import grouped, prevailing
 from stagespan.trace.derived.threads import (
     Axis,
 )
@@ -80,13 +79,3 @@ def test_very_deep_events() -> None:
         0, 2_999, 2_999, 2_998, 0, -1,
     ]  # fmt: skip
     assert found.own_ns().tolist() == [2] * 2_999 + [9_000 - 2 * 2_999]
-
-
-def test_groups_and_what_prevails_in_them() -> None:
-    code, other = np.array([5, 3, 5, 3, 5]), np.array([1, 0, 2, -1, 2])
-    time = np.array([10, 7, 6, 100, 5])
-    rows = [(g.code, g.time_ns, g.count, g.shortest_ns, g.longest_ns) for g in grouped(code, time)]
-    assert rows == [(3, 107, 2, 7, 100), (5, 21, 3, 5, 10)]
-    assert prevailing(code, other, time) == {3: 0, 5: 2}
-    assert grouped(code[:0], time[:0]) == []
-    assert prevailing(code[:0], other[:0], time[:0]) == {}

@@ -1,4 +1,4 @@
-"""Pairs of two columns, compared with those of Python's sets."""
+"""Pairs of two columns, compared with those of Python's sets; and sums by code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.groups import grouped, pairs, prevailing
 
 # Near and far apart: `pairs` looks up the former in a table, and sorts the latter.
 _VALUES = st.integers(-3, 3) | st.integers(-(2**40), 2**40) | st.sampled_from([-(2**63), 2**63 - 1])
@@ -33,3 +33,13 @@ def test_pairs_of_narrow_columns() -> None:
     # THEN they are exact
     assert found.tolist() == [[-128, 2**31 - 1], [127, -(2**31)]]
     assert index.tolist() == [0, 1, 0]
+
+
+def test_groups_and_what_prevails_in_them() -> None:
+    code, other = np.array([5, 3, 5, 3, 5]), np.array([1, 0, 2, -1, 2])
+    time = np.array([10, 7, 6, 100, 5])
+    rows = [(g.code, g.time_ns, g.count, g.shortest_ns, g.longest_ns) for g in grouped(code, time)]
+    assert rows == [(3, 107, 2, 7, 100), (5, 21, 3, 5, 10)]
+    assert prevailing(code, other, time) == {3: 0, 5: 2}
+    assert grouped(code[:0], time[:0]) == []
+    assert prevailing(code[:0], other[:0], time[:0]) == {}
