@@ -10,19 +10,12 @@ import numpy as np
 
 from stagespan.errors import TraceError
 from stagespan.trace.ranks.collectives import MOST
-from stagespan.trace.ranks.match import (
-    UNKNOWN_CLOCK,
-    Clocks,
-    Matched,
-    align,
-    match,
-)
+from stagespan.trace.ranks.job import MOST_LISTED, listed
+from stagespan.trace.ranks.match import UNKNOWN_CLOCK, Clocks, Matched, align, match
 from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.ranks.summary import RankSummary, Unreadable
 from stagespan.trace.ranks.waits import waits
 
-# The most numbers or names that a sentence lists.
-_LISTED = 10
 # Windows count as different if their lengths differ by more than this factor.
 _DIFFERENT = 1.5
 _DIGITS = re.compile(r"\d+")
@@ -32,7 +25,10 @@ _OVERLAP = 0.5
 
 
 def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
-    """The result from the summaries of all files."""
+    """The result from the summaries of all files.
+
+    Raises TraceError if they are not summaries of one job's ranks.
+    """
     unreadable = [each for each in found if isinstance(each, Unreadable)]
     readable = [each for each in found if isinstance(each, RankSummary)]
     if not readable:
@@ -132,18 +128,18 @@ def _one_of_each(
     as the name of a stage; among these, the one nearest in time to the other ranks' traces.
     """
     by_rank: dict[int, list[RankSummary]] = {}
-    of_name: dict[str, set[int]] = {}
+    ranks_of_name: dict[str, set[int]] = {}
     for each in readable:
         if each.rank is not None:
             by_rank.setdefault(each.rank, []).append(each)
-            of_name.setdefault(_stage(each), set()).add(each.rank)
+            ranks_of_name.setdefault(_name_pattern(each), set()).add(each.rank)
     single = [each[0].begin_ns for each in by_rank.values() if len(each) == 1]
     about = int(np.median(single)) if single else min((e.begin_ns for e in readable), default=0)
     kept, duplicated = [], {}
     for rank in sorted(by_rank):
         several = sorted(
             by_rank[rank],
-            key=lambda each: (-len(of_name[_stage(each)]), abs(each.begin_ns - about)),
+            key=lambda each: (-len(ranks_of_name[_name_pattern(each)]), abs(each.begin_ns - about)),
         )
         kept.append(several[0])
         if len(several) > 1:
@@ -151,8 +147,8 @@ def _one_of_each(
     return kept, duplicated
 
 
-def _stage(summary: RankSummary) -> str:
-    """A file's name without numbers."""
+def _name_pattern(summary: RankSummary) -> str:
+    """The name of the rank's file with "#" instead of numbers."""
     return _DIGITS.sub("#", Path(summary.path).name)
 
 
@@ -166,7 +162,7 @@ def _about_files(
 ) -> list[str]:
     remarks = []
     if missing:
-        ranks = _listed(list(map(str, missing)))
+        ranks = listed(missing)
         number = len(missing) + len(summaries)
         if world_from in (None, "metadata"):
             one = f"{len(missing)} of {number} ranks are missing: {ranks}."
@@ -176,24 +172,24 @@ def _about_files(
                 f" {ranks}."
             )
         remarks.append(f"{one} The last rank is known only among the ranks with a trace.")
-    for rank, paths in list(duplicated.items())[:_LISTED]:
+    for rank, paths in list(duplicated.items())[:MOST_LISTED]:
         used = next(each.path for each in summaries if each.rank == rank)
         remarks.append(
             f"Rank {rank} has {len(paths) + 1} traces: {Path(used).name} is used, because its name"
             " and time match the other ranks best."
         )
-    if len(duplicated) > _LISTED:
-        remarks.append(f"{len(duplicated) - _LISTED} more ranks have several traces.")
+    if len(duplicated) > MOST_LISTED:
+        remarks.append(f"{len(duplicated) - MOST_LISTED} more ranks have several traces.")
     if without_rank:
         names = [Path(path).name for path in without_rank]
-        remarks.append(f"Skipped, because their rank is unknown: {_listed(names)}.")
+        remarks.append(f"Skipped, because their rank is unknown: {listed(names)}.")
     if unreadable:
         names = [Path(each.path).name for each in unreadable]
-        remarks.append(f"Skipped, because they cannot be read as traces: {_listed(names)}.")
-    cut = [f"{each.rank}" for each in summaries if each.incomplete]
+        remarks.append(f"Skipped, because they cannot be read as traces: {listed(names)}.")
+    cut = [each.rank for each in summaries if each.incomplete]
     if cut:
         remarks.append(
-            f"The traces of ranks {_listed(cut)} are truncated; the complete part is used."
+            f"The traces of ranks {listed(cut)} are truncated; the complete part is used."
         )
     return remarks
 
@@ -204,21 +200,21 @@ def _about_jobs(others: list[RankSummary], at_other_times: list[RankSummary]) ->
         names = [f"{Path(each.path).name} (of {each.world_size})" for each in others]
         remarks.append(
             "Skipped, because they are from jobs with a different number of ranks:"
-            f" {_listed(names)}."
+            f" {listed(names)}."
         )
     if at_other_times:
         names = [Path(each.path).name for each in at_other_times]
-        remarks.append(f"Skipped, because they were recorded on a different day: {_listed(names)}.")
+        remarks.append(f"Skipped, because they were recorded on a different day: {listed(names)}.")
     return remarks
 
 
 def _about_windows(summaries: list[RankSummary]) -> list[str]:
     remarks = []
-    backends: dict[str, list[str]] = {}
+    backends: dict[str, list[int | None]] = {}
     for each in summaries:
-        backends.setdefault(each.backend, []).append(str(each.rank))
+        backends.setdefault(each.backend, []).append(each.rank)
     if len(backends) > 1:
-        parts = [f"{name} on {_listed(ranks)}" for name, ranks in sorted(backends.items())]
+        parts = [f"{name} on {listed(ranks)}" for name, ranks in sorted(backends.items())]
         remarks.append(f"The ranks ran on different backends: {'; '.join(parts)}.")
     if len(summaries) < 2:
         return remarks
@@ -235,13 +231,13 @@ def _about_windows(summaries: list[RankSummary]) -> list[str]:
         )
         overlap = np.minimum(end, np.median(end)) - np.maximum(begin, np.median(begin))
         other_times = [
-            str(each.rank)
+            each.rank
             for each, length in zip(summaries, overlap.tolist(), strict=True)
             if length < _OVERLAP * min(each.window_ns, float(np.median(end) - np.median(begin)))
         ]
         if other_times:
             remarks.append(
-                f"The traces of ranks {_listed(other_times)} were recorded at a different time than"
+                f"The traces of ranks {listed(other_times)} were recorded at a different time than"
                 " most others."
             )
     return remarks
@@ -249,13 +245,13 @@ def _about_windows(summaries: list[RankSummary]) -> list[str]:
 
 def _about_matching(summaries: list[RankSummary], matched: Matched) -> list[str]:
     remarks = []
-    without = [str(each.rank) for each in summaries if not len(each.collectives)]
+    without = [each.rank for each in summaries if not len(each.collectives)]
     if without and len(summaries) > 1:
-        remarks.append(f"The traces of ranks {_listed(without)} contain no collectives.")
+        remarks.append(f"The traces of ranks {listed(without)} contain no collectives.")
     if matched.unmatched and len(summaries) > 1:
-        ranks = [str(summaries[at].rank) for at in matched.unmatched]
+        ranks = [summaries[at].rank for at in matched.unmatched]
         remarks.append(
-            f"The collectives of ranks {_listed(ranks)} do not match those of the others by group,"
+            f"The collectives of ranks {listed(ranks)} do not match those of the others by group,"
             " operation and order, so their waiting is unknown."
         )
     if matched.alone:
@@ -271,15 +267,10 @@ def _about_clocks(summaries: list[RankSummary], matched: Matched, clocks: Clocks
     unknown = [at for at in sorted(with_some) if clocks.how[at] == UNKNOWN_CLOCK]
     if not unknown:
         return []
-    ranks = _listed([str(summaries[at].rank) for at in unknown])
+    ranks = listed(summaries[at].rank for at in unknown)
     remark = (
         f"The offset of the clocks of ranks {ranks} is unknown, because they have no collectives"
         " that end on all ranks at the same time, and not all traces name the same host. So it is"
         " unknown how long these ranks waited."
     )
     return [remark]
-
-
-def _listed(names: list[str]) -> str:
-    rest = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -12,6 +12,7 @@ from stagespan.trace.ranks.job import (
     Imbalance,
     Job,
     chance_of_being_last,
+    listed,
     most_often_last,
     most_waited_for,
     place_in_step,
@@ -418,10 +419,8 @@ def _hidden(job: Job) -> str:
 
 def findings(job: Job) -> list[Finding]:
     """Time lost waiting, ranks that come late, exposed communication, uneven computing."""
-    listed = [*_exposed(job), *_imbalance(job)]
-    if job.matched.count:
-        listed = [*_waiting(job), *_late(job), *listed]
-    return by_severity(listed)
+    of_waits = [*_waiting(job), *_late(job)] if job.matched.count else []
+    return by_severity([*of_waits, *_exposed(job), *_imbalance(job)])
 
 
 def _waiting(job: Job) -> list[Finding]:
@@ -546,7 +545,7 @@ def _exposed(job: Job) -> list[Finding]:
     ]
     reason, more = _without_data(job)
     if not reason and job.missing:
-        reason = f" Part of it may be waiting for the missing ranks ({_missing(job)})."
+        reason = f" Part of it may be waiting for the missing ranks ({listed(job.missing)})."
     sentence += reason or (
         " Smaller messages, a faster link, or computation that overlaps them would help."
     )
@@ -560,12 +559,6 @@ def _exposed(job: Job) -> list[Finding]:
     }
     shown = (*evidence, *more)
     return [Finding(severity, sentence, shown, EXPOSED_COMMUNICATION, numbers=numbers)]
-
-
-def _missing(job: Job) -> str:
-    more = len(job.missing) - 10
-    ranks = ", ".join(str(each) for each in job.missing[:10])
-    return f"{ranks} and {more:,} more" if more > 0 else ranks
 
 
 def _without_data(job: Job) -> tuple[str, list[Evidence]]:
@@ -585,7 +578,7 @@ def _without_data(job: Job) -> tuple[str, list[Evidence]]:
         f" {worst.index}):"
     )
     if job.missing:
-        sentence += f" the ranks waited for ranks whose traces are missing ({_missing(job)})."
+        sentence += f" the ranks waited for ranks whose traces are missing ({listed(job.missing)})."
     else:
         sentence += " the link or the library was slow."
     begin = job.window_begin_ns
@@ -640,9 +633,8 @@ def _imbalance(job: Job) -> list[Finding]:
 
 
 def _ranks_named(job: Job, ranks: list[int]) -> str:
-    names = ", ".join(str(job.numbers[at]) for at in ranks[:10])
-    more = f" and {len(ranks) - 10:,} more" if len(ranks) > 10 else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}{more}"
+    names = listed(job.numbers[at] for at in ranks)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}"
 
 
 def _of_pipeline(job: Job, uneven: Imbalance) -> str:
