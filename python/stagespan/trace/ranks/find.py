@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from stagespan.errors import TraceError
-from stagespan.trace.ascend.folder import MATRIX_JSON
+from stagespan.trace.ascend.folder import MATRIX_JSON, is_ascend_folder
 from stagespan.trace.read.model import Trace
 
 _ENDINGS = (".json", ".json.gz")
@@ -36,7 +36,7 @@ def traces_in(folder: Path) -> list[Path]:
         for below, folders, _ in os.walk(folder):
             folders.sort()
             # Files in a result folder belong to it.
-            folders[:] = [each for each in folders if not _is_ascend(Path(below) / each)]
+            folders[:] = [each for each in folders if not is_ascend_folder(Path(below) / each)]
             if Path(below) != folder:
                 found += _directly_in(Path(below))
     if not found:
@@ -58,7 +58,7 @@ def _directly_in(folder: Path) -> list[Path]:
         path
         for path in entries
         if not path.name.startswith(".")
-        and (path.name.lower().endswith(_ENDINGS) if path.is_file() else _is_ascend(path))
+        and (path.name.lower().endswith(_ENDINGS) if path.is_file() else is_ascend_folder(path))
     ]
 
 
@@ -67,12 +67,6 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
     ]
-
-
-def _is_ascend(path: Path) -> bool:
-    from stagespan.trace.ascend import is_ascend_folder
-
-    return path.is_dir() and bool(is_ascend_folder(path))
 
 
 def rank_of(
