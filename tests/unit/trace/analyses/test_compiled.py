@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands import fits, unstated
-from planted import HOST, Program
+from compiled_programs import (
+    GRAPH,
+    PARTS,
+    backward,
+    compilation,
+    compiled_of,
+    graph,
+    of,
+    region,
+)
+from planted import Program
 
-from stagespan.trace import Trace
 from stagespan.trace.analyses import compiled
-from stagespan.trace.analyses.compiled import Compiled
 from stagespan.trace.analysis import analyze
-from stagespan.trace.render.json_schema import json_schema
 from stagespan.trace.render.terminal import one_liners
-from stagespan.trace.result import Finding, Unavailable
-
-AUTOGRAD = 300
-GRAPH = "## Call CompiledFxGraph fabc ##"
-
-
-def compiled_of(trace: Trace) -> Compiled:
-    found = compiled.analyze(trace)
-    assert isinstance(found, Compiled)
-    assert unstated(found.findings()) == []
-    return found
-
-
-def of(program: Program, folder: Path) -> tuple[dict[str, Any], list[Finding]]:
-    found = compiled_of(program.trace(folder))
-    assert found.tables()
-    fits(found.to_dict(), json_schema()["properties"]["compiled"])
-    return found.to_dict(), found.findings()
-
-
-@contextmanager
-def region(program: Program, frame: str = ": 0/0", lookup: int = 2) -> Iterator[None]:
-    with program.within("TorchDynamo Cache Lookup"):
-        program.work(lookup)
-    with program.within(f"Torch-Compiled Region{frame}"):
-        program.work(1)
-        yield
-        program.work(1)
-
-
-def graph(program: Program, us: int = 40, cat: str = "cpu_op") -> None:
-    with program.within(GRAPH, cat):
-        program.work(us)
+from stagespan.trace.result import Unavailable
 
 
 def test_a_function_compiled_in_one_piece_has_no_finding(tmp_path: Path) -> None:
@@ -263,35 +234,6 @@ def test_separate_functions_and_one_within_a_graph_are_not_breaks(tmp_path: Path
     assert findings == []
 
 
-def compilation(program: Program, id_: str, parts: dict[str, int], nested: bool = True) -> None:
-    """dynamo compiles a frame, as in traces of torch 2.13 (nested) or torch 2.3."""
-    name = "_compile.compile_inner" if nested else "_compile.<locals>.compile_inner"
-    begin = program.now
-    if nested:
-        program.event(f"dynamo_data: compile_id={id_}", "user_annotation", begin, begin + 0.5)
-    with program.within("dynamo") if nested else program.within(f"{name} (dynamo_timed)"):
-        program.work(1)
-        with program.within(f"{name} (dynamo_timed)") if nested else region_of_nothing():
-            for part, us in parts.items():
-                # Compiling runs operators on tensors without data.
-                with program.within(f"{part} (dynamo_timed)"), program.within("aten::mm"):
-                    program.work(us)
-
-
-@contextmanager
-def region_of_nothing() -> Iterator[None]:
-    yield
-
-
-PARTS = {
-    "bytecode_tracing": 100,
-    "create_aot_dispatcher_function": 200,
-    "GraphLowering.run": 300,
-    "async_compile.wait": 5_000,
-    "build_guards": 50,
-}
-
-
 @pytest.mark.parametrize("nested", [True, False], ids=["today", "torch 2.3"])
 def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> None:
     # GIVEN a frame that is compiled for two shapes, and called with each
@@ -455,26 +397,6 @@ def test_a_compilation_that_dynamo_refused_is_not_counted(tmp_path: Path) -> Non
     ]
     assert found["eager_calls"] == 1
     assert "compiled.recompile_limit" in {finding.code for finding in findings}
-
-
-def backward(program: Program, arrows: bool = True) -> None:
-    """A region whose graph autograd uses, and its backward pass in another thread."""
-    with region(program):
-        begin = program.now
-        with program.within("CompiledFunction"):
-            program.work(5)
-            graph(program)
-    program.thread = AUTOGRAD
-    end = program.now
-    name = "CompiledFunctionBackward"
-    with program.within(f"autograd::engine::evaluate_function: {name}"), program.within(name):
-        program.work(3)
-        graph(program, 60)
-    common = {"id": 1, "pid": HOST, "cat": "fwdbwd", "name": "fwdbwd"}
-    program.events += [
-        {"ph": "s", "ts": begin, "tid": 100, **common},
-        {"ph": "f", "ts": end, "tid": AUTOGRAD, "bp": "e", **common},
-    ]
 
 
 def test_a_backward_graph_belongs_to_its_frame(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_compiled import compiled_of
+from compiled_programs import compiled_of
 
 from stagespan.trace import read_trace
 from stagespan.trace.analyses.compiled import Compiled

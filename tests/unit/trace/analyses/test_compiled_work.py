@@ -6,31 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled_programs import GRAPH, compiled_of, inductor_graph, of, region, run
 from planted import Program
-from test_compiled import GRAPH, compiled_of, of, region
 
 from stagespan.trace import read_trace
 from stagespan.trace.result import Finding
-
-
-def run(
-    program: Program, operator: str, kernel: str, us: int, call: str = "cudaLaunchKernel"
-) -> None:
-    with program.within(operator):
-        program.launch(kernel, us, call=call)
-
-
-def inductor_graph(program: Program) -> None:
-    with region(program), program.within(GRAPH, "user_annotation"):
-        run(program, "triton_poi_fused_add_0", "triton_poi_fused_add_0", 30, "cuLaunchKernel")
-        run(program, "triton_red_fused_mean_1", "triton_red_fused_mean_1", 20, "cuLaunchKernel")
-        run(program, "aten::mm", "ampere_gemm", 400)
-        # A user's kernel, which Inductor launches without an operator around it.
-        program.launch("my_rope_kernel", 15, call="cuLaunchKernel")
-        run(program, "my_library::moe", "moe_kernel<int>", 25)
-        with program.within("aten::empty_strided"):
-            program.work(1)
-        run(program, "aten::reshape", "direct_copy_kernel", 5)
 
 
 def works(found: dict[str, Any]) -> dict[tuple[str, str], tuple[int, float | None]]:

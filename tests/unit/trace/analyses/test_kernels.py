@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import fits
+from kernel_programs import json_of, kernels_of, operator
 from planted import HOST, Program
 
 from stagespan.trace import Trace, read_trace
@@ -15,35 +15,9 @@ from stagespan.trace.analyses import kernels
 from stagespan.trace.analyses.kernels import Kernels
 from stagespan.trace.derived.device_time import device_use
 from stagespan.trace.derived.kernel_kinds import inductor_kind, kind_of
-from stagespan.trace.render.json_schema import json_schema
 from stagespan.trace.result import Unavailable
 
 AUTOGRAD = 300
-
-
-def kernels_of(trace: Trace) -> Kernels:
-    found = kernels.analyze(trace)
-    assert isinstance(found, Kernels)
-    return found
-
-
-def json_of(trace: Trace) -> dict[str, Any]:
-    found = kernels_of(trace).to_dict()
-    fits(found, json_schema()["properties"]["kernels"])
-    return found
-
-
-def operator(
-    program: Program, name: str, kernel: str, us: int, dims: list[Any] | None = None, **args: Any
-) -> int:
-    """An operator of 20 µs, 5 of them its own call, that launches a kernel; returns its begin."""
-    begin = program.now
-    program.work(15)
-    program.launch(kernel, us)
-    if dims is not None:
-        args["Input Dims"] = dims
-    program.event(name, "cpu_op", begin, program.now, **args)
-    return begin
 
 
 def arrow(program: Program, number: int, begin: int, thread: int, end: int, other: int) -> None:

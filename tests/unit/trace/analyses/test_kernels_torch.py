@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_kernels import json_of
+from kernel_programs import json_of
 
 from stagespan import ProfilingContext
 from stagespan.profiling.controller import profile_window

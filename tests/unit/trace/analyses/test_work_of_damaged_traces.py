@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from commands import fits
+from compiled_programs import PARTS, backward, compilation, inductor_graph, region
+from kernel_programs import operator
 from planted import Program
-from test_compiled import PARTS, backward, compilation, region
-from test_compiled_work import inductor_graph
-from test_kernels import operator
 
 from stagespan.errors import TraceError
 from stagespan.trace import read_trace

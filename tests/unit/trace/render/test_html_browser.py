@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from browser import Browser
+from html_pages import HOSTILE, a_program, data_of, lanes_of
 from planted import Program
-from test_html_page import HOSTILE, a_program, data_of, lanes_of
 
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze

@@ -10,11 +10,11 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from html_pages import HOSTILE, a_program, data_of, lanes_of
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import Program
@@ -29,41 +29,6 @@ from stagespan.trace.render.markdown import markdown
 from stagespan.trace.result import Table
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
-
-HOSTILE = (
-    "</script><script>window.hostile = 1</script>",
-    "<img src=x onerror='window.hostile = 1'>",
-    "\"'`;window.hostile=1//${window.hostile=1}",
-    "\x1b[31mred\x07\u202egnirts\u2066",
-    "<b>bold</b><a href='http://example.invalid/'>link</a>&lt;i&gt;",
-    "<!--<script>",
-    "x" * 10_000,
-    "\ud83d\ude80 שלום 模型 {{ data }}",
-)
-
-
-def data_of(page: str) -> dict[str, Any]:
-    """Return the page's data block, as a browser reads it."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
-    return data
-
-
-def a_program(names: tuple[str, ...] = ("one", "two")) -> Program:
-    """Two streams, waits, steps and stages, with the given names."""
-    program = Program()
-    for step in range(12):
-        with program.within(f"ProfilerStep#{step}", "user_annotation"):
-            for name in names:
-                stage = program.within(f"stage {name}", "user_annotation")
-                with stage, program.within(f"aten::{name}"):
-                    program.launch(f"kernel {name}", 80)
-                    program.launch(f"ncclKernel {name}", 200, stream=20)
-                with program.within("aten::item"):
-                    program.wait(call=f"cudaStreamSynchronize{name}", tail=150)
-            program.work(900)
-    return program
 
 
 def hostile_trace(folder: Path) -> Trace:
@@ -151,28 +116,6 @@ def test_the_bar_of_several_devices_shows_their_sums(tmp_path: Path) -> None:
     # THEN the bar is for both, and the page says so
     assert data["device"] == [["computing", 160_000, "computing"], ["idle", 176_000, "idle"]]
     assert data["devices"] == 2
-
-
-def lanes_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the page's lanes by name: begin, end and words of each bar, decoded."""
-    found = json.loads(gzip.decompress(base64.b64decode(data["timeline"])))
-    for lane in found["lanes"]:
-        at, bars = 0, []
-        for bar, (gap, length, key, name) in enumerate(
-            zip(lane["gaps"], lane["lengths"], lane["keys"], lane["names"], strict=True)
-        ):
-            begin, at = at + gap, at + gap + length
-            words = found["names"][name] if name < len(found["names"]) else ""
-            several = lane["several"].get(str(bar))
-            parts = (
-                [(key, length)]
-                if several is None
-                else zip(several[1::2], several[2::2], strict=True)
-            )
-            busy = {found["keys"][kind][0]: time for kind, time in parts}
-            bars.append((begin, at, words, busy, 1 if several is None else several[0]))
-        lane["bars"] = bars
-    return {lane["name"]: lane for lane in found["lanes"]}
 
 
 def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from browser import Browser
+from html_pages import a_trace
 from planted import Program
 
 from stagespan.trace.analyses.steps import MOST_DRAWN
@@ -18,36 +19,6 @@ from stagespan.trace.render import html
 from stagespan.trace.render.html.data import charts
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
-
-
-def a_trace(
-    folder: Path, steps: int = 3, us: int = 40, tail: int = 100, name: str = "planted"
-) -> Path:
-    """Steps with waits, Python stacks, and memory that is allocated and freed."""
-    made = Program()
-    used = 0
-    for step in range(steps):
-        begin = made.now
-        with made.within(f"ProfilerStep#{step}", "user_annotation"):
-            made.operator(us=us + 10 * step)
-            for size in (3 << 20, -(1 << 20)):
-                used += size
-                made.events.append({
-                    "ph": "i", "name": "[memory]", "pid": 100, "tid": 100, "ts": made.now,
-                    "s": "t", "args": {"Total Reserved": 1 << 26, "Total Allocated": used,
-                                       "Bytes": size, "Addr": 7 * step + 1, "Device Id": 0,
-                                       "Device Type": 1},
-                })  # fmt: skip
-                made.work(5)
-            with made.within("aten::item"):
-                made.wait(tail=tail)
-        for line, outset in ((1, 2), (2, 1)):
-            made.event(f"train.py({line}): f{line}", "python_function", begin - outset,
-                       made.now + outset, **{"Python id": 2 * step + line,
-                                            "Python parent id": 2 * step + line - 1})  # fmt: skip
-        made.work(300)
-    made.trace(folder)
-    return (folder / "planted.json").rename(folder / f"{name}.json")
 
 
 def by_kind(analysis: Analysis) -> dict[str, dict[str, Any]]:

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from html_pages import a_trace
 from rich.console import Console
-from test_html_pictures import a_trace
 
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.paths import analyze_path
