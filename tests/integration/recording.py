@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from stagespan import _core
 
@@ -131,3 +134,16 @@ def python(
 def in_child(code: str, tmp_path: Path, *options: str) -> list[str]:
     """Run a program; return what it prints, line by line."""
     return python(textwrap.dedent(code), tmp_path, *options).stdout.splitlines()
+
+
+def in_thread(call: Callable[[], object]) -> None:
+    """Run in another thread, and wait for it."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> list[Any]:
+    """Return what the program printed as JSON, one object per line."""
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]

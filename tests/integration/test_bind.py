@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recording import assert_closed, in_child, lost, only, parents, recorded
+from recording import assert_closed, in_child, in_thread, lost, only, parents, recorded
 
 import stagespan
 from stagespan import BoundExecutor, bind, current_request, propagate_to_threads, request, span
@@ -35,13 +35,6 @@ def expect(name: str, parent: str | None, number: int) -> None:
     assert found[f"child of {name}"] == {name}
     assert {one.request for one in recorded(name)} == {number}
     assert {one.request for one in recorded(f"child of {name}")} == {number}
-
-
-def in_thread(call: Callable[[], object]) -> None:
-    """Run in another thread, and wait for it."""
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+from generating import numbers
 from recording import count, lost, only, recorded
 
 import stagespan
@@ -18,20 +19,11 @@ from stagespan import ProfilingContext4Debug, _core, span
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
-@span("counts")
-def counts(n: int) -> Generator[int, Any, str]:
-    """Yield numbers, and store what was sent."""
-    sent = []
-    for i in range(n):
-        sent.append((yield i))  # noqa: PERF401
-    return repr(sent)
-
-
 # --- the protocol ---------------------------------------------------------------------------------
 
 
 def test_values_pass_in_both_directions() -> None:
-    generator = counts(3)
+    generator = numbers(3)
 
     received = [next(generator), generator.send("a"), generator.send(("b", "c"))]
     with pytest.raises(StopIteration) as stop:
@@ -45,7 +37,7 @@ def test_values_pass_in_both_directions() -> None:
 
 def test_yield_from_gives_the_result() -> None:
     def outer() -> Generator[int, Any, None]:
-        results.append((yield from counts(2)))
+        results.append((yield from numbers(2)))
 
     results: list[str] = []
     assert list(outer()) == [0, 1]
@@ -95,7 +87,7 @@ def test_throw() -> None:
 
 def test_close() -> None:
     # GIVEN a generator that has begun, one that has not, and one that is at its end
-    begun, new, done = counts(5), counts(5), counts(1)
+    begun, new, done = numbers(5), numbers(5), numbers(1)
     next(begun)
     list(done)
 
@@ -142,7 +134,7 @@ def test_errors_pass_unchanged() -> None:
 
 
 def test_an_abandoned_generator_ends_when_it_is_freed() -> None:
-    for value in counts(10):
+    for value in numbers(10):
         if value == 3:
             break
     gc.collect()
@@ -152,7 +144,7 @@ def test_an_abandoned_generator_ends_when_it_is_freed() -> None:
 
 
 def test_a_value_sent_too_early_is_refused_and_nothing_is_lost() -> None:
-    generator = counts(2)
+    generator = numbers(2)
 
     with pytest.raises(TypeError, match="just-started"):
         generator.send("too early")

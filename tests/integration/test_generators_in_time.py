@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
+from generating import numbers
 from recording import assert_closed, count, eventually, lost, only, parents, recorded
 
 import stagespan
@@ -17,15 +17,6 @@ from stagespan import _core, span
 pytestmark = pytest.mark.usefixtures("fresh")
 
 MS = 1_000_000
-
-
-@span("counts")
-def counts(n: int) -> Generator[int, Any, str]:
-    """Yield numbers, and store what was sent."""
-    sent = []
-    for i in range(n):
-        sent.append((yield i))  # noqa: PERF401
-    return repr(sent)
 
 
 def test_time_between_turns_is_suspended() -> None:
@@ -232,7 +223,7 @@ def test_turns_that_another_span_drives() -> None:
 
 
 def test_a_generator_moves_between_threads() -> None:
-    generator = counts(100)
+    generator = numbers(100)
     got: list[int] = []
 
     def advance() -> None:
@@ -254,10 +245,10 @@ def test_a_generator_moves_between_threads() -> None:
 
 def test_switched_off_between_turns() -> None:
     # GIVEN a generator that begins while the recorder is on, and one that begins while it is off
-    on = counts(3)
+    on = numbers(3)
     next(on)
     stagespan.disable()
-    off = counts(3)
+    off = numbers(3)
     next(off)
 
     assert list(on) == [1, 2]

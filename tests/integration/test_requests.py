@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from recording import assert_closed, lost, only, parents, recorded
+from recording import assert_closed, in_thread, lost, only, parents, recorded
 
 import stagespan
 from stagespan import _core, request, span
@@ -23,13 +22,6 @@ def work(name: str) -> None:
     """Time one span."""
     with span(name):
         pass
-
-
-def in_thread(call: Callable[[], object]) -> None:
-    """Run in another thread, and wait for it."""
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
 
 
 def requests_of(stage: str) -> list[int]:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
-from collections.abc import Callable
 
 import pytest
-from recording import assert_closed, count, lost, only, parents, recorded
+from recording import assert_closed, count, in_thread, lost, only, parents, recorded
 
 import stagespan
 from stagespan import Token, _core, begin, end, record, request, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
-
-
-def in_thread(call: Callable[[], object]) -> None:
-    """Run in another thread, and wait for it."""
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
 
 
 # --- tokens ---------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from recording import printed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 
@@ -57,12 +57,6 @@ def run(folder: Path) -> Run:
         )
 
     return run
-
-
-def printed(done: subprocess.CompletedProcess[str]) -> list[object]:
-    """Return what the program printed as JSON, one object per line."""
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("kind", ["cuda", "rocm"])

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 
 import pytest
+from recording import printed
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 pytestmark = pytest.mark.slow
-
-
-def printed(done: subprocess.CompletedProcess[str]) -> list[object]:
-    """Return what the program printed as JSON, one object per line."""
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_it_starts_when_the_application_initialises_its_device(run: Run) -> None:

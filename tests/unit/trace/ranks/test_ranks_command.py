@@ -7,21 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import run
 from planted_ranks import US, finding_in, ranks_in, together, write_rank
 from rich.console import Console
 
-from stagespan.cli import command
 from stagespan.trace import read_trace
 from stagespan.trace.render.json_schema import json_schema
 from stagespan.trace.render.terminal import print_ranks
 from stagespan.trace.result import printable
-
-
-def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(command, ["analyze", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result.exit_code, result.stdout, result.stderr
 
 
 @pytest.fixture
