@@ -56,7 +56,7 @@ class MemoryEvents:
     """Allocated bytes; negative for freed bytes."""
     allocated: Numbers
     """The allocated total after each event or, if unknown, the change since the trace began."""
-    before: int
+    before_bytes: int
     """The same before the first event."""
     is_total: bool
     """Whether the trace contains the allocated total."""
@@ -72,7 +72,7 @@ class MemoryEvents:
     @property
     def levels(self) -> Numbers:
         """The allocated bytes before the first event and after each event."""
-        return np.concatenate(([self.before], self.allocated))
+        return np.concatenate(([self.before_bytes], self.allocated))
 
     @property
     def peak(self) -> int:
@@ -81,7 +81,7 @@ class MemoryEvents:
         It is -1 if more bytes were allocated before the first event than after any event.
         """
         highest = int(np.argmax(self.allocated))
-        return highest if self.allocated[highest] >= self.before else -1
+        return highest if self.allocated[highest] >= self.before_bytes else -1
 
     @property
     def peak_bytes(self) -> int:
@@ -134,7 +134,7 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
                 time_ns=instants.begin_ns[mine],
                 bytes=sizes,
                 allocated=allocated,
-                before=int(allocated[0] - sizes[0]),
+                before_bytes=int(allocated[0] - sizes[0]),
                 is_total=is_total,
                 reserved=np.where(reserved[1][mine], reserved[0][mine], -1)
                 if reserved is not None and bool((reserved[0][mine] > 0).any())
@@ -323,7 +323,7 @@ class Growth:
     """The name, the peak and the final allocation of each step."""
     growing: int
     """The number of last steps that each left more memory allocated than the step before."""
-    left: int
+    left_bytes: int
     """The total growth in these steps."""
     by: str | None
     """The operator that allocated most of this memory; None if unknown."""
@@ -336,22 +336,22 @@ class Growth:
         return GrowthFigures(
             steps=[StepMemory(*step) for step in self.steps[:_MOST_IN_JSON]],
             growing_steps=self.growing,
-            left_bytes=self.left,
+            left_bytes=self.left_bytes,
             left_by=self.by,
         )
 
-    def finding(self, device: str, peak: int) -> Finding | None:
+    def finding(self, device: str, peak_bytes: int) -> Finding | None:
         """A finding if several steps in a row leave more memory allocated."""
-        if self.growing < _LEAST_STEPS or peak <= 0:
+        if self.growing < _LEAST_STEPS or peak_bytes <= 0:
             return None
-        each = self.left / self.growing
-        if each < _LEAST_BYTES or share(each, peak) < _LEAST_PERCENT:
+        each = self.left_bytes / self.growing
+        if each < _LEAST_BYTES or share(each, peak_bytes) < _LEAST_PERCENT:
             return None
-        severity = _SHARES.severity(share(self.left, peak)) or "low"
+        severity = _SHARES.severity(share(self.left_bytes, peak_bytes)) or "low"
         sentence = (
             f"Each of the last {self.growing:,} steps left more memory allocated on {device} than"
-            f" the one before, {in_words(self.left, 'bytes')} in all"
-            f" ({in_words(self.left // self.growing, 'bytes')} per step)"
+            f" the one before, {in_words(self.left_bytes, 'bytes')} in all"
+            f" ({in_words(self.left_bytes // self.growing, 'bytes')} per step)"
         )
         if self.by is not None:
             sentence += (
@@ -362,9 +362,9 @@ class Growth:
         name, _, end = self.steps[-1]
         shown = (
             Evidence(f"allocated at the end of {name}", None, end, "bytes"),
-            Evidence("first of these steps", self.since_ns, self.left, "bytes"),
+            Evidence("first of these steps", self.since_ns, self.left_bytes, "bytes"),
         )
-        numbers = {"steps": self.growing, "left_bytes": self.left}
+        numbers = {"steps": self.growing, "left_bytes": self.left_bytes}
         if self.by is not None:
             numbers["by_bytes"] = self.by_bytes
         return Finding(severity, sentence, shown, "memory.growth", numbers=numbers)
@@ -479,22 +479,22 @@ class DeviceMemory:
     is_total: bool
     """False if the figures only cover allocations within the trace."""
     events: int
-    peak: int
+    peak_bytes: int
     peak_ns: int
     """If the peak was reached before the first event, the time of that event."""
     step: str | None
     """The step with the peak."""
     holder: Holder | None
     """The operator whose allocation reached the peak; None if it was reached in another way."""
-    before: int | None
+    before_bytes: int | None
     """The part of the peak that was allocated before the trace; None if unknown."""
-    first: int
+    first_bytes: int
     """Allocated bytes after the first event."""
-    last: int
+    last_bytes: int
     """Allocated bytes after the last event."""
-    reserved: int | None
+    reserved_bytes: int | None
     """Reserved bytes at the peak; None if unknown."""
-    most_reserved: int | None
+    most_reserved_bytes: int | None
     holders: list[Holder]
     """Operators that held the most memory at the peak or, if unknown, that allocated the most."""
     growth: Growth | None
@@ -508,25 +508,25 @@ class DeviceMemory:
             device=self.device,
             events=self.events,
             total_known=self.is_total,
-            peak_bytes=self.peak,
+            peak_bytes=self.peak_bytes,
             peak_time_ns=self.peak_ns,
             peak_in_step=self.step,
             peak_by=self.holder,
-            from_before_at_peak_bytes=self.before,
-            first_bytes=self.first,
-            last_bytes=self.last,
-            reserved_at_peak_bytes=self.reserved,
-            reserved_unused_at_peak_bytes=self.unused,
-            most_reserved_bytes=self.most_reserved,
+            from_before_at_peak_bytes=self.before_bytes,
+            first_bytes=self.first_bytes,
+            last_bytes=self.last_bytes,
+            reserved_at_peak_bytes=self.reserved_bytes,
+            reserved_unused_at_peak_bytes=self.unused_bytes,
+            most_reserved_bytes=self.most_reserved_bytes,
             holders=self.holders,
             steps=None if self.growth is None else self.growth.figures(),
             curve=self.curve,
         )
 
     @property
-    def unused(self) -> int | None:
+    def unused_bytes(self) -> int | None:
         """Bytes that were reserved and not allocated at the peak; None if unknown."""
-        return None if self.reserved is None else self.reserved - self.peak
+        return None if self.reserved_bytes is None else self.reserved_bytes - self.peak_bytes
 
 
 class MemoryFigures(Figures, frozen=True):
@@ -554,7 +554,7 @@ class Memory(Result):
         for device in self.devices:
             finding = None
             if device.growth is not None:
-                finding = device.growth.finding(device.device, device.peak)
+                finding = device.growth.finding(device.device, device.peak_bytes)
             if finding is not None:
                 found.append(finding)
         return found
@@ -566,7 +566,15 @@ class Memory(Result):
             at = in_words(each.peak_ns, "ns") + (f", {each.step}" if each.step else "")
             by = each.holder.operator if each.holder else None
             rows.append(
-                (each.device, each.peak, at, by, each.last, each.most_reserved, each.unused)
+                (
+                    each.device,
+                    each.peak_bytes,
+                    at,
+                    by,
+                    each.last_bytes,
+                    each.most_reserved_bytes,
+                    each.unused_bytes,
+                )
             )
         note = ""
         if any(not each.is_total for each in self.devices):
@@ -592,9 +600,9 @@ class Memory(Result):
                 note.strip(),
             )
         ]
-        least = min(_LEAST_REPORTED, self.devices[0].peak)
+        least = min(_LEAST_REPORTED, self.devices[0].peak_bytes)
         for each in self.devices:
-            if each.peak < least:
+            if each.peak_bytes < least:
                 continue
             tables.append(_holders_table(each))
             if each.growth is not None:
@@ -613,10 +621,10 @@ class Memory(Result):
     def line(self) -> str:
         """The highest peak."""
         first = self.devices[0]
-        if first.peak < _LEAST_REPORTED:
+        if first.peak_bytes < _LEAST_REPORTED:
             return ""
         return (
-            f"at most {in_words(first.peak, 'bytes')} on {shortened(first.device, 30)},"
+            f"at most {in_words(first.peak_bytes, 'bytes')} on {shortened(first.device, 30)},"
             f" at {in_words(first.peak_ns, 'ns')}"
         )
 
@@ -659,17 +667,17 @@ def _device_of(
         device=events.device,
         is_total=events.is_total,
         events=len(events),
-        peak=events.peak_bytes,
+        peak_bytes=events.peak_bytes,
         peak_ns=int(events.time_ns[at]) - begin_ns,
         step=step,
         holder=holders[int(group[peak])] if peak >= 0 and events.bytes[peak] > 0 else None,
-        before=before,
-        first=int(events.allocated[0]),
-        last=int(events.allocated[-1]),
-        reserved=None
+        before_bytes=before,
+        first_bytes=int(events.allocated[0]),
+        last_bytes=int(events.allocated[-1]),
+        reserved_bytes=None
         if reserved is None or peak < 0 or reserved[peak] < 0
         else int(reserved[peak]),
-        most_reserved=None if reserved is None else int(reserved.max()),
+        most_reserved_bytes=None if reserved is None else int(reserved.max()),
         holders=by_weight[:_HOLDERS],
         growth=growth_of(trace, events, ranges, operators, begin_ns),
         curve=_curve(events, begin_ns),
@@ -724,7 +732,7 @@ def _curve(events: MemoryEvents, begin_ns: int) -> list[tuple[int, int]]:
     chosen = np.unique(np.concatenate((order[firsts], [0, len(times) - 1])))
     points = [(int(times[at]) - begin_ns, int(sizes[at])) for at in chosen]
     # The peak is in the curve, also if it was reached before the first event.
-    return points if events.peak >= 0 else [(points[0][0], events.before), *points]
+    return points if events.peak >= 0 else [(points[0][0], events.before_bytes), *points]
 
 
 def _holders_table(memory: DeviceMemory) -> Table:
@@ -738,10 +746,12 @@ def _holders_table(memory: DeviceMemory) -> Table:
         row: list[str | int | float | None] = [holder.operator or "(none)", holder.stage]
         row += [holder.allocations, holder.allocated]
         if known:
-            row += [holder.at_peak, share(holder.at_peak or 0, memory.peak)]
+            row += [holder.at_peak, share(holder.at_peak or 0, memory.peak_bytes)]
         row.append(None if holder.line is None else shortened(holder.line))
         rows.append(tuple(row))
     note = ""
-    if memory.before:
-        note = f"{in_words(memory.before, 'bytes')} of the peak were allocated before the trace."
+    if memory.before_bytes:
+        note = (
+            f"{in_words(memory.before_bytes, 'bytes')} of the peak were allocated before the trace."
+        )
     return Table(f"What allocated on {memory.device}", tuple(columns), rows, note)

@@ -31,11 +31,11 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
+    evidence,
     in_words,
     largest,
     share,
     shortened,
-    window_of,
 )
 
 _DIGITS = re.compile(r"\d+")
@@ -61,12 +61,12 @@ class StageTree:
     host_ns: Numbers
     host_self_ns: Numbers
     """Less the stages within it."""
-    launches: Rows
+    device_rows: Rows
     """All device events."""
     stage_of: Rows
-    """The innermost call (an index into `rows`) around each launch, or -1."""
+    """The innermost call (an index into `rows`) around the launch of each of them, or -1."""
     by_time: int
-    """The number of launches assigned to the stage of another thread at that time."""
+    """The number of them that were assigned to the stage of another thread at that time."""
     calls_made: Numbers
     """The number of launching calls in each stage, without nested stages."""
     idle_ns: Numbers | None
@@ -74,7 +74,7 @@ class StageTree:
     without a device."""
 
     def of_node(self, figure: Numbers) -> Numbers:
-        """Sum a figure of the launches by stage, without nested stages."""
+        """Sum a figure of the device events by stage, without nested stages."""
         node = np.where(self.stage_of >= 0, self.node[self.stage_of], -1)
         return sums(node, figure, len(self.names))
 
@@ -111,7 +111,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
         calls=np.bincount(paths.node[~paths.folded], minlength=len(paths)),
         host_ns=paths.sums(np.where(paths.folded, 0, events.dur_ns[rows])),
         host_self_ns=paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane)),
-        launches=device,
+        device_rows=device,
         stage_of=stage_of,
         by_time=int(by_time.sum()),
         calls_made=sums(launched_in, np.ones_like(launch), len(paths)),
@@ -353,7 +353,7 @@ def analyze(trace: Trace) -> Stages | Unavailable:
             "no_annotations",
         )
     events = trace.events
-    durations = events.dur_ns[tree.launches]
+    durations = events.dur_ns[tree.device_rows]
     own_device = tree.of_node(durations)
     own_count = tree.of_node(np.ones_like(durations))
     outside = tree.stage_of < 0
@@ -364,7 +364,6 @@ def analyze(trace: Trace) -> Stages | Unavailable:
     rows, nodes = tree.rows[separate], tree.node[separate]
     longest = rows[np.lexsort((-events.dur_ns[rows], nodes))]
     firsts = np.searchsorted(np.sort(nodes), np.arange(len(tree.names)))
-    begin, _ = window_of(trace) or (0, 0)
     paths = paths_to(tree.parent, tree.names)
     stages = []
     for node in range(len(tree.names)):
@@ -384,7 +383,7 @@ def analyze(trace: Trace) -> Stages | Unavailable:
                 steps=steps,
                 step_host_ns=step_host,
                 step_device_ns=step_device if on_device else None,
-                longest=_evidence(trace, int(longest[firsts[node]]), begin),
+                longest=evidence(trace, int(longest[firsts[node]])),
             )
         )
     return Stages(
@@ -396,13 +395,6 @@ def analyze(trace: Trace) -> Stages | Unavailable:
         on_device=on_device,
         deeper=int(tree.folded.sum()),
     )
-
-
-def _evidence(trace: Trace, row: int, begin_ns: int) -> Evidence:
-    """Return the same as `result.evidence`, without searching the whole trace each time."""
-    events = trace.events
-    name = trace.names[int(events.name[row])]
-    return Evidence(name, int(events.begin_ns[row]) - begin_ns, int(events.dur_ns[row]), "ns")
 
 
 def _as_read(tree: StageTree, stages: list[Stage]) -> list[Stage]:
@@ -426,7 +418,7 @@ def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | Non
     host = sums(cell, events.dur_ns[tree.rows] * separate, size).reshape(-1, count)
     launching = tree.stage_of
     of_launch = np.where(launching >= 0, cell[launching], -1)
-    device = sums(of_launch, events.dur_ns[tree.launches], size).reshape(-1, count)
+    device = sums(of_launch, events.dur_ns[tree.device_rows], size).reshape(-1, count)
     device = tree.inclusive(device)
     found = []
     for node in range(len(tree.names)):

@@ -58,10 +58,10 @@ def memory_of(trace: Trace) -> Memory:
     assert isinstance(found, Memory)
     json.dumps(found.to_dict())
     for device in found.devices:
-        if device.before is not None:
+        if device.before_bytes is not None:
             held = sum(holder.at_peak or 0 for holder in device.holders)
-            assert held + device.before == device.peak
-        assert device.peak == max(size for _, size in device.curve)
+            assert held + device.before_bytes == device.peak_bytes
+        assert device.peak_bytes == max(size for _, size in device.curve)
     assert unstated(found.findings()) == []
     return found
 
@@ -102,7 +102,7 @@ def test_the_peak_and_its_holders(tmp_path: Path) -> None:
     # WHEN its memory is analysed
     found = only(memory_of(program.trace(tmp_path)))
     # THEN the peak, its time, and its step are known
-    assert (found.device, found.peak, found.before) == ("cuda:0", 660 * MIB, 500 * MIB)
+    assert (found.device, found.peak_bytes, found.before_bytes) == ("cuda:0", 660 * MIB, 500 * MIB)
     assert (found.peak_ns, found.step) == (at * US, "ProfilerStep#1")
     # AND its cause: an operator that only allocates does so for its caller
     assert found.holder is not None
@@ -116,8 +116,8 @@ def test_the_peak_and_its_holders(tmp_path: Path) -> None:
         ("aten::arange", None): (0, 30 * MIB),
     }
     # AND other memory of the allocator, here none
-    assert (found.reserved, found.most_reserved) == (660 * MIB, 660 * MIB)
-    assert (found.first, found.last) == (530 * MIB, 500 * MIB)
+    assert (found.reserved_bytes, found.most_reserved_bytes) == (660 * MIB, 660 * MIB)
+    assert (found.first_bytes, found.last_bytes) == (530 * MIB, 500 * MIB)
 
 
 def test_the_peak_is_before_the_first_event(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_the_peak_is_before_the_first_event(tmp_path: Path) -> None:
     found = only(memory_of(program.trace(tmp_path)))
     # THEN the peak is that of the first step, and no operator reached it
     assert found.growth is not None
-    assert (found.peak, found.before) == (500 * MIB, 500 * MIB)
+    assert (found.peak_bytes, found.before_bytes) == (500 * MIB, 500 * MIB)
     assert found.growth.steps[0] == ("ProfilerStep#0", 500 * MIB, 400 * MIB)
     assert (found.peak_ns, found.step, found.holder) == (2 * US, "ProfilerStep#0", None)
-    assert (found.first, found.reserved, found.unused) == (400 * MIB, None, None)
+    assert (found.first_bytes, found.reserved_bytes, found.unused_bytes) == (400 * MIB, None, None)
     assert found.curve[:2] == [(2 * US, 500 * MIB), (2 * US, 400 * MIB)]
 
 
@@ -149,7 +149,7 @@ def test_memory_that_is_only_freed(tmp_path: Path) -> None:
         program.release((2, 60))
     # WHEN the memory is analysed THEN the peak above the begin is 0
     found = only(memory_of(program.trace(tmp_path)))
-    assert (found.is_total, found.peak, found.last) == (False, 0, -160 * MIB)
+    assert (found.is_total, found.peak_bytes, found.last_bytes) == (False, 0, -160 * MIB)
 
 
 def test_a_peak_after_an_event_that_frees_has_no_operator(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_peak_after_an_event_that_frees_has_no_operator(tmp_path: Path) -> Non
         program.release(block)
     # WHEN the memory is analysed THEN no operator reached the peak
     found = only(memory_of(program.trace(tmp_path)))
-    assert (found.peak, found.holder) == (200 * MIB, None)
+    assert (found.peak_bytes, found.holder) == (200 * MIB, None)
 
 
 def test_each_thread_allocates_in_its_own_span(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_without_totals_figures_are_above_the_begin(tmp_path: Path) -> None:
     found = memory_of(program.trace(tmp_path))
     # THEN memory from before and the holders are not reported
     device = only(found)
-    assert (device.is_total, device.peak, device.last) == (False, 160 * MIB, 0)
-    assert (device.before, device.reserved) == (None, None)
+    assert (device.is_total, device.peak_bytes, device.last_bytes) == (False, 160 * MIB, 0)
+    assert (device.before_bytes, device.reserved_bytes) == (None, None)
     assert {holder.at_peak for holder in device.holders} == {None}
     assert found.tables()[0].note != ""
 
@@ -207,7 +207,10 @@ def test_devices_are_separate(tmp_path: Path) -> None:
     # WHEN they are analysed
     # THEN each is a separate device
     found = memory_of(program.trace(tmp_path))
-    assert [(d.device, d.peak) for d in found.devices] == [("cuda:0", 5 * MIB), ("cpu", 3 * MIB)]
+    assert [(d.device, d.peak_bytes) for d in found.devices] == [
+        ("cuda:0", 5 * MIB),
+        ("cpu", 3 * MIB),
+    ]
 
 
 def test_the_curve_of_many_events_keeps_the_peak(tmp_path: Path) -> None:
@@ -219,7 +222,7 @@ def test_the_curve_of_many_events_keeps_the_peak(tmp_path: Path) -> None:
     # THEN the curve is short and contains the peak
     device = only(memory_of(program.trace(tmp_path)))
     assert len(device.curve) <= 402
-    assert (device.peak, device.peak_ns) == (9 * MIB, 2 * 1_234 * US)
+    assert (device.peak_bytes, device.peak_ns) == (9 * MIB, 2 * 1_234 * US)
 
 
 def leaking(program: Allocating, steps: int, leaks: set[int]) -> None:
@@ -242,7 +245,7 @@ def test_a_leak_is_found_with_its_operator(tmp_path: Path) -> None:
     growth = only(found).growth
     # THEN the growth is known to the byte
     assert growth is not None
-    assert (growth.growing, growth.left) == (6, 42 * MIB)
+    assert (growth.growing, growth.left_bytes) == (6, 42 * MIB)
     assert [end // MIB for _, _, end in growth.steps] == [10, 10, 17, 24, 31, 38, 45, 52]
     assert [peak // MIB for _, peak, _ in growth.steps][-1] == 152
     # AND reported as a finding, with the operator
@@ -318,7 +321,7 @@ def test_addresses_of_64_bits_are_distinguished(base: int, step: int, tmp_path: 
     # THEN the holders of the peak are those that were not freed, and memory from before
     held = {holder.operator: holder.at_peak for holder in found.holders}
     assert held == {"aten::a": 0, "aten::b": 500 * MIB, "aten::c": 2_000 * MIB}
-    assert (found.peak, found.before) == (2_570 * MIB, 70 * MIB)
+    assert (found.peak_bytes, found.before_bytes) == (2_570 * MIB, 70 * MIB)
 
 
 @pytest.mark.parametrize("address", [None, "nowhere", 2**64, 1.5])
@@ -331,13 +334,13 @@ def test_an_event_without_an_address(address: object, tmp_path: Path) -> None:
     # WHEN the memory is analysed
     # THEN nothing is reported about holders at the peak
     found = only(memory_of(program.trace(tmp_path)))
-    assert (found.peak, found.before) == (3 * MIB, None)
+    assert (found.peak_bytes, found.before_bytes) == (3 * MIB, None)
     assert [holder.at_peak for holder in found.holders] == [None]
     # AND an event of zero bytes frees nothing
     program.events[1]["args"] |= {"Addr": 1, "Bytes": -3 * MIB}
     program.events.append(dict(program.events[1], args={"Bytes": 0, "Addr": address}))
     program.events[-1]["args"] |= {"Device Type": 1, "Device Id": 0, "Total Allocated": 2 * MIB}
-    assert only(memory_of(program.trace(tmp_path))).before == 0
+    assert only(memory_of(program.trace(tmp_path))).before_bytes == 0
 
 
 def test_an_event_that_does_not_say_what_is_reserved(tmp_path: Path) -> None:
@@ -349,7 +352,11 @@ def test_an_event_that_does_not_say_what_is_reserved(tmp_path: Path) -> None:
     # WHEN the memory is analysed
     # THEN it is unknown there, and known elsewhere
     found = only(memory_of(program.trace(tmp_path)))
-    assert (found.peak, found.reserved, found.most_reserved) == (5 * MIB, None, 5 * MIB)
+    assert (found.peak_bytes, found.reserved_bytes, found.most_reserved_bytes) == (
+        5 * MIB,
+        None,
+        5 * MIB,
+    )
     assert found.figures().to_dict()["reserved_unused_at_peak_bytes"] is None
 
 
@@ -361,7 +368,7 @@ def test_only_memory_events(tmp_path: Path) -> None:
     # WHEN it is analysed
     # THEN the peak is known, without a stage or operator
     found = only(memory_of(program.trace(tmp_path)))
-    assert found.peak == 3 * MIB
+    assert found.peak_bytes == 3 * MIB
     assert [(h.operator, h.allocations) for h in found.holders] == [(None, 2)]
     assert found.growth is None
 
@@ -386,7 +393,7 @@ def test_real_traces(traces: Path) -> None:
         for entry in entries
         if entry["name"] == "[memory]" and entry["args"]["Device Type"] == 1
     ]
-    assert (times.events, times.peak) == (len(totals), max(totals))
+    assert (times.events, times.peak_bytes) == (len(totals), max(totals))
     assert times.step == "ProfilerStep#6"
     assert {holder.operator for holder in times.holders[:2]} == {"aten::bmm", "aten::mul"}
     resnet = said["old_v100_resnet_workers0"].devices[0]
@@ -418,6 +425,6 @@ def test_a_program_profiled_by_torch(keeps: str, left: int, tmp_path: Path) -> N
     # THEN the growth after the first step is known to the byte, with the operator
     assert growth is not None
     operator = "aten::clone" if keeps == "tensors" else "aten::sum"
-    assert (growth.left, growth.by) == (left, operator)
+    assert (growth.left_bytes, growth.by) == (left, operator)
     # AND only significant growth is a finding
     assert len(found.findings()) == (keeps == "tensors")
