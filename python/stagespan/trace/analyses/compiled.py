@@ -290,7 +290,7 @@ def _no_inductor(compiled: Compiled) -> Finding | None:
         f"The compiled graphs ran only aten's kernels, not Inductor's: {in_words(time, 'ns')}"
         f" ({percent:.1f} % of the time in graphs) went into {listed} and similar kernels. The"
         " backend generates no code (eager, aot_eager); backend='inductor' would fuse them.",
-        _evidence_of(compiled, plain),
+        _evidence_of(plain),
         "compiled.no_inductor",
         numbers={"time_ns": time, "percent": percent},
     )
@@ -312,7 +312,7 @@ def _fallbacks(compiled: Compiled) -> Finding | None:
         f"In compiled graphs {in_words(time, 'ns')} ({percent:.1f} %) went into operators that"
         f" Inductor left to aten: {listed} (libraries for products, convolutions and attention,"
         f" {in_words(libraries, 'ns')}, are not counted). They cannot be fused.",
-        _evidence_of(compiled, left),
+        _evidence_of(left),
         "compiled.fallback",
         numbers={"time_ns": time, "percent": percent, "libraries_ns": libraries},
     )
@@ -339,7 +339,7 @@ def _lookups(compiled: Compiled) -> Finding | None:
     )
 
 
-def _evidence_of(compiled: Compiled, works: list[Work]) -> tuple[Evidence, ...]:
+def _evidence_of(works: list[Work]) -> tuple[Evidence, ...]:
     return tuple(Evidence(work.name, None, _time(work), "ns") for work in works[:3])
 
 

@@ -55,7 +55,7 @@ _MOST_MORE = 2
 # The most layers in a block, and the fraction of it that belongs to only one of them.
 _MOST_PARTS = 4
 _FEW = 0.1
-# Percent of the events' time: shorter repetitions do not count as layers.
+# The least fraction of the events' time: shorter repetitions do not count as layers.
 _LEAST_SHARE = 0.05
 
 

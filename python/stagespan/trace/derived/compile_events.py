@@ -338,7 +338,7 @@ def breaks_of(forest: Forest) -> list[Break]:
     unclear[around[_working(forest, around)]] = True
     unclear[around[inside[~is_break]]] = False
     seen = ~unclear[around[after]]
-    between = _operators_between(forest, gap_begin, gap_end, around, parts)
+    between = _operators_between(forest, gap_begin, gap_end, around)
     # A frame breaks once: the last part follows the break, and frames before it were called inside.
     broken, number = np.unique(around[after], return_inverse=True)
     number = number.reshape(-1)
@@ -373,7 +373,7 @@ def breaks_of(forest: Forest) -> list[Break]:
 
 
 def _operators_between(
-    forest: Forest, gap_begin: Rows, gap_end: Rows, around: Rows, parts: np.ndarray
+    forest: Forest, gap_begin: Rows, gap_end: Rows, around: Rows
 ) -> dict[int, list[str]]:
     """Return the outermost operators outside of graphs, by gap."""
     nodes = forest.nodes

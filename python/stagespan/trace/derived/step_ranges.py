@@ -387,7 +387,10 @@ def _main_operators(trace: Trace) -> Rows:
 
 
 def _turned(repeat: Repeat, ends_step: Mask) -> Repeat:
-    """Return the repetition from the first end of a step on, if it begins inside a step."""
+    """Return the repetition from the event after the last end of a step in its first block.
+
+    It is unchanged if it begins there, if it has no end of a step, or if it has few blocks.
+    """
     within = np.flatnonzero(ends_step[repeat.begin : repeat.begin + repeat.length])
     if len(within) == 0 or within[-1] == repeat.length - 1 or repeat.times <= _LEAST:
         return repeat
