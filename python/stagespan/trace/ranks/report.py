@@ -28,6 +28,7 @@ from stagespan.trace.ranks.waits import (
     NOBODY,
     NOT_KNOWN,
     REASONS,
+    ROW,
     Instance,
     bus_speed,
     by_op,
@@ -341,7 +342,6 @@ _OF_COMMON = "of the time between their first and last common collective"
 EXPOSED_COMMUNICATION = "ranks.exposed_communication"
 # Percent of all waiting: from here on, waiting for ranks that began later is reported.
 _MUCH_BEFORE = 25.0
-_BEFORE = list(REASONS).index(BEFORE)
 # Percent of the collectives' time: from here on, time in which no data moved is reported.
 _STILL = 50.0
 # A rank is late at a place in the step, or if it is last more often than chance explains.
@@ -435,7 +435,7 @@ def _waiting(job: Job) -> list[Finding]:
         f" ({percent:.1f} % {_OF_COMMON}), mostly in {_named(op, group)}"
         f" ({in_words(lost, 'ns')} in {counted(len(worst), 'call')})."
     )
-    before = int(job.waits.reasons_ns[:, _BEFORE].sum())
+    before = int(job.waits.reasons_ns[:, ROW[BEFORE]].sum())
     if share(before, job.lost_ns) >= _MUCH_BEFORE:
         if 2 * before >= job.lost_ns:
             severity = "medium" if severity == "high" else "low"

@@ -31,6 +31,8 @@ REASONS = {
     HOST: "it neither computed nor communicated for longer than the others, so check its host",
     NOT_KNOWN: "unknown",
 }
+ROW = {reason: row for row, reason in enumerate(REASONS)}
+"""The row of each reason in an array by reason."""
 # The number of array elements that are processed at a time.
 _AT_ONCE = 1 << 20
 
@@ -73,53 +75,61 @@ def _of_columns(
     start_ns: NDArray[np.int64],
     computing_known: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
-    at, before = columns, np.maximum(columns - 1, 0)
-    begin, lost = block.begin_ns[:, at], lost_ns[:, at]
-    one = (last, np.arange(len(columns)))
+    before = np.maximum(columns - 1, 0)
+    begin = block.begin_ns[:, columns]
+    of_last = (last, np.arange(len(columns)))
 
     def longer(times: NDArray[np.int64]) -> NDArray[np.float64]:
         """By how much the last rank's time exceeds the time of each rank."""
-        difference: NDArray[np.float64] = (times[one] - times).astype(np.float64)
+        difference: NDArray[np.float64] = (times[of_last] - times).astype(np.float64)
         return difference
 
     late = np.maximum(longer(begin), 1.0)
     # Since the collective before.
     follows = (columns > 0) & (block.begin_ns[:, before] != UNKNOWN)
-    comparable = follows & follows[one]
+    comparable = follows & follows[of_last]
     since = block.end_ns[:, before]
     ran = block.end_ns[:, before] - block.begin_ns[:, before]
-    computed = block.computed_ns[:, at] - block.computed_ns[:, before]
+    computed = block.computed_ns[:, columns] - block.computed_ns[:, before]
     computed = computed - block.computed_in_ns[:, before]
-    busy = block.busy_ns[:, at] - block.busy_ns[:, before] - ran
+    busy = block.busy_ns[:, columns] - block.busy_ns[:, before] - ran
     # Since the first step began.
     initial = _in_first_step(block, columns, last) & bool((start_ns != UNKNOWN).all())
     fresh = initial & (columns == 0)
     since = np.where(fresh, start_ns[:, np.newaxis], since)
-    computed = np.where(fresh, block.computed_ns[:, at], computed)
-    busy = np.where(fresh, block.busy_ns[:, at], busy)
+    computed = np.where(fresh, block.computed_ns[:, columns], computed)
+    busy = np.where(fresh, block.busy_ns[:, columns], busy)
     comparable = comparable | fresh
+    # The part of the delay that arose since then.
     took = np.clip(longer(begin - since), 0, late)
     of_step = np.clip(longer(begin - start_ns[:, np.newaxis]), 0, late)
-    own = np.where(initial, of_step, np.where(comparable, took, 0.0))
-    own = own / late
-    kinds = [np.maximum(longer(each), 0.0) for each in (computed, busy - computed)]
-    kinds.append(np.maximum(longer(begin - since - busy), 0.0))
-    whole = sum(kinds)
-    shares = [own * np.where(whole > 0, each / np.where(whole > 0, whole, 1), 0) for each in kinds]
-    # Longer since the step's begin, and not since the collective before.
-    shares[2] = np.where(comparable & (whole > 0), shares[2], np.where(initial, own, 0.0))
-    for number in (0, 1):
-        shares[number] = np.where(comparable, shares[number], 0.0)
-    for number in (0, 2):
-        shown = computing_known[:, np.newaxis] & computing_known[last]
-        shares[number] = np.where(shown, shares[number], 0.0)
-    weighed = np.where(begin == UNKNOWN, 0, lost).astype(np.float64)
+    own = np.where(initial, of_step, np.where(comparable, took, 0.0)) / late
+    # It is divided like the time by which the last rank did each of these for longer.
+    computing = np.maximum(longer(computed), 0.0)
+    communicating = np.maximum(longer(busy - computed), 0.0)
+    neither = np.maximum(longer(begin - since - busy), 0.0)
+    whole = computing + communicating + neither
+    divided = comparable & (whole > 0)
+
+    def part(time: NDArray[np.float64]) -> NDArray[np.float64]:
+        share: NDArray[np.float64] = np.where(divided, time / np.where(whole > 0, whole, 1), 0)
+        return own * share
+
+    known = computing_known[:, np.newaxis] & computing_known[last]
+    # If only the time since the step's begin was longer, the rank did nothing for longer.
+    host = np.where(divided, part(neither), np.where(initial, own, 0.0))
+    shares = {
+        COMPUTING: np.where(known, part(computing), 0.0),
+        OTHER_COLLECTIVES: part(communicating),
+        HOST: np.where(known, host, 0.0),
+    }
+    weighed = np.where(begin == UNKNOWN, 0, lost_ns[:, columns]).astype(np.float64)
     times = np.zeros((len(REASONS), len(columns)), dtype=np.int64)
-    for row, each in zip((1, 2, 3), shares, strict=True):
-        times[row] = np.floor((each * weighed).sum(axis=0)).astype(np.int64)
+    for reason, each in shares.items():
+        times[ROW[reason]] = np.floor((each * weighed).sum(axis=0)).astype(np.int64)
     rest = weighed.sum(axis=0).astype(np.int64) - times.sum(axis=0)
-    times[0] = np.where(initial, rest, 0)
-    times[4] = np.where(initial, 0, rest)
+    times[ROW[BEFORE]] = np.where(initial, rest, 0)
+    times[ROW[NOT_KNOWN]] = np.where(initial, 0, rest)
     return times
 
 
@@ -128,8 +138,8 @@ def _in_first_step(
 ) -> NDArray[np.bool_]:
     """Whether the last rank was in its first step; without steps, whether it is column 0."""
     step = block.step[last, columns]
-    known: NDArray[np.bool_] = np.where(step >= 0, (step >= 0) & (step <= 1), columns == 0)
-    return known
+    first: NDArray[np.bool_] = np.where(step >= 0, step <= 1, columns == 0)
+    return first
 
 
 # --- Which rank came last, and how long the others waited ---
@@ -216,7 +226,7 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
     start_ns = np.array(begins, dtype=np.int64)
     start_ns = np.where(start_ns == UNKNOWN, UNKNOWN, start_ns - clocks.offset_ns)
     computing_known = np.array([each.collectives.computing_known for each in summaries])
-    waited, lost, caused, behind, last, took_part, compared, held, computed = (
+    waited, lost, caused, waited_for, last, took_part, compared, held, computed = (
         np.zeros(count, dtype=np.int64) for _ in range(9)
     )
     reasons_ns = np.zeros((count, len(REASONS)), dtype=np.int64)
@@ -231,33 +241,33 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
         known = block.known
         begin = block.begin_ns - clocks.offset_ns[block.ranks][:, None]
         end = block.end_ns - clocks.offset_ns[block.ranks][:, None]
-        come = np.where(known, begin, UNKNOWN)
-        order = np.sort(come, axis=0)
-        latest, before = order[-1], order[-2]
-        last_rank = np.argmax(come, axis=0)
-        late = latest - before
+        arrival = np.where(known, begin, UNKNOWN)
+        ascending = np.sort(arrival, axis=0)
+        latest, next_latest = ascending[-1], ascending[-2]
+        last_row = np.argmax(arrival, axis=0)
+        last_rank = block.ranks[last_row]
+        late = latest - next_latest
+        has_last = late > _tolerance(block, clocks)
         wait = np.where(known, np.clip(latest - begin, 0, end - begin), 0)
         idle = np.where(known, np.maximum(wait - block.computed_in_ns, 0), 0)
-        tolerance = _tolerance(block, clocks)
-        alone = late > tolerance
+        waited_in, lost_in = wait.sum(axis=0), idle.sum(axis=0)
+        pure = np.where(known, end - begin, np.iinfo(np.int64).max).min(axis=0)
         np.add.at(waited, block.ranks, wait.sum(axis=1))
         np.add.at(lost, block.ranks, idle.sum(axis=1))
         np.add.at(compared, block.ranks, known.sum(axis=1))
-        np.add.at(last, block.ranks[last_rank[alone]], 1)
-        np.add.at(caused, block.ranks[last_rank[alone]], np.minimum(late, idle.max(axis=0))[alone])
-        pure = np.where(known, end - begin, np.iinfo(np.int64).max).min(axis=0)
-        totals, lost_in = wait.sum(axis=0), idle.sum(axis=0)
-        np.add.at(behind, block.ranks[last_rank[alone]], lost_in[alone])
-        columns = np.flatnonzero(alone)
+        np.add.at(last, last_rank[has_last], 1)
+        np.add.at(caused, last_rank[has_last], np.minimum(late, idle.max(axis=0))[has_last])
+        np.add.at(waited_for, last_rank[has_last], lost_in[has_last])
+        columns = np.flatnonzero(has_last)
         why = reasons(
-            replace(block, begin_ns=come, end_ns=np.where(known, end, UNKNOWN)),
+            replace(block, begin_ns=arrival, end_ns=np.where(known, end, UNKNOWN)),
             columns,
-            last_rank[columns],
+            last_row[columns],
             idle,
             start_ns[block.ranks],
             computing_known[block.ranks],
         )
-        np.add.at(reasons_ns, block.ranks[last_rank[columns]], why.T)
+        np.add.at(reasons_ns, last_rank[columns], why.T)
         still = _still(block, begin, end, latest)
         steps, positions = _positions(block)
         known_on = known.sum(axis=0)
@@ -269,9 +279,9 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
                 bus_bytes=bus_bytes(block.ops[at], int(block.bytes_in[at]), int(block.members[at])),
                 begin_ns=int(latest[at]),
                 ranks=int(known_on[at]),
-                last=int(block.ranks[last_rank[at]]) if alone[at] else NOBODY,
+                last=int(last_rank[at]) if has_last[at] else NOBODY,
                 late_ns=int(late[at]),
-                waited_ns=int(totals[at]),
+                waited_ns=int(waited_in[at]),
                 lost_ns=int(lost_in[at]),
                 pure_ns=int(pure[at]),
                 still_ns=still[at],
@@ -281,17 +291,17 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
             for at in range(len(block.ops))
         ]
     return CollectiveWaits(
-        instances,
-        waited,
-        lost,
-        caused,
-        behind,
-        reasons_ns,
-        last,
-        took_part,
-        compared,
-        edges[:, 1] - edges[:, 0],
-        computed,
+        instances=instances,
+        waited_ns=waited,
+        lost_ns=lost,
+        caused_ns=caused,
+        waited_for_ns=waited_for,
+        reasons_ns=reasons_ns,
+        last=last,
+        took_part=took_part,
+        compared=compared,
+        common_ns=edges[:, 1] - edges[:, 0],
+        computed_ns=computed,
     )
 
 
