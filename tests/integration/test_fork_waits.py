@@ -12,7 +12,7 @@ FORK_WARNING = ("-W", "ignore::DeprecationWarning")
 
 # Forks, and ends with the stacks of all threads if that takes too long.
 FORK = """
-import collections, faulthandler, logging, os, signal, sys, threading, time
+import collections, faulthandler, logging, os, select, signal, sys, threading, time
 faulthandler.dump_traceback_later(80, exit=True)
 import stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, span
@@ -89,9 +89,9 @@ def size():
     fcntl.ioctl(read, termios.FIONREAD, waiting)
     return waiting[0]
 before = -1
-while size() != before or before < 60_000:
+while select.select([], [write], [], 0)[1] or size() != before:
     before = size()
-    time.sleep(0.2)
+    time.sleep(0.02)
 
 def child():
     logging.getLogger("mine").info("from the child")
