@@ -42,8 +42,8 @@ from stagespan.trace.result import (
     Table,
     Unavailable,
     by_severity,
-    merged,
     window_of,
+    without_repeats,
 )
 
 SCHEMA_VERSION = 1
@@ -134,7 +134,7 @@ class Analysis:
         found = [finding for result in self.results.values() for finding in result.findings()]
         codes = {finding.code for finding in found}
         covered = {other for code in codes for other in _COVERS.get(code, ())}
-        return by_severity(merged([each for each in found if each.code not in covered]))
+        return by_severity(without_repeats([each for each in found if each.code not in covered]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON: facts about the file, findings, and a key for each analysis."""

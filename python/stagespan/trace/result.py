@@ -131,7 +131,7 @@ class Finding:
         return self.figures().to_dict()
 
 
-def merged(findings: Sequence[Finding]) -> list[Finding]:
+def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     """Join each finding that repeats another one (`same_as`) to it, with the evidence of both.
 
     The joined finding has the higher of their severities.

@@ -422,7 +422,7 @@ class CompileStep(Figures, frozen=True):
     count: Count
 
 
-class Compilation(Figures, frozen=True):
+class CompilationFigures(Figures, frozen=True):
     """One compilation of a frame."""
 
     id: str | None
@@ -441,7 +441,7 @@ class CompileFigures(Figures, frozen=True):
     percent_of_window: float
     phases_ns: dict[Annotated[str, one_of(PHASES)], Ns]
     steps: list[CompileStep]
-    compilations: list[Compilation]
+    compilations: list[CompilationFigures]
 
 
 class WorkFigures(Figures, frozen=True):
@@ -617,7 +617,7 @@ class Compiled(Result):
             phases_ns=compiling.phases,
             steps=[CompileStep(*step) for step in compiling.steps[:_MOST]],
             compilations=[
-                Compilation(
+                CompilationFigures(
                     id=each.id,
                     begin_ns=int(begins[each.row]) - begin,
                     time_ns=each.time_ns,

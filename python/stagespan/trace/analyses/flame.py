@@ -53,14 +53,14 @@ _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _WIDTH = 58
 
 
-class Frame(Figures, frozen=True):
+class FlameFrame(Figures, frozen=True):
     """All calls of a frame by the same callers."""
 
     name: str
     self_ns: Ns
     """The time without the frames that it called."""
     total_ns: Ns
-    children: list[Frame]
+    children: list[FlameFrame]
 
 
 class FlameFigures(Figures, frozen=True):
@@ -69,7 +69,7 @@ class FlameFigures(Figures, frozen=True):
     told_from: Annotated[str, one_of(("frames", "call_stack"))]
     frames: Count
     total_ns: Ns
-    tree: Frame
+    tree: FlameFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,21 +295,21 @@ def _of_stacks(trace: Trace) -> Flame | None:
     return Flame(names, parents, self_ns, total_ns, works, "call_stack")
 
 
-def _nested(flame: Flame, kept: list[bool]) -> Frame:
+def _nested(flame: Flame, kept: list[bool]) -> FlameFrame:
     """Return nested frames below one root frame, the longest first."""
     own, total = flame.self_ns.tolist(), flame.total_ns.tolist()
-    root = Frame("all", 0, sum(own), [])
-    made: dict[int, Frame] = {-1: root}
+    root = FlameFrame("all", 0, sum(own), [])
+    made: dict[int, FlameFrame] = {-1: root}
     short: dict[int, list[int]] = {}
     for frame, parent in enumerate(flame.parent):
         if kept[frame]:
-            made[frame] = Frame(flame.names[frame], own[frame], total[frame], [])
+            made[frame] = FlameFrame(flame.names[frame], own[frame], total[frame], [])
             made[parent].children.append(made[frame])
         elif parent in made:
             short.setdefault(parent, []).append(frame)
     for parent, frames in short.items():
         time = sum(total[frame] for frame in frames)
-        made[parent].children.append(Frame(f"({len(frames)} more)", time, time, []))
+        made[parent].children.append(FlameFrame(f"({len(frames)} more)", time, time, []))
     for node in made.values():
         if len(node.children) > 1:
             node.children.sort(key=lambda child: -child.total_ns)

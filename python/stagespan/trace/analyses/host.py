@@ -34,14 +34,14 @@ from stagespan.trace.result import (
     window_of,
 )
 
-DATA_LOADING, OPERATORS, COMMUNICATION = "data_loading", "operators", "communication"
+DATA_LOADING, OPERATORS, COMMUNICATING = "data_loading", "operators", "communication"
 LOADER_START, BETWEEN_STEPS, OTHER = "loader_start", "between_steps", "other"
 UNSEEN, BETWEEN_OPERATORS = "unseen", "between_operators"
 PARTS = {
     DATA_LOADING: "loading data",
     LOADER_START: "starting the data loader",
     OPERATORS: "operators",
-    COMMUNICATION: "communication while no operator ran",
+    COMMUNICATING: "communication while no operator ran",
     BETWEEN_STEPS: "no operator at the end of a step",
     OTHER: "no operator, but Python or an annotation",
     UNSEEN: "no operator, cause unknown",
@@ -61,7 +61,7 @@ _CODES = {part: f"host.{part}" for part in PARTS} | {DATA_LOADING: "host.data_lo
 _SENTENCES = {
     DATA_LOADING: "the program loaded data",
     LOADER_START: "the program started the data loader",
-    COMMUNICATION: "the program communicated while no operator ran",
+    COMMUNICATING: "the program communicated while no operator ran",
     BETWEEN_STEPS: "no operator ran between two steps",
     OTHER: "no operator ran",
     UNSEEN: "no operator ran, and the trace shows no other activity in that time",
@@ -284,7 +284,7 @@ def _evidence(trace: Trace, operators: Mask, communicates: Mask) -> dict[str, tu
     for part, which in (
         (DATA_LOADING, loads_data(trace)),
         (LOADER_START, named(trace, STARTS_LOADER)),
-        (COMMUNICATION, communicates),
+        (COMMUNICATING, communicates),
         (OPERATORS, operators),
         (BETWEEN_OPERATORS, operators),
     ):

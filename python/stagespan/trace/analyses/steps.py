@@ -19,7 +19,7 @@ from stagespan.trace.derived.step_times import (
     OTHER,
     PARTS,
     StepTimes,
-    events_of,
+    events_of_part,
     step_times,
 )
 from stagespan.trace.derived.threads import TimeIndex, named
@@ -347,7 +347,7 @@ def _culprit(
 ) -> tuple[str | None, int, int, int]:
     """Return name, time in the step, average in the others, and the longest event in the step."""
     events = trace.events
-    chosen = events_of(trace, part, len(times.device_rows) > 0)
+    chosen = events_of_part(trace, part, len(times.device_rows) > 0)
     if part == OTHER:
         # Work outside of operators has a name only with stacks or annotations.
         row = filled_by(trace, *times.longest_rest(at))

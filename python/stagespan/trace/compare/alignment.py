@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stagespan.trace.analyses.idle import group_by_culprit, split_gaps
 from stagespan.trace.compare.comparison import Change, Comparison, Side
-from stagespan.trace.compare.cost_table import COMPUTING, Cell, Cells, device_cells, host_cells
+from stagespan.trace.compare.cost_table import COMPUTING, Cells, CostCell, device_cells, host_cells
 from stagespan.trace.derived.call_site import call_sites
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.launch_sources import launch_sources, stage_marks
@@ -77,7 +77,7 @@ def _signatures(cells: Cells, others: set[str]) -> dict[frozenset[object], list[
     return found
 
 
-def _place(cell: Cell, cells: Cells) -> object:
+def _place(cell: CostCell, cells: Cells) -> object:
     # Products are compared, so that no division rounds; see the counts in Cells.
     count = cells.count[cell]
     whole, rest = divmod(count, cells.per)

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import structs
 
 from stagespan.trace.compare import cost_table as parts
-from stagespan.trace.compare.cost_table import DONE, Cell, Cells
+from stagespan.trace.compare.cost_table import DONE, Cells, CostCell
 from stagespan.trace.derived.idle_causes import CAUSES, MEMORY_ALLOCATION, SYNCHRONISATION
 from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.derived.windows import Windows
@@ -143,7 +143,7 @@ class Change:
         )
 
 
-def part_name(cell: Cell) -> str:
+def part_name(cell: CostCell) -> str:
     """The printed name of a cell's part."""
     if cell.group == parts.IDLE:
         cause = "the host continued after the device's last work"
@@ -200,7 +200,7 @@ class Comparison(Titled):
     def within(self, part: str) -> list[Change]:
         """The kernels (or operators) of one of `parts`; empty for idle time."""
 
-        def key(cell: Cell) -> tuple[str, str]:
+        def key(cell: CostCell) -> tuple[str, str]:
             return (cell.kernel or cell.operator) if part_name(cell) == part else "", ""
 
         return [each for each in self._by(key, events_only=True) if each.name]
@@ -220,7 +220,7 @@ class Comparison(Titled):
     def host(self) -> list[Change]:
         """By operator, own time on the host's busiest thread; they sum to the change."""
 
-        def key(cell: Cell) -> tuple[str, str]:
+        def key(cell: CostCell) -> tuple[str, str]:
             return (parts.OUTSIDE if cell.part == parts.OUTSIDE else cell.operator), ""
 
         return self._by(key, cells_of=lambda side: side.host)
@@ -230,7 +230,7 @@ class Comparison(Titled):
         if not self.on_device:
             return []
 
-        def key(cell: Cell) -> tuple[str, str]:
+        def key(cell: CostCell) -> tuple[str, str]:
             return cell.kernel, cell.operator or _NO_OPERATOR
 
         return self._by(key, events_only=True)
@@ -332,7 +332,7 @@ class Comparison(Titled):
 
     def _by(
         self,
-        key: Callable[[Cell], tuple[str, str]],
+        key: Callable[[CostCell], tuple[str, str]],
         events_only: bool = False,
         cells_of: Callable[[Side], Cells] = lambda side: side.cells,
     ) -> list[Change]:

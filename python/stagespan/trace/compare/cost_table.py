@@ -285,7 +285,7 @@ OUTSIDE = "outside of operators"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class CostCell:
     """A part of the time that is in no other cell; texts are "" if unknown."""
 
     group: str
@@ -302,8 +302,8 @@ class Cell:
 class Cells:
     """The cells of a trace; the times sum to the time of one step, or of the whole trace."""
 
-    time_ns: dict[Cell, int]
-    count: dict[Cell, int]
+    time_ns: dict[CostCell, int]
+    count: dict[CostCell, int]
     """The number of events in all steps, only for cells of events."""
     per: int
     """The number of steps by which the times were divided."""
@@ -330,17 +330,17 @@ def device_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
     times, counts = _grouped(
         columns, np.flatnonzero(kept), found.time_ns, found.inside, _device_cell
     )
-    times |= {Cell(IDLE, cause): time for cause, time in found.idle_ns.items()}
+    times |= {CostCell(IDLE, cause): time for cause, time in found.idle_ns.items()}
     return _per_step(times, counts, windows)
 
 
-def _device_cell(kind: int, texts: list[str]) -> Cell:
+def _device_cell(kind: int, texts: list[str]) -> CostCell:
     name = texts[-1]
     if kind == COMMUNICATION:
-        return Cell(COMMUNICATING, kinds.COMMUNICATION, *texts)
+        return CostCell(COMMUNICATING, kinds.COMMUNICATION, *texts)
     if kind == COPY:
-        return Cell(COPYING, kinds.COPY, *texts)
-    return Cell(COMPUTING, kinds.kind_of(name), *texts)
+        return CostCell(COPYING, kinds.COPY, *texts)
+    return CostCell(COMPUTING, kinds.kind_of(name), *texts)
 
 
 def host_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
@@ -366,12 +366,12 @@ def host_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
     ]
     every = np.ones(len(rows), dtype=np.bool_)
     times, counts = _grouped(columns, np.arange(len(rows)), own, every, _host_cell)
-    times[Cell(HOST, OUTSIDE)] = int(outside.sum())
+    times[CostCell(HOST, OUTSIDE)] = int(outside.sum())
     return _per_step(times, counts, windows)
 
 
-def _host_cell(_: int, texts: list[str]) -> Cell:
-    return Cell(HOST, kinds.kind_of(texts[-1]), *texts)
+def _host_cell(_: int, texts: list[str]) -> CostCell:
+    return CostCell(HOST, kinds.kind_of(texts[-1]), *texts)
 
 
 def _grouped(
@@ -379,8 +379,8 @@ def _grouped(
     rows: Rows,
     time_ns: Numbers,
     counted: NDArray[np.bool_],
-    cell_of: Callable[[int, list[str]], Cell],
-) -> tuple[dict[Cell, int], dict[Cell, int]]:
+    cell_of: Callable[[int, list[str]], CostCell],
+) -> tuple[dict[CostCell, int], dict[CostCell, int]]:
     """Times and counts of `rows` by cell; the first column's codes are kinds."""
     if len(rows) == 0:
         return {}, {}
@@ -394,8 +394,8 @@ def _grouped(
     starts = np.searchsorted(code[order], np.arange(len(first)))
     sums = np.add.reduceat(time_ns[rows][order], starts)
     counts = np.add.reduceat(counted[rows][order].astype(np.int64), starts)
-    times: dict[Cell, int] = {}
-    numbers: dict[Cell, int] = {}
+    times: dict[CostCell, int] = {}
+    numbers: dict[CostCell, int] = {}
     for number, at in enumerate(first.tolist()):
         row = rows[at]
         texts = [column.texts[int(column.codes[row])] for column in columns[1:]]
@@ -405,7 +405,7 @@ def _grouped(
     return times, numbers
 
 
-def _per_step(times: dict[Cell, int], counts: dict[Cell, int], windows: Windows) -> Cells:
+def _per_step(times: dict[CostCell, int], counts: dict[CostCell, int], windows: Windows) -> Cells:
     per = max(windows.steps, 1)
     shares = apportioned(np.array(list(times.values()), dtype=np.int64), 1, per)
     divided = {cell: int(time) for cell, time in zip(times, shares, strict=True)}

@@ -24,7 +24,6 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import shortened
 
-Codes = NDArray[np.int64]
 # The number of block lengths that are tried, the most frequent distances first.
 _CANDIDATES = 96
 
@@ -43,7 +42,7 @@ class Repeat:
         return self.begin + self.length * self.times
 
 
-def longest_repeat(codes: Codes, least_times: int = 3, least_length: int = 1) -> Repeat | None:
+def longest_repeat(codes: Numbers, least_times: int = 3, least_length: int = 1) -> Repeat | None:
     """Return the repetition that covers most of a sequence; of equal ones, the shortest block.
 
     None if no block of at least `least_length` is repeated at least `least_times` times.
@@ -61,7 +60,7 @@ def longest_repeat(codes: Codes, least_times: int = 3, least_length: int = 1) ->
     return best
 
 
-def all_repeats(codes: Codes, least_times: int, least_length: int, most: int) -> list[Repeat]:
+def all_repeats(codes: Numbers, least_times: int, least_length: int, most: int) -> list[Repeat]:
     """Return repetitions that do not overlap, in order, preferring those that cover most."""
     found: list[Repeat] = []
     pieces = [(0, len(codes))]
@@ -76,7 +75,7 @@ def all_repeats(codes: Codes, least_times: int, least_length: int, most: int) ->
     return sorted(found, key=lambda repeat: repeat.begin)
 
 
-def _lengths(codes: Codes, least_times: int, least_length: int) -> list[int]:
+def _lengths(codes: Numbers, least_times: int, least_length: int) -> list[int]:
     """Return the lengths that a repeated block can have.
 
     If there are many possible lengths, these are the distances from an element to its next
@@ -96,13 +95,13 @@ def _lengths(codes: Codes, least_times: int, least_length: int) -> list[int]:
     return sorted(int(length) for length in chosen)
 
 
-def _is_shorter(block: Codes, least_length: int) -> bool:
+def _is_shorter(block: Numbers, least_length: int) -> bool:
     """Whether a block is itself a repetition of a block that is too short."""
     lengths = (length for length in range(1, least_length) if len(block) % length == 0)
     return any(bool(np.all(block[:-length] == block[length:])) for length in lengths)
 
 
-def same_block(first: Codes, second: Codes) -> bool:
+def same_block(first: Numbers, second: Numbers) -> bool:
     """Whether one block is a rotation of the other."""
     if len(first) != len(second):
         return False

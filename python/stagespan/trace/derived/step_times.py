@@ -204,7 +204,7 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
     )
 
 
-def events_of(trace: Trace, part: str, on_device: bool) -> Mask:
+def events_of_part(trace: Trace, part: str, on_device: bool) -> Mask:
     """Return the events of a part: one of PARTS or, without a device, of HOST_PARTS."""
     kinds = {COMPUTATION: COMPUTE, COMMUNICATING: COMMUNICATION, COPIES: COPY}
     if on_device and part in kinds:
@@ -231,7 +231,7 @@ class _Parts:
         self._names = tuple(PARTS if on_device else HOST_PARTS)
         self._nested: list[Cover] = []
         for part in self._names[:-1]:
-            cover = self._cover(events_of(trace, part, on_device))
+            cover = self._cover(events_of_part(trace, part, on_device))
             self._nested.append(self._nested[-1] | cover if self._nested else cover)
 
     def split(self, begin_ns: Numbers, end_ns: Numbers) -> dict[str, Numbers]:

@@ -112,7 +112,7 @@ def whole_column(buffer: Any, dtype: type[np.generic]) -> NDArray[Any]:
     return np.asarray(buffer).view(dtype)
 
 
-def texts_of(parts: tuple[Any, Any]) -> Texts:
+def collected_texts(parts: tuple[Any, Any]) -> Texts:
     """Return the texts that the scanner has collected."""
     return Texts(whole_column(parts[0], np.uint8), whole_column(parts[1], np.int64))
 
@@ -204,16 +204,16 @@ def gather(
         if base is not None:
             adjusted["baseTimeNanoseconds that is no time"] += 1
         base = None
-    names = Codebook(texts_of(found["names"]).all())
-    written = texts_of(found["categories"]).all()
+    names = Codebook(collected_texts(found["names"]).all())
+    written = collected_texts(found["categories"]).all()
     categories = Codebook(map(category_today, written))
     respelled = any(word != category_today(word) for word in written)
     shapes = Shapes(
-        {key: number for number, key in enumerate(texts_of(found["keys"]).all())},
+        {key: number for number, key in enumerate(collected_texts(found["keys"]).all())},
         whole_column(found["shape_parents"], np.int32),
         whole_column(found["shape_keys"], np.int32),
     )
-    texts = texts_of(found["texts"])
+    texts = collected_texts(found["texts"])
     ids = Ids(found["named_ids"])
     tables, arguments = {}, {}
     for kind in ("events", "instants"):

@@ -44,7 +44,7 @@ def test_operators_without_a_pause_have_no_findings(tmp_path: Path) -> None:
     # THEN there are no findings: all but nine pauses overlap communication, or are short
     assert found.parts == {
         host.OPERATORS: 50 * 100 * US,
-        host.COMMUNICATION: 9 * 5 * US,
+        host.COMMUNICATING: 9 * 5 * US,
         host.BETWEEN_OPERATORS: 40 * 5 * US,
     }
     assert found.findings() == []
@@ -183,7 +183,7 @@ def test_communication_that_nothing_hides(name: str, tmp_path: Path) -> None:
     # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
     # THEN it is communication, not an operator
-    assert found.parts == {host.OPERATORS: 4_000 * US, host.COMMUNICATION: 6_000 * US}
+    assert found.parts == {host.OPERATORS: 4_000 * US, host.COMMUNICATING: 6_000 * US}
     (finding,) = found.findings()
     assert finding.evidence[0].event in {name, "c10d::allreduce_"}
 

@@ -19,7 +19,7 @@ from stagespan.trace.analyses.launches import Launches
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import COMPUTE, COPY, device_work
-from stagespan.trace.result import Evidence, Finding, in_words, merged
+from stagespan.trace.result import Evidence, Finding, in_words, without_repeats
 
 US, MS = 1_000, 1_000_000
 
@@ -274,8 +274,8 @@ def test_the_same_lost_time_is_one_finding() -> None:
     )
     other = Finding("low", "Other.", (Evidence("c", 1, 2.0, "ns"),), "memory.growth")
     bare = Finding("low", "Without a code.", (Evidence("d", 1, 2.0, "ns"),))
-    # WHEN they are merged
-    found = merged([launch, stage, other, bare, bare])
+    # WHEN repetitions are joined
+    found = without_repeats([launch, stage, other, bare, bare])
     # THEN the first has the evidence of both and the higher severity
     assert [(f.code, f.severity) for f in found[:2]] == [
         ("idle.launch", "high"),
@@ -284,7 +284,7 @@ def test_the_same_lost_time_is_one_finding() -> None:
     assert found[2:] == [bare, bare]
     assert [each.event for each in found[0].evidence] == ["a", "b"]
     # AND without the first, the second is kept
-    assert merged([stage, other, bare]) == [stage, other, bare]
+    assert without_repeats([stage, other, bare]) == [stage, other, bare]
 
 
 # Devices that are not GPUs
