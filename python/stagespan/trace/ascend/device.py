@@ -30,7 +30,8 @@ def on_device(trace: Trace) -> Mask:
 # --- Computing, communicating and free time ---
 
 
-COMPUTING, COMMUNICATING, EXPOSED, FREE, RECEIVING = range(5)
+TRACK_KINDS = range(5)
+COMPUTING, COMMUNICATING, EXPOSED, FREE, RECEIVING = TRACK_KINDS
 _ROWS = {
     "Computing": COMPUTING,
     "Communication": COMMUNICATING,
@@ -49,6 +50,7 @@ class Overlap:
     of: dict[int, Interval] = field(default_factory=dict)
 
     def __getitem__(self, kind: int) -> Interval:
+        """The intervals of a kind, which may be none."""
         none = np.empty(0, dtype=np.int64)
         return self.of.get(kind, (none, none))
 
@@ -66,16 +68,18 @@ def overlap_in(trace: Trace) -> dict[str, Overlap]:
     found: dict[str, Overlap] = {}
     for pid, device in of_pid.items():
         mine = np.flatnonzero(events.pid == pid)
-        lanes = found.setdefault(device, Overlap())
+        tracks = found.setdefault(device, Overlap())
         for code, kind in codes.items():
             rows = mine[events.name[mine] == code]
             if len(rows):
-                lanes.of[kind] = _joined(lanes[kind], (events.begin_ns[rows], events.end_ns[rows]))
+                tracks.of[kind] = _joined(
+                    tracks[kind], (events.begin_ns[rows], events.end_ns[rows])
+                )
     received = _received(trace)
-    for device, lanes in found.items():
-        if lanes.of and device in received:
-            lanes.of[RECEIVING] = received[device]
-    return {device: lanes for device, lanes in found.items() if lanes.of}
+    for device, tracks in found.items():
+        if tracks.of and device in received:
+            tracks.of[RECEIVING] = received[device]
+    return {device: tracks for device, tracks in found.items() if tracks.of}
 
 
 def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, Overlap]:
@@ -145,7 +149,7 @@ def _joined(first: Interval, second: Interval) -> Interval:
 
 
 # At level 0, the profiler leaves out CANN's calls, but keeps the flows that begin in them.
-LAUNCHES, OPERATORS, QUEUE = "hosttodevice", "async_npu", "async_task_queue"
+LAUNCH_FLOWS, OPERATOR_FLOWS, QUEUE_FLOWS = "hosttodevice", "async_npu", "async_task_queue"
 
 
 def started_by(trace: Trace, category: str, rows: Numbers) -> Numbers:
@@ -189,7 +193,7 @@ def launched(trace: Trace, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     if seen.all():
         return begin, end, thread
     rest = np.flatnonzero(~seen)
-    start = started_by(trace, LAUNCHES, rows[rest])
+    start = started_by(trace, LAUNCH_FLOWS, rows[rest])
     rest, start = rest[start >= 0], start[start >= 0]
     begin[rest] = end[rest] = flows.begin_ns[start]
     thread[rest] = flows.tid[start]

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import numpy as np
 
-from stagespan.trace.ascend.device import QUEUE, launched, on_device, started_by
+from stagespan.trace.ascend.device import QUEUE_FLOWS, launched, on_device, started_by
 from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, covered, merged
@@ -293,7 +293,7 @@ def _way_of_next(trace: Trace, rows: Numbers, gap_end: Numbers) -> _Way:
     ended, taken = np.where(known, end, gap_end), np.where(known, begin, gap_end)
     asked = taken.copy()
     dequeue = np.flatnonzero(trace.rows_of(["dequeue"]))
-    put = started_by(trace, QUEUE, dequeue)
+    put = started_by(trace, QUEUE_FLOWS, dequeue)
     dequeue, put = dequeue[put >= 0], put[put >= 0]
     if len(dequeue):
         at = _around(trace, dequeue, thread, taken)

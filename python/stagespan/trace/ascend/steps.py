@@ -15,16 +15,17 @@ from stagespan.trace.ascend.device import (
     COMPUTING,
     EXPOSED,
     FREE,
-    LAUNCHES,
+    LAUNCH_FLOWS,
+    OPERATOR_FLOWS,
     RECEIVE,
     RECEIVING,
+    TRACK_KINDS,
     Interval,
     Overlap,
     overlap_from_events,
     overlap_in,
     overlap_of,
 )
-from stagespan.trace.ascend.device import OPERATORS as OPERATOR_FLOWS
 from stagespan.trace.ascend.folder import KERNEL_DETAILS, STEP_TRACE_TIME, TRACE
 from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
 from stagespan.trace.derived.device import device_work
@@ -47,6 +48,7 @@ from stagespan.trace.result import (
 )
 
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_ALL_TIME_NS = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,7 @@ def whole_range(trace: Trace) -> StepRange:
     events = trace.events
     operators = events.begin_ns[trace.rows_of(["cpu_op"])]
     begin = int(operators.min()) if len(operators) else None
-    limits = np.iinfo(np.int64)
-    return StepRange("", int(limits.min), int(limits.max), begin)
+    return StepRange("", *_ALL_TIME_NS, begin)
 
 
 def step_of(ranges: list[StepRange], begin_ns: Numbers) -> Numbers:
@@ -118,7 +119,7 @@ def _launched(trace: Trace) -> tuple[Numbers, Numbers, Numbers]:
     flows = trace.flows
     starts, ends = joined_flows(trace, OPERATOR_FLOWS)
     if len(starts) == 0:
-        starts, ends = joined_flows(trace, LAUNCHES)
+        starts, ends = joined_flows(trace, LAUNCH_FLOWS)
     begin = flows.begin_ns[ends]
     return flows.begin_ns[starts], begin, _ends_of(trace, begin, flows.pid[ends])
 
@@ -208,11 +209,11 @@ class StepTime:
         return f"{step}, device {self.device}" if self.device else step
 
 
-def ascend_step_times(lanes: dict[str, Overlap], ranges: list[StepRange]) -> list[StepTime]:
+def ascend_step_times(tracks: dict[str, Overlap], ranges: list[StepRange]) -> list[StepTime]:
     """Sum up each device's tracks by step. Steps without work on a device are left out."""
     found = []
-    for device, of_device in sorted(lanes.items()):
-        kinds = [of_device[kind] for kind in range(RECEIVING + 1)]
+    for device, of_device in sorted(tracks.items()):
+        kinds = [of_device[kind] for kind in TRACK_KINDS]
         steps = [step_of(ranges, begin) for begin, _ in kinds]
         present = np.unique(np.concatenate(steps))
         groups = [by_group(np.searchsorted(present, each), len(present)) for each in steps]
@@ -225,11 +226,11 @@ def ascend_step_times(lanes: dict[str, Overlap], ranges: list[StepRange]) -> lis
     return found
 
 
-def _summed(device: str, step: StepRange, lanes: Overlap) -> StepTime:
-    total = {k: int((lanes[k][1] - lanes[k][0]).sum()) for k in range(RECEIVING + 1)}
-    begin = np.concatenate([lanes[kind][0] for kind in range(RECEIVING + 1)])
-    end = np.concatenate([lanes[kind][1] for kind in range(RECEIVING + 1)])
-    work = np.concatenate((lanes[COMPUTING][0], lanes[COMMUNICATING][0]))
+def _summed(device: str, step: StepRange, tracks: Overlap) -> StepTime:
+    total = {k: int((tracks[k][1] - tracks[k][0]).sum()) for k in TRACK_KINDS}
+    begin = np.concatenate([tracks[kind][0] for kind in TRACK_KINDS])
+    end = np.concatenate([tracks[kind][1] for kind in TRACK_KINDS])
+    work = np.concatenate((tracks[COMPUTING][0], tracks[COMMUNICATING][0]))
     preparing = None
     if len(work) and step.host_begin_ns is not None:
         preparing = int(work.min()) - step.host_begin_ns
@@ -280,9 +281,8 @@ def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
     rows = _rows(table)
     found = []
     for (device, step), mine in sorted(rows.items(), key=lambda item: (item[0], item[1][0])):
-        limits = np.iinfo(np.int64)
-        whole = StepRange(step, int(limits.min), int(limits.max), None)
-        found += ascend_step_times({device: _lanes(np.array(mine, dtype=np.int64))}, [whole])
+        whole = StepRange(step, *_ALL_TIME_NS, None)
+        found += ascend_step_times({device: _tracks(np.array(mine, dtype=np.int64))}, [whole])
     return found
 
 
@@ -329,7 +329,7 @@ def _kind(core: str, name: str) -> int:
     return COMMUNICATING if _COMMUNICATES.match(core) or _COLLECTIVE.match(name) else COMPUTING
 
 
-def _lanes(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Overlap:
+def _tracks(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Overlap:
     begin, end, kind = rows[:, 0], rows[:, 1], rows[:, 2]
     computes, receives = kind == COMPUTING, kind == RECEIVING
     return overlap_of(
@@ -344,9 +344,9 @@ def _lanes(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Overlap:
 
 EXPOSED_COMMUNICATION = "ascend.exposed_communication"
 """The code of the finding about all waits within collectives."""
-LANES, OPERATORS, FILE, KERNELS = "lanes", "operators", "file", "kernels"
+TRACKS, OPERATORS, FILE, KERNELS = "lanes", "operators", "file", "kernels"
 _SOURCES = {
-    LANES: "the tracks of the trace's Overlap Analysis",
+    TRACKS: "the tracks of the trace's Overlap Analysis",
     OPERATORS: "the operators in the trace",
     FILE: STEP_TRACE_TIME,
     KERNELS: f"the rows of {KERNEL_DETAILS}",
@@ -369,7 +369,7 @@ class Difference:
     step: str
     figure: str
     """The name of its column."""
-    says: str
+    source: str
     time_ns: int
     other: str
     other_ns: int
@@ -379,11 +379,11 @@ class Difference:
         """A sentence with both figures and their sources."""
         return (
             f"{self.figure} of {self.step}: {in_words(self.time_ns, 'ns')} by"
-            f" {_SOURCES[self.says]}, {in_words(self.other_ns, 'ns')} by {_SOURCES[self.other]}"
+            f" {_SOURCES[self.source]}, {in_words(self.other_ns, 'ns')} by {_SOURCES[self.other]}"
         )
 
 
-_Source = Annotated[str, one_of((LANES, OPERATORS, FILE, KERNELS))]
+_Source = Annotated[str, one_of((TRACKS, OPERATORS, FILE, KERNELS))]
 
 
 class DifferenceFigures(Figures, frozen=True):
@@ -444,7 +444,7 @@ class AscendSteps(Result):
                 source: [step.figures() for step in steps] for source, steps in self.checked.items()
             },
             differences=[
-                DifferenceFigures(d.step, d.figure, d.says, d.time_ns, d.other, d.other_ns)
+                DifferenceFigures(d.step, d.figure, d.source, d.time_ns, d.other, d.other_ns)
                 for d in self.differences
             ],
         )
@@ -609,7 +609,7 @@ def analyze(
     if not ranges or (in_file and not any(step.step for step in in_file)):
         ranges = [whole_range(trace)]
     found = {
-        LANES: ascend_step_times(overlap_in(trace), ranges),
+        TRACKS: ascend_step_times(overlap_in(trace), ranges),
         OPERATORS: ascend_step_times(overlap_from_events(trace, device_work(trace)), ranges),
         FILE: in_file,
         KERNELS: [] if kernels is None else step_times_of_kernels(kernels),
