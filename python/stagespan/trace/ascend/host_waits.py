@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagespan.trace.derived.call_site import CallSites, waiting_operators
+from stagespan.trace.derived.call_site import call_sites, waiting_operators
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
 from stagespan.trace.derived.threads import Cover, ThreadIndex, named
@@ -204,7 +204,7 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
     name_of_call = np.where(own, events.name[rows], -1)
     code = (name_of_operator.astype(np.int64) + 1) * (len(trace.names) + 1) + name_of_call + 1
     busy = _busy_within(trace, rows)
-    look = CallSites(trace)
+    look = call_sites(trace)
     groups = []
     for group in grouped(code, events.dur_ns[rows])[:_LARGEST]:
         mine = np.flatnonzero(code == group.code)
