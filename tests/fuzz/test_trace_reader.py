@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagespan.errors import TraceError
-from stagespan.trace import Trace, breakdown, device_use, read_trace
+from reading import trace_or_refusal
+from stagespan.trace import breakdown, device_use
 
 _EVENTS = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
@@ -46,13 +46,6 @@ _PIECES = [
     b"1e999", b"99999999999999999999", b'"traceEvents"', b'"traceEvents":[', b'"ph":"X"', b"}, {",
     b'"ts":"soon"', b'"dur":-1', b"true", b"]}", b"\\u", b"\\ud800", b"[" * 3000, b'{"a":' * 3000,
 ]  # fmt: skip
-
-
-def trace_or_refusal(path: Path, chunk_bytes: int) -> Trace | str:
-    try:
-        return read_trace(path, chunk_bytes=chunk_bytes)
-    except TraceError as error:
-        return str(error)
 
 
 def survives(data: bytes, chunk_bytes: int) -> None:

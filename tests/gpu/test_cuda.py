@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stagespan
+from device_spans import spans_of
 from stagespan import _core
 
 CYCLES = 20_000_000  # about 10 ms
@@ -17,12 +18,6 @@ CYCLES = 20_000_000  # about 10 ms
 
 def within(found_ns: float, truth_ms: float) -> bool:
     return abs(found_ns - truth_ms * 1e6) <= max(0.01 * truth_ms * 1e6, 2000)
-
-
-def spans_of(stage: str) -> Any:
-    assert stagespan.flush(30)
-    spans = stagespan.spans()
-    return spans[spans["stage"] == stagespan.stage_names().index(stage)]
 
 
 class Truth:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +11,10 @@ import torch
 from standin import Standin
 
 import stagespan
+from device_spans import spans_of
 from stagespan import _core
 
 MS = 1e6
-
-
-def spans_of(stage: str) -> Any:
-    """Return the stage's spans after their device work is done."""
-    assert stagespan.flush(30)
-    spans = stagespan.spans()
-    return spans[spans["stage"] == stagespan.stage_names().index(stage)]
 
 
 def position_error_ns() -> float:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from reading import trace_or_refusal
 from stagespan.errors import StagespanError, TraceError
-from stagespan.trace import Trace, read_trace
+from stagespan.trace import read_trace
 
 Write = Callable[..., Path]
 
@@ -27,13 +28,6 @@ def refusal(path: Path | str) -> str:
     assert "\n" not in sentence
     assert sentence.endswith(".")
     return sentence
-
-
-def trace_or_refusal(path: Path, chunk_bytes: int) -> Trace | str:
-    try:
-        return read_trace(path, chunk_bytes=chunk_bytes)
-    except TraceError as error:
-        return str(error)
 
 
 def test_no_file(tmp_path: Path) -> None:
