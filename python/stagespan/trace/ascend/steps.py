@@ -519,10 +519,10 @@ class AscendSteps(Result):
         ]
         waits = [] if self.waits is None else self.waits.in_communication()
         # The last of them is the closest to the cause; all are in the evidence.
-        sentence += f", {waits[-1][1]}." if waits else "."
-        evidence += [each[0] for _, _, each in waits]
-        evidence += [each[1] for _, _, each in waits]
-        late = any(kind == NOTIFY for kind, *_ in waits)
+        sentence += f", {waits[-1].clause}." if waits else "."
+        evidence += [each.exposed for each in waits]
+        evidence += [each.longest for each in waits]
+        late = any(each.kind == NOTIFY for each in waits)
         moved = None if self.collectives is None else self.collectives.moved
         if moved is not None:
             sentence += (

@@ -12,7 +12,7 @@ from stagespan.trace.ascend.device import Interval, minus, on_device
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
 from stagespan.trace.derived.threads import named
 from stagespan.trace.figures import Count, Figures, Ns
-from stagespan.trace.read.intervals import Numbers, covered, merged
+from stagespan.trace.read.intervals import Mask, Numbers, covered, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (
@@ -27,7 +27,6 @@ from stagespan.trace.result import (
     in_words,
     share,
     shortened,
-    window_of,
 )
 
 EVENT, NOTIFY = "event", "notify"
@@ -82,6 +81,18 @@ class WaitsFigures(Figures, frozen=True):
     span_ns: Ns
     by_kind: dict[str, WaitsOfKind]
     largest: list[WaitFigures]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsInCommunication:
+    """Waits of one kind that are a part of exposed communication."""
+
+    kind: str
+    clause: str
+    """A part of the sentence on exposed communication."""
+    exposed: Evidence
+    """The time of all these waits without computing."""
+    longest: Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +185,8 @@ class StreamWaits(Result):
         much = share(inside, self.span_ns) >= _SHARES.low
         return much and 2 * inside >= exposed
 
-    def in_communication(self) -> list[tuple[str, str, tuple[Evidence, Evidence]]]:
-        """Return name, clause and evidence of each kind that is communication, NOTIFY last."""
+    def in_communication(self) -> list[WaitsInCommunication]:
+        """Return the kinds that are communication, NOTIFY last."""
         found = []
         for kind in self.count:
             mine = [wait for wait in self.largest if wait.kind == kind]
@@ -185,8 +196,8 @@ class StreamWaits(Result):
             time = in_words(self.communicating_ns[kind], "ns")
             clause = f"{time} of this while a stream waited for {_WHAT[kind]}"
             name = f"{longest.event.event}, without computing"
-            evidence = Evidence(name, None, self.exposed_ns[kind], "ns")
-            found.append((kind, clause, (evidence, longest.event)))
+            exposed = Evidence(name, None, self.exposed_ns[kind], "ns")
+            found.append(WaitsInCommunication(kind, clause, exposed, longest.event))
         return found
 
     def tables(self) -> list[Table]:
@@ -246,28 +257,26 @@ def analyze(trace: Trace) -> StreamWaits | Unavailable:
             "The trace has no waits of streams (EVENT_WAIT, Notify Wait).", "no_waits"
         )
     begin, end = events.begin_ns, events.end_ns
-    computing = busy[work.kind[busy] == COMPUTE]
-    computes = merged(begin[computing], end[computing])
-    talking = busy[work.kind[busy] == COMMUNICATION]
-    talks = minus(merged(begin[talking], end[talking]), computes)
-    waits, exposed, communicating = {}, {}, {}
+    computes = busy[work.kind[busy] == COMPUTE]
+    computing = merged(begin[computes], end[computes])
+    communicates = busy[work.kind[busy] == COMMUNICATION]
+    exposed_communication = minus(merged(begin[communicates], end[communicates]), computing)
+    details = _Details(trace, busy, work.kind)
+    exposed, communicating = {}, {}
+    largest: list[Wait] = []
     for kind, rows in rows_of.items():
-        waits[kind] = merged(begin[rows], end[rows])
-        left = minus(waits[kind], computes)
+        left = minus(merged(begin[rows], end[rows]), computing)
         exposed[kind] = _length(left)
-        communicating[kind] = exposed[kind] - _length(minus(left, talks))
+        communicating[kind] = exposed[kind] - _length(minus(left, exposed_communication))
+        largest += [details.wait(kind, row) for row in _longest(trace, rows)]
     every = np.concatenate([busy, *rows_of.values()])
-    look = _Look(trace, busy, work.kind)
     return StreamWaits(
         span_ns=int(end[every].max() - begin[every].min()),
         count={kind: len(rows) for kind, rows in rows_of.items()},
         total_ns={kind: int(events.dur_ns[rows].sum()) for kind, rows in rows_of.items()},
         exposed_ns=exposed,
         communicating_ns=communicating,
-        largest=sorted(
-            (look.wait(kind, row) for kind, rows in rows_of.items() for row in _long(trace, rows)),
-            key=lambda wait: -(wait.event.figure or 0),
-        ),
+        largest=sorted(largest, key=lambda wait: -(wait.event.figure or 0)),
     )
 
 
@@ -275,55 +284,58 @@ def _length(intervals: Interval) -> int:
     return int((intervals[1] - intervals[0]).sum())
 
 
-def _long(trace: Trace, rows: Numbers) -> list[int]:
+def _longest(trace: Trace, rows: Numbers) -> list[int]:
     order = np.argsort(-trace.events.dur_ns[rows], kind="stable")[:_LARGEST]
     result: list[int] = rows[order].tolist()
     return result
 
 
-class _Look:
-    """Finds the waiting event and the event that overlapped it. Searches all rows of the device."""
+class _Details:
+    """Finds the operator that a wait belongs to, and the event that overlapped it.
+
+    Searches all rows of the device for each wait.
+    """
 
     def __init__(self, trace: Trace, busy: Numbers, kind: NDArray[np.int8]) -> None:
-        self._trace, self._busy, self._kind = trace, busy, kind[busy]
-        self._window = window_of(trace) or (0, 0)
+        self._trace, self._busy = trace, busy
+        self._begin, self._end = trace.events.begin_ns[busy], trace.events.end_ns[busy]
+        self._kind = kind[busy]
 
     def wait(self, kind: str, row: int) -> Wait:
         """Return the details of one wait."""
-        events, busy = self._trace.events, self._busy
+        events = self._trace.events
         begin, end = int(events.begin_ns[row]), int(events.end_ns[row])
         pid, tid = int(events.pid[row]), int(events.tid[row])
-        same = (events.pid[busy] == pid) & (events.tid[busy] == tid)
-        inside = np.minimum(events.end_ns[busy], end) - np.maximum(events.begin_ns[busy], begin)
-        collective = self._kind == COMMUNICATION
-        operator = -1
+        on_stream = (events.pid[self._busy] == pid) & (events.tid[self._busy] == tid)
+        overlap = np.minimum(self._end, end) - np.maximum(self._begin, begin)
         if kind == NOTIFY:
-            operator = self._most(busy, np.where(collective, inside, 0))
+            operator = self._longest(np.where(self._kind == COMMUNICATION, overlap, 0))
+            others = np.where(on_stream | (self._kind == COPY), 0, overlap)
         else:
-            after = busy[same & (events.begin_ns[busy] >= end)]
-            if len(after):
-                operator = int(after[np.argmin(events.begin_ns[after])])
-        others = np.where(same | (self._kind == COPY) & (kind == NOTIFY), 0, inside)
-        computes = inside[(self._kind == COMPUTE) & (inside > 0)]
-        mine = np.flatnonzero((self._kind == COMPUTE) & (inside > 0))
-        computed = 0
-        if len(computes):
-            first = np.maximum(events.begin_ns[busy[mine]], begin)
-            computed = covered(first, np.minimum(events.end_ns[busy[mine]], end))
-        name = self._trace.thread_names.get((pid, tid), f"stream {tid}")
+            operator = self._first_after(end, on_stream)
+            others = np.where(on_stream, 0, overlap)
+        computes = (self._kind == COMPUTE) & (overlap > 0)
+        computed = covered(
+            np.maximum(self._begin[computes], begin), np.minimum(self._end[computes], end)
+        )
         return Wait(
             kind=kind,
             event=evidence(self._trace, row),
-            stream=name,
-            operator=self._name(operator),
-            beside=self._name(self._most(busy, others)),
+            stream=self._trace.thread_names.get((pid, tid), f"stream {tid}"),
+            operator=operator,
+            beside=self._longest(others),
             exposed_ns=end - begin - computed,
         )
 
-    def _name(self, row: int) -> str | None:
-        return None if row < 0 else self._trace.names[int(self._trace.events.name[row])]
+    def _first_after(self, time_ns: int, chosen: Mask) -> str | None:
+        """Return the name of the first of the chosen events that begins at a time or later."""
+        after = np.flatnonzero(chosen & (self._begin >= time_ns))
+        return self._name(after[np.argmin(self._begin[after])]) if len(after) else None
 
-    @staticmethod
-    def _most(rows: Numbers, inside: Numbers) -> int:
-        at = int(np.argmax(inside)) if len(inside) else -1
-        return int(rows[at]) if at >= 0 and inside[at] > 0 else -1
+    def _longest(self, time_ns: Numbers) -> str | None:
+        """Return the name of the event with the most of these times; None if all are 0 or less."""
+        at = np.argmax(time_ns)
+        return self._name(at) if time_ns[at] > 0 else None
+
+    def _name(self, at: np.intp) -> str:
+        return self._trace.names[int(self._trace.events.name[self._busy[at]])]
