@@ -72,7 +72,7 @@ class Waited:
     """The time that the collectives waited for other ranks."""
 
     severity: Severity | None
-    """The severity; None for a small share."""
+    """None for a small share."""
     sentence: str
     evidence: tuple[Evidence, ...]
     numbers: dict[str, float]
@@ -263,11 +263,15 @@ class CollectiveStats(Result):
                 )
                 for link in self.links[:_TOP]
             ]
-            heads = (("ranks", ""), ("transport", ""), ("step", ""))
-            figures = (("sent", "MB"), ("transit", "ns"), ("bandwidth", "GB/s"))
-            tables.append(
-                Table("Links between ranks", (*heads, *figures), links, f"From {MATRIX_JSON}.")
+            heads = (
+                ("ranks", ""),
+                ("transport", ""),
+                ("step", ""),
+                ("sent", "MB"),
+                ("transit", "ns"),
+                ("bandwidth", "GB/s"),
             )
+            tables.append(Table("Links between ranks", heads, links, f"From {MATRIX_JSON}."))
         return tables
 
     @staticmethod
@@ -331,13 +335,12 @@ def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str
 
 def _entries(document: Any) -> list[tuple[str, str, dict[str, Any]]]:
     """Return step, name and content of each operation."""
-    found = []
-    for step, groups in _items(document):
-        for _, operations in _items(groups):
-            for name, value in _items(operations):
-                if isinstance(value, dict):
-                    found.append((step.removeprefix("step"), name, value))
-    return found
+    return [
+        (step.removeprefix("step"), name, content)
+        for step, groups in _objects(document)
+        for _, operations in _objects(groups)
+        for name, content in _objects(operations)
+    ]
 
 
 def _links(document: Any) -> list[Link]:
@@ -345,23 +348,23 @@ def _links(document: Any) -> list[Link]:
     for step, name, value in _entries(document):
         if not name.partition("@")[0].endswith("-total"):
             continue  # it contains the fastest, median and slowest run of each operation
-        for pair, content in _items(value):
+        for pair, content in _objects(value):
             source, _, target = pair.partition("-")
-            time = _time(content.get("Transit Time(ms)"), "ms") if _is(content) else None
-            size = _figure(content.get("Transit Size(MB)")) if _is(content) else None
+            time = _time(content.get("Transit Time(ms)"), "ms")
+            size = _figure(content.get("Transit Size(MB)"))
             if time is None or size is None or source == target:
                 continue
             key = (step, source, target, str(content.get("Transport Type", "")))
-            before = sums.get(key, (0.0, 0))
-            sums[key] = before[0] + size, before[1] + time
+            size_before, time_before = sums.get(key, (0.0, 0))
+            sums[key] = size_before + size, time_before + time
     found = [Link(*key, *value) for key, value in sums.items()]
     return sorted(found, key=lambda link: link.bandwidth or 0.0)
 
 
 def _sent(value: Any) -> dict[str, tuple[float, float | None]]:
     found: dict[str, tuple[float, float | None]] = {}
-    for link, content in _items(value):
-        size = _figure(content.get("Transit Size(MB)")) if _is(content) else None
+    for link, content in _objects(value):
+        size = _figure(content.get("Transit Size(MB)"))
         if size:
             found[link] = size, _figure(content.get("Bandwidth(GB/s)"))
     return found
@@ -374,12 +377,10 @@ def _figure(value: Any) -> float | None:
     return float(value) if abs(value) < _LARGEST else None
 
 
-def _items(value: Any) -> list[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, dict) else []
-
-
-def _is(value: Any) -> bool:
-    return isinstance(value, dict)
+def _objects(value: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the keys of a JSON object whose values are objects, with these; [] for others."""
+    items = value.items() if isinstance(value, dict) else ()
+    return [(key, each) for key, each in items if isinstance(each, dict)]
 
 
 def _time(value: Any, unit: str) -> int | None:
