@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-from stagespan.console import set_width, trimmed
+from stagespan.console import trimmed
 from stagespan.trace.ncu.command import base_name
 from stagespan.trace.ncu.limits import (
     BALANCED,
@@ -22,22 +22,16 @@ from stagespan.trace.ncu.report import NcuReport, Placed, summary
 from stagespan.trace.render.html import filled
 from stagespan.trace.render.html.data import written_finding, written_table
 from stagespan.trace.render.markdown import escaped, listed_findings, markdown_table
+from stagespan.trace.render.terminal import finding_block, screen
 from stagespan.trace.result import Cell, in_cell, in_words, printable, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-_WIDTH = 100
-_SEVERITIES = {"high": "bold red", "medium": "yellow", "low": "cyan"}
-
-
 def show(report: NcuReport, console: Console | None = None) -> None:
-    """Print a line for each kernel and the findings, on standard output."""
-    from rich.console import Console
-
-    console = console or Console()
-    set_width(console, _WIDTH)
+    """Print a line for each kernel and the findings, by default on standard output."""
+    console = screen(console)
     with trimmed(console):
         _show(report, console)
 
@@ -66,12 +60,7 @@ def _show(report: NcuReport, console: Console) -> None:
         )
     console.print(table)
     for finding in report.findings():
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(width=6)
-        grid.add_column()
-        severity = Text(finding.severity, _SEVERITIES[finding.severity])
-        grid.add_row(severity, Text(printable(finding.sentence)))
-        console.print(grid, highlight=False)
+        console.print(finding_block(finding, 0), highlight=False)
     for reason in _missing_reasons(report):
         console.print(Text(reason, "dim"))
 

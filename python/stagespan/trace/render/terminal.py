@@ -94,7 +94,7 @@ def print_blocks(
     console = screen(console)
     limit = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
     # The first finding is shown in any case, and one line says how many others there are.
-    first = _heights([_finding(findings[0], 0)], console) + 1 if findings else 0
+    first = _heights([finding_block(findings[0], 0)], console) + 1 if findings else 0
     kept = max(_FOR_FINDINGS, first)
     blocks = _that_fit(blocks, limit - _heights(tail, console) - kept, console)
     left = limit - _heights([*blocks, *tail], console)
@@ -102,11 +102,11 @@ def print_blocks(
     for finding in findings:
         # One line is reserved for the number of findings that do not fit.
         most = left - (shown + 1 < len(findings))
-        block = _finding(finding, 2)
+        block = finding_block(finding, 2)
         if not shown:
-            fitting = (_finding(finding, count) for count in (2, 1, 0))
+            fitting = (finding_block(finding, count) for count in (2, 1, 0))
             block = next(
-                (b for b in fitting if _heights([b], console) <= most), _finding(finding, 0)
+                (b for b in fitting if _heights([b], console) <= most), finding_block(finding, 0)
             )
         elif _heights([block], console) > most:
             break
@@ -224,7 +224,8 @@ def text_table(table: Table, most: int = 60) -> RenderableType:
     return grid
 
 
-def _finding(finding: Finding, evidence: int) -> RenderableType:
+def finding_block(finding: Finding, evidence: int) -> RenderableType:
+    """Return the severity and the sentence of a finding, with at most `evidence` lines of evidence."""
     from rich.table import Table as Grid
     from rich.text import Text
 
