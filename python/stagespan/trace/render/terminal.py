@@ -225,7 +225,7 @@ def text_table(table: Table, most: int = 60) -> RenderableType:
 
 
 def finding_block(finding: Finding, evidence: int) -> RenderableType:
-    """Return the severity and the sentence of a finding, with at most `evidence` lines of evidence."""
+    """Return severity and sentence of a finding, with at most `evidence` lines of evidence."""
     from rich.table import Table as Grid
     from rich.text import Text
 
