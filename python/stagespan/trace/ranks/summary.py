@@ -81,30 +81,33 @@ def usage_of(trace: Trace, window: tuple[int, int], stages: AscendSteps | None =
     communicates, computes = work_of(trace)
     kind = device_work(trace).kind
     copies = np.flatnonzero(kind == COPY)
+    # Each cover contains the one before.
     computing = Cover(events.begin_ns[computes], events.end_ns[computes])
-    talking = computing | Cover(events.begin_ns[communicates], events.end_ns[communicates])
-    busy = talking | Cover(events.begin_ns[copies], events.end_ns[copies])
+    working = computing | Cover(events.begin_ns[communicates], events.end_ns[communicates])
+    busy = working | Cover(events.begin_ns[copies], events.end_ns[copies])
     steps, (begin, end) = 0, window
     found = steps_of(trace)
     if found is not None and found.steps:
         first, last = int(found.begin_ns[0]), int(found.end_ns[-1])
         if _covered(busy, first, last) >= _LEAST_SHARE * _covered(busy, begin, end):
             steps, begin, end = found.steps, first, last
-    compute, talk, all_ = (_covered(each, begin, end) for each in (computing, talking, busy))
-    staged = stages is not None and stages.stage_ns > 0
+    computing_ns, working_ns, busy_ns = (
+        _covered(each, begin, end) for each in (computing, working, busy)
+    )
+    stage_ns, stage_communicating_ns = _stage_times(stages)
     return Usage(
         time_ns=end - begin,
         steps=steps,
-        computing_ns=compute,
-        communicating_ns=talk - compute,
-        copying_ns=all_ - talk,
-        stage_ns=stages.stage_ns if stages is not None and staged else None,
-        stage_communicating_ns=stages.exposed_ns if stages is not None and staged else None,
+        computing_ns=computing_ns,
+        communicating_ns=working_ns - computing_ns,
+        copying_ns=busy_ns - working_ns,
+        stage_ns=stage_ns,
+        stage_communicating_ns=stage_communicating_ns,
     )
 
 
 def usage_of_stages(stages: AscendSteps) -> Usage | None:
-    """The same from the steps of a folder without a trace; None if no step is complete."""
+    """The usage by the steps of a folder without a trace; None if no step is complete."""
     known = [
         (step.computing_ns, step.exposed_ns, step.free_ns)
         for step in stages.steps
@@ -113,16 +116,23 @@ def usage_of_stages(stages: AscendSteps) -> Usage | None:
     computing, exposed, free = (sum(each[at] or 0 for each in known) for at in range(3))
     if computing + exposed + free <= 0:
         return None
-    staged = stages.stage_ns > 0
+    stage_ns, stage_communicating_ns = _stage_times(stages)
     return Usage(
         time_ns=computing + exposed + free,
         steps=len(known),
         computing_ns=computing,
         communicating_ns=exposed,
         copying_ns=0,
-        stage_ns=stages.stage_ns if staged else None,
-        stage_communicating_ns=stages.exposed_ns if staged else None,
+        stage_ns=stage_ns,
+        stage_communicating_ns=stage_communicating_ns,
     )
+
+
+def _stage_times(stages: AscendSteps | None) -> tuple[int | None, int | None]:
+    """The time of all stages, and the exposed communication in it; None if unknown."""
+    if stages is None or stages.stage_ns <= 0:
+        return None, None
+    return stages.stage_ns, stages.exposed_ns
 
 
 def _covered(cover: Cover, begin_ns: int, end_ns: int) -> int:
@@ -134,7 +144,6 @@ def _covered(cover: Cover, begin_ns: int, end_ns: int) -> int:
 
 # Times of a clock that counts from boot are far smaller.
 _UNIX_NS = 10**18
-_LARGEST = 2**62
 _TABLES = (STEP_TRACE_TIME, KERNEL_DETAILS)
 _CALLS = (
     ("rocm", re.compile(r"^hip")),
@@ -272,8 +281,8 @@ def _of_tables(
             str(path),
             f"{files.output} contains neither a trace nor a step with times in {STEP_TRACE_TIME}.",
         )
-    called = collectives_of_files(known, kernels)
-    begin = int(called.begin_ns.min(initial=_LARGEST)) if len(called) else 0
+    operations = collectives_of_files(known, kernels)
+    begin = int(operations.begin_ns.min()) if len(operations) else 0
     rank, rank_from = rank_of(empty, path, folder, files.rank)
     return RankSummary(
         path=str(path),
@@ -285,14 +294,14 @@ def _of_tables(
         unix_clock=begin > _UNIX_NS,
         base_ns=0,
         begin_ns=begin,
-        end_ns=max(begin + usage.time_ns, int(called.end_ns.max(initial=0))),
+        end_ns=max(begin + usage.time_ns, int(operations.end_ns.max(initial=0))),
         entries=0,
         steps=usage.steps,
         step_ns=usage.time_ns // usage.steps,
         start_ns=None,
         device=None,
         usage=usage,
-        collectives=called,
+        collectives=operations,
         least_ranks=least_ranks(empty, files.documents),
         pipeline_stage=files.pipeline_stage,
         incomplete=" ".join(files.problems) or None,
