@@ -95,27 +95,27 @@ def timeline(trace: Trace, steps: Steps = ()) -> list[TimelineRow]:
     if window_of(trace) is None:
         return []
     found: list[TimelineRow] = []
-    for lanes in (_annotations, _streams, _idle, _threads):
-        found += lanes(trace)
-    if steps and all(lane.name != "steps" for lane in found):
+    for rows_of in (_annotations, _streams, _idle, _threads):
+        found += rows_of(trace)
+    if steps and all(row.name != "steps" for row in found):
         begin = np.array([each[1] for each in steps], dtype=np.int64)
         end = begin + np.array([each[2] for each in steps], dtype=np.int64)
         key = np.zeros(len(begin), dtype=np.intp)
         names = [name for name, _, _ in steps]
-        lane = _row("steps", begin, end, key, [("step", "step")], np.arange(len(begin)), names)
-        found.insert(0, lane)
-    return [lane for lane in found if len(lane.begin)]
+        row = _row("steps", begin, end, key, [("step", "step")], np.arange(len(begin)), names)
+        found.insert(0, row)
+    return [row for row in found if len(row.begin)]
 
 
-def drawn(lanes: list[TimelineRow]) -> dict[str, Any]:
+def drawn(rows: list[TimelineRow]) -> dict[str, Any]:
     """Return the rows for the page. Times are in ns, each begin relative to the previous end."""
-    limits = _bars_per_row([len(lane.begin) for lane in lanes])
+    limits = _bars_per_row([len(row.begin) for row in rows])
     keys: dict[tuple[str, str], int] = {}
     names: dict[str, int] = {}
-    for lane in lanes:
-        for key in lane.keys:
+    for row in rows:
+        for key in row.keys:
             keys.setdefault(key, len(keys))
-    parts = [_part(lane, most, keys, names) for lane, most in zip(lanes, limits, strict=True)]
+    parts = [_part(row, most, keys, names) for row, most in zip(rows, limits, strict=True)]
     kept = list(names)[:MOST_NAMES]
     shown = labels(kept, LONGEST_EVENT)
     return {"keys": list(keys), "names": [shown[name] for name in kept], "lanes": parts}
@@ -148,41 +148,41 @@ def _bars_per_row(requested: list[int]) -> list[int]:
 
 
 def _part(
-    lane: TimelineRow, most: int, keys: dict[tuple[str, str], int], names: dict[str, int]
+    row: TimelineRow, most: int, keys: dict[tuple[str, str], int], names: dict[str, int]
 ) -> dict[str, Any]:
-    bars = summed_up(lane.begin, lane.end, max(most, 2))
+    bars = summed_up(row.begin, row.end, max(most, 2))
     several = np.flatnonzero(bars.count > 1)
-    key = np.array([keys[each] for each in lane.keys], dtype=np.intp)[lane.key]
-    note = lane.note
+    key = np.array([keys[each] for each in row.keys], dtype=np.intp)[row.key]
+    note = row.note
     if len(several):
-        count = f"{len(lane.begin):,} {lane.what}"
-        note = f"{lane.name}: {count} in {len(bars.begin):,} bars. {note}".strip()
+        count = f"{len(row.begin):,} {row.what}"
+        note = f"{row.name}: {count} in {len(bars.begin):,} bars. {note}".strip()
     return {
-        "name": shortened(lane.name, 40),
-        "what": lane.what,
-        "busy": lane.busy_ns(),
-        "events": len(lane.begin),
+        "name": shortened(row.name, 40),
+        "what": row.what,
+        "busy": row.busy_ns(),
+        "events": len(row.begin),
         "note": note,
         "gaps": (bars.begin - np.concatenate(([0], bars.end[:-1]))).tolist(),
         "lengths": (bars.end - bars.begin).tolist(),
         "keys": key[bars.longest].tolist(),
         "names": [
-            names.setdefault(lane.names[label], len(names))
-            for label in lane.label[bars.longest].tolist()
+            names.setdefault(row.names[label], len(names))
+            for label in row.label[bars.longest].tolist()
         ],
-        "several": dict(_several(lane, bars, several, key)),
+        "several": dict(_several(row, bars, several, key)),
     }
 
 
 def _several(
-    lane: TimelineRow, bars: Bars, several: Rows, key: NDArray[np.intp]
+    row: TimelineRow, bars: Bars, several: Rows, key: NDArray[np.intp]
 ) -> Iterator[tuple[int, list[int]]]:
     """Return the number of events and the time of each kind, for bars of several events."""
     if len(several) == 0:
         return
     kinds = int(key.max()) + 1
     cells, which = np.unique(bars.of * kinds + key, return_inverse=True)
-    busy = np.bincount(which.reshape(-1), weights=lane.end - lane.begin).astype(np.int64)
+    busy = np.bincount(which.reshape(-1), weights=row.end - row.begin).astype(np.int64)
     of, kind = cells // kinds, cells % kinds
     for at in several.tolist():
         low, high = np.searchsorted(of, [at, at + 1])
@@ -237,14 +237,14 @@ def _streams(trace: Trace) -> list[TimelineRow]:
     if len(rows) == 0:
         return []
     device, stream = streams(trace, rows)
-    found, lane = pairs(device, stream)
-    time = np.bincount(lane, weights=trace.events.dur_ns[rows])
+    found, of_stream = pairs(device, stream)
+    time = np.bincount(of_stream, weights=trace.events.dur_ns[rows])
     order = np.argsort(-time, kind="stable")
     several = len({int(number) for number, _ in found}) > 1
     keys = [(word, word) for word in KINDS.values()]
     number_of = np.zeros(max(KINDS) + 1, dtype=np.intp)
     number_of[list(KINDS)] = np.arange(len(KINDS))
-    mine = by_group(lane, len(found))
+    mine = by_group(of_stream, len(found))
     left = order[MOST_STREAMS:]
     note = ""
     if len(left):
@@ -252,7 +252,7 @@ def _streams(trace: Trace) -> list[TimelineRow]:
             f"{len(left):,} more streams are not drawn; their events take"
             f" {in_words(float(time[left].sum()), 'ns')}."
         )
-    lanes = []
+    drawn_streams = []
     for number in order[:MOST_STREAMS].tolist():
         name = f"stream {_id(trace, int(found[number][1]))}"
         if several:
@@ -260,8 +260,8 @@ def _streams(trace: Trace) -> list[TimelineRow]:
         here = rows[mine[number]]
         last = number == order[:MOST_STREAMS][-1]
         key = number_of[work.kind[here]]
-        lanes.append(_of_events(trace, name, here, key, keys, note=note if last else ""))
-    return lanes
+        drawn_streams.append(_of_events(trace, name, here, key, keys, note=note if last else ""))
+    return drawn_streams
 
 
 def _id(trace: Trace, number: int) -> str:
@@ -286,13 +286,13 @@ def _annotations(trace: Trace) -> list[TimelineRow]:
     marks = np.flatnonzero(trace.rows_of(["user_annotation"]))
     is_step = np.array([_STEP.match(name) is not None for name in trace.names] + [False])
     steps = np.flatnonzero(trace.rows_of(["user_annotation", "cpu_op"]) & is_step[events.name])
-    lanes = []
+    lines = []
     if len(steps):
         key = np.zeros(len(steps), dtype=np.intp)
-        lanes.append(_of_events(trace, "steps", steps, key, [("step", "step")], "steps"))
+        lines.append(_of_events(trace, "steps", steps, key, [("step", "step")], "steps"))
     marks = marks[~is_step[events.name[marks]]]
     if len(marks) == 0:
-        return lanes
+        return lines
     kept = marks[np.argsort(-events.dur_ns[marks], kind="stable")[:MOST_STAGES]]
     rows, depths = _depths(trace, kept)
     # Each of the longest stages has its own colour, regardless of numbers in its name.
@@ -312,8 +312,8 @@ def _annotations(trace: Trace) -> list[TimelineRow]:
         here = np.flatnonzero(depths == depth)
         name = "stages" if depth == 0 else f"stages, line {depth + 1}"
         own = note if depth == drawn_at[-1] else ""
-        lanes.append(_of_events(trace, name, rows[here], rank[key[here]], keys, "annotations", own))
-    return lanes
+        lines.append(_of_events(trace, name, rows[here], rank[key[here]], keys, "annotations", own))
+    return lines
 
 
 def _depths(trace: Trace, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
@@ -340,11 +340,11 @@ def _threads(trace: Trace) -> list[TimelineRow]:
     rows = np.flatnonzero(work)
     if len(rows) == 0:
         return []
-    found, lane = pairs(events.pid[rows], events.tid[rows])
-    order = np.lexsort((-events.dur_ns[rows], events.begin_ns[rows], lane))
-    rows, lane = rows[order], lane[order]
+    found, of_thread = pairs(events.pid[rows], events.tid[rows])
+    order = np.lexsort((-events.dur_ns[rows], events.begin_ns[rows], of_thread))
+    rows, of_thread = rows[order], of_thread[order]
     end = events.begin_ns[rows] + events.dur_ns[rows]
-    edges = np.searchsorted(lane, np.arange(len(found) + 1))
+    edges = np.searchsorted(of_thread, np.arange(len(found) + 1))
     outermost, times = [], []
     for first, last in itertools.pairwise(edges.tolist()):
         reach = np.maximum.accumulate(end[first:last])
@@ -357,15 +357,15 @@ def _threads(trace: Trace) -> list[TimelineRow]:
     left = len(found) - len(busiest)
     more = f"{left:,} threads that did less are not drawn." if left else ""
     backward = backward_threads(trace, found)
-    lanes = []
+    drawn_threads = []
     for number in busiest:
         here = outermost[number]
         pid, tid = (int(each) for each in found[number])
         name = _thread_name(trace, pid, tid, bool(backward[number]))
         note = more if number == busiest[-1] else ""
         key = calls[here].astype(np.intp)
-        lanes.append(_of_events(trace, name, here, key, keys, "operators and calls", note))
-    return lanes
+        drawn_threads.append(_of_events(trace, name, here, key, keys, "operators and calls", note))
+    return drawn_threads
 
 
 def _thread_name(trace: Trace, pid: int, tid: int, backward: bool) -> str:
