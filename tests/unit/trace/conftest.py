@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_traces import read_real
 
-from stagespan.trace import Trace, read_trace
+from stagespan.trace import Trace
 
 _REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -57,7 +58,7 @@ def real(every_trace: list[Path]) -> Callable[[str], Trace]:
     def read(name: str) -> Trace:
         if name not in paths:
             pytest.skip(f"no real trace {name}")
-        return read_trace(paths[name])
+        return read_real(paths[name])
 
     return read
 

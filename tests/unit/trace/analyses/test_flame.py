@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from planted import Program
+from real_traces import read_real
 
 from stagespan.cli import command
 from stagespan.trace import Trace, read_trace
@@ -207,14 +208,14 @@ def test_the_command_writes_folded_stacks(tmp_path: Path) -> None:
 def test_times_of_real_traces_add_up(traces: Path) -> None:
     # GIVEN public traces
     for path in sorted(traces.glob("*.json.gz")):
-        found = flame.analyze(read_trace(path))
+        found = flame.analyze(read_real(path))
         # WHEN they have stacks
         # THEN the times of every frame add up
         if not isinstance(found, Unavailable):
             times_add_up(found.to_dict()["tree"])
             assert found.tables()[0].rows
     # AND the line that resizes images is the first
-    owl = flame_of(read_trace(traces / "rocm_mi300_owlv2.json.gz"))
+    owl = flame_of(read_real(traces / "rocm_mi300_owlv2.json.gz"))
     assert owl.tables()[0].rows[0][0] == "scipy/ndimage/_interpolation.py(739): zoom"
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from real_traces import read_real
 from rich.console import Console
 
 from stagespan.trace import Trace, device_use, read_trace
@@ -159,4 +160,4 @@ def test_sums_of_real_traces_are_correct(name: str, traces: Path) -> None:
     # GIVEN a public trace
     # WHEN it is analysed
     # THEN the sums are correct
-    check(read_trace(traces / f"{name}.json.gz"))
+    check(read_real(traces / f"{name}.json.gz"))

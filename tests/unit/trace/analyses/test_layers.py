@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planted import Program
+from real_traces import read_real
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import layers
@@ -247,7 +248,7 @@ def test_real_models(traces: Path) -> None:
     # GIVEN public traces
     said = {}
     for path in sorted(traces.glob("*.json.gz")):
-        trace = read_trace(path)
+        trace = read_real(path)
         # WHEN layers are summed up
         # THEN the sums of device time are correct, and no layer is called slow
         if not isinstance(layers.analyze(trace), Unavailable):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from commands import unstated
 from planted import HOST, MAIN, Program
+from real_traces import read_real
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import memory
@@ -377,7 +378,7 @@ def test_real_traces(traces: Path) -> None:
     # GIVEN public traces
     said = {}
     for path in sorted(traces.glob("*.json.gz")):
-        found = memory.analyze(read_trace(path))
+        found = memory.analyze(read_real(path))
         # WHEN their memory is analysed
         # THEN none has a leak
         if not isinstance(found, Unavailable):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from real_traces import read_real
 
-from stagespan.trace import read_trace
 from stagespan.trace.analyses.device_use import Use
 from stagespan.trace.analyses.idle import CODES, Idle
 from stagespan.trace.analyses.steps import Steps
@@ -20,7 +20,7 @@ _SEEN: dict[str, Analysis] = {}
 
 def analysis_of(name: str, traces: Path) -> tuple[Idle, Verdict]:
     if name not in _SEEN:
-        trace = read_trace(traces / f"{name}.json.gz")
+        trace = read_real(traces / f"{name}.json.gz")
         _SEEN[name] = analyze(trace, ["idle", "verdict", "device_use"])
     idle, verdict = _SEEN[name].results["idle"], _SEEN[name].results["verdict"]
     assert isinstance(idle, Idle)
@@ -110,7 +110,7 @@ def test_findings_and_verdict_agree_on_idle_time(traces: Path) -> None:
     """In every trace, a figure has the same share in the verdict and in findings."""
     seen = 0
     for path in sorted(traces.glob("*.json.gz")):
-        results = analyze(read_trace(path), ["idle", "verdict"]).results
+        results = analyze(read_real(path), ["idle", "verdict"]).results
         idle, verdict = results["idle"], results["verdict"]
         if not isinstance(idle, Idle) or not isinstance(verdict, Verdict):
             continue
@@ -136,7 +136,7 @@ def test_findings_and_verdict_agree_on_idle_time(traces: Path) -> None:
 
 def test_all_analyses_have_one_definition_of_communication(traces: Path) -> None:
     # GIVEN a step with all-reduce kernels of an inference server
-    trace = read_trace(traces / "cuda_b200_vllm_eager.json.gz")
+    trace = read_real(traces / "cuda_b200_vllm_eager.json.gz")
     # WHEN its time is split by several analyses
     results = analyze(trace, ["verdict", "steps", "device_use"]).results
     verdict, steps, use = (results[name] for name in ("verdict", "steps", "device_use"))

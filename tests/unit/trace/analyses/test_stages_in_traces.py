@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commands import unstated
 from planted import CALL, Program
+from real_traces import read_real
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import kernels, stages
@@ -398,7 +399,7 @@ def test_real_traces(traces: Path) -> None:
     # GIVEN public traces
     said = {}
     for path in sorted([*traces.glob("*.json.gz"), *traces.rglob("trace_view.json.gz")]):
-        trace = read_trace(path)
+        trace = read_real(path)
         # WHEN stages are summed up
         # THEN the sums of device time are correct for each
         if not isinstance(stages.analyze(trace), Unavailable):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from commands import unstated
 from planted import CALL, LATENCY, Program
+from real_traces import read_real
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import steps
@@ -307,7 +308,7 @@ def test_the_real_resnets_have_the_known_steps(traces: Path) -> None:
     # GIVEN two trainings whose mean step is 177,592 and 141,068 µs according to another tool
     for name, mean in (("workers0", 177_592), ("workers4", 141_068)):
         # WHEN their steps are split
-        found = steps_of(read_trace(traces / f"old_v100_resnet_{name}.json.gz"))
+        found = steps_of(read_real(traces / f"old_v100_resnet_{name}.json.gz"))
         # THEN their mean is the same
         assert round(found.to_dict()["step_us"]["mean"]) == mean
     # AND two of the second one's steps are slow: a copy that waited 40 ms, and a slow host
@@ -322,7 +323,7 @@ def test_real_traces_have_correct_sums_and_the_expected_findings(traces: Path) -
     for path in sorted(traces.glob("*.json.gz")):
         # WHEN they are split
         # THEN the parts of every step sum to it
-        trace = read_trace(path)
+        trace = read_real(path)
         if not isinstance(steps.analyze(trace), Unavailable):
             seen[path.name.split(".")[0]] = steps_of(trace)
     # AND those with marks have steps, those of one forward pass do not

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from real_traces import read_real
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses.device_use import analyze as use_of
@@ -152,7 +153,7 @@ def test_apportioned_parts_sum_to_the_total(
 def test_sums_of_all_traces_are_correct(traces: Path) -> None:
     # GIVEN real traces
     for path in sorted(traces.glob("*.json.gz")):
-        trace = read_trace(path)
+        trace = read_real(path)
         found, stretch = steps_of(trace), whole(trace)
         # WHEN the time of their steps, and all of it, is split into cells
         for windows in (found, stretch):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from plain_json import entries_of
+from real_traces import read_real
 
-from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.advice import EVERY
 from stagespan.trace.result import Finding
@@ -252,7 +252,7 @@ def paths(traces: Path, every_trace: list[Path]) -> list[Path]:
 @functools.cache  # findings are small, and both tests below need them
 def findings_of(path: Path) -> list[Finding]:
     names = ["idle", "host", "memory", "device_use", "kernels", "compiled"]
-    return analyze(read_trace(path), names).findings()
+    return analyze(read_real(path), names).findings()
 
 
 def test_no_advice_contradicts_a_real_trace(paths: list[Path]) -> None:

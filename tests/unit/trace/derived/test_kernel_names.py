@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from real_traces import read_real
 
-from stagespan.trace import read_trace
 from stagespan.trace.analyses import kernels
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.kernel_names import kernel_label, labels
@@ -127,7 +127,7 @@ def test_times_of_a_table_have_one_unit() -> None:
 
 def test_real_kernels_have_different_labels(traces: Path) -> None:
     for path in sorted(traces.glob("*.json.gz")):
-        trace = read_trace(path)
+        trace = read_real(path)
         codes = np.unique(trace.events.name[device_work(trace).rows])
         names = [trace.names[code] for code in codes.tolist()]
         told = labels(names, 60)

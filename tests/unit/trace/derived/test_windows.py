@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from planted import CALL, LATENCY, Program
+from real_traces import read_real
 
-from stagespan.trace import Trace, read_trace
+from stagespan.trace import Trace
 from stagespan.trace.analyses import device_use, steps, verdict
 from stagespan.trace.analyses.device_use import Use
 from stagespan.trace.analyses.steps import Steps
@@ -231,7 +232,7 @@ def test_every_finding_has_a_code_and_evidence(every_trace: list[Path]) -> None:
     names = ("device_use", "kernels", "compiled", "steps", "layers")
     codes = set()
     for path in every_trace:
-        found = analyze(read_trace(path), names)
+        found = analyze(read_real(path), names)
         for name, result in found.results.items():
             for finding in result.findings():
                 # THEN every finding has a code of its analysis, and evidence
@@ -308,7 +309,7 @@ def test_sums_of_all_real_verdicts_are_correct(every_trace: list[Path]) -> None:
         # GIVEN a real trace
         # WHEN the verdict is determined
         # THEN its parts sum to its steps, or to the trace
-        trace = read_trace(path)
+        trace = read_real(path)
         found = verdict.analyze(trace)
         if isinstance(found, Verdict):
             judged(trace)
