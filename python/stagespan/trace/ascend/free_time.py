@@ -29,29 +29,29 @@ from stagespan.trace.result import (
     share,
 )
 
-FRAMEWORK, IN_QUEUE, LAUNCHING, LAUNCHED = "framework", "task_queue", "launching", "launched"
-COPYING, UNKNOWN = "copying", "unknown"
-PARTS = {
-    FRAMEWORK: "the framework had not yet asked for the next operator",
-    IN_QUEUE: "the next operator waited in the host's task queue",
-    LAUNCHING: "the host prepared and launched the next operator",
-    LAUNCHED: "the next operator was launched, but had not begun",
-    COPYING: "the device copied",
-    UNKNOWN: "the trace does not show the next operator's launch",
+_FRAMEWORK, _IN_QUEUE, _LAUNCHING, _LAUNCHED = "framework", "task_queue", "launching", "launched"
+_COPYING, _UNKNOWN = "copying", "unknown"
+_PARTS = {
+    _FRAMEWORK: "the framework had not yet asked for the next operator",
+    _IN_QUEUE: "the next operator waited in the host's task queue",
+    _LAUNCHING: "the host prepared and launched the next operator",
+    _LAUNCHED: "the next operator was launched, but had not begun",
+    _COPYING: "the device copied",
+    _UNKNOWN: "the trace does not show the next operator's launch",
 }
-_HOST = (FRAMEWORK, IN_QUEUE, LAUNCHING)
+_HOST = (_FRAMEWORK, _IN_QUEUE, _LAUNCHING)
 _ADVICE = {
-    FRAMEWORK: "Fewer and larger operators, graph mode, or less Python between them would help",
-    IN_QUEUE: "The thread that empties the queue is the bottleneck: check its longest calls",
-    LAUNCHING: "Possible causes are compiling operators while running (jit_compile) and tiling of"
+    _FRAMEWORK: "Fewer and larger operators, graph mode, or less Python between them would help",
+    _IN_QUEUE: "The thread that empties the queue is the bottleneck: check its longest calls",
+    _LAUNCHING: "Possible causes are compiling operators while running (jit_compile) and tiling of"
     " changing shapes: precompiled operators, fixed shapes or graph mode would help",
 }
 _SHARES = Thresholds(25.0, 10.0, 5.0)
-SHORT_NS = 10_000
+_SHORT_NS = 10_000
 _LARGEST = 20
 
 
-_Part = Annotated[str, one_of(PARTS)]
+_Part = Annotated[str, one_of(_PARTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Free(Result):
             sentence = (
                 f"Host-bound: for {in_words(self.host_ns, 'ns')} of {self._span} "
                 f"({percent:.1f} %) the device was free because the host was late, mostly"
-                f" ({in_words(self.parts[most], 'ns')}) because {PARTS[most]}."
+                f" ({in_words(self.parts[most], 'ns')}) because {_PARTS[most]}."
             )
             if 2 * self.short >= self.operators:
                 sentence += (
@@ -164,14 +164,14 @@ class Free(Result):
             )
         for part, code, words in (
             (
-                LAUNCHED,
+                _LAUNCHED,
                 "ascend.late_start",
-                f"while {PARTS[LAUNCHED]}: it waited for an event or for the device itself",
+                f"while {_PARTS[_LAUNCHED]}: it waited for an event or for the device itself",
             ),
             (
-                UNKNOWN,
+                _UNKNOWN,
                 "ascend.free_unexplained",
-                f"for an unknown reason: {PARTS[UNKNOWN]}",
+                f"for an unknown reason: {_PARTS[_UNKNOWN]}",
             ),
         ):
             time = self.parts.get(part, 0)
@@ -189,7 +189,7 @@ class Free(Result):
 
     def tables(self) -> list[Table]:
         """Free time by part, and the largest gaps."""
-        rows = [(PARTS[part], t, share(t, self.free_ns)) for part, t in self.parts.items()]
+        rows = [(_PARTS[part], t, share(t, self.free_ns)) for part, t in self.parts.items()]
         gaps = [
             (
                 gap.begin_ns,
@@ -248,7 +248,7 @@ def analyze(trace: Trace) -> Free | Unavailable:
     way = _way_of_next(trace, rows, gap_end)
     parts = _parts(gap_begin, gap_end, way)
     sums = {name: int(times.sum()) for name, times in parts.items()}
-    sums[COPYING] = free - int((gap_end - gap_begin).sum())
+    sums[_COPYING] = free - int((gap_end - gap_begin).sum())
     largest = np.argsort(gap_begin - gap_end, kind="stable")[:_LARGEST]
     duration = events.dur_ns[computing]
     return Free(
@@ -267,7 +267,7 @@ def analyze(trace: Trace) -> Free | Unavailable:
         ],
         operators=len(computing),
         operator_ns=int(np.median(duration)),
-        short=int((duration < SHORT_NS).sum()),
+        short=int((duration < _SHORT_NS).sum()),
     )
 
 
@@ -310,11 +310,11 @@ def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
     )
     known = way.known.astype(bool)
     return {
-        FRAMEWORK: np.where(known, asked - begin, 0),
-        IN_QUEUE: np.where(known, taken - asked, 0),
-        LAUNCHING: np.where(known, np.maximum(launched, taken) - taken, 0),
-        LAUNCHED: np.where(known, end - np.maximum(launched, taken), 0),
-        UNKNOWN: np.where(known, 0, end - begin),
+        _FRAMEWORK: np.where(known, asked - begin, 0),
+        _IN_QUEUE: np.where(known, taken - asked, 0),
+        _LAUNCHING: np.where(known, np.maximum(launched, taken) - taken, 0),
+        _LAUNCHED: np.where(known, end - np.maximum(launched, taken), 0),
+        _UNKNOWN: np.where(known, 0, end - begin),
     }
 
 

@@ -352,26 +352,26 @@ def _with_first_operators(trace: Trace, calls: list[CompiledCall]) -> list[Compi
 # --- The analysis ---
 
 
-FRAMEWORK, PYTHON, CPP, TORCHAIR = "framework", "python", "cpp", "torchair"
-GE, REPLAY, UNKNOWN = "ge", "replay", "unknown"
+_FRAMEWORK, _PYTHON, _CPP, _TORCHAIR = "framework", "python", "cpp", "torchair"
+_GE, _GRAPH_REPLAY, _UNKNOWN = "ge", "replay", "unknown"
 _WHOSE = {
-    FRAMEWORK: "the framework",
-    PYTHON: "TorchAir's Python",
-    CPP: "TorchAir's C++",
-    TORCHAIR: "TorchAir",
-    GE: "GE",
-    REPLAY: "the replay of captured graphs",
-    UNKNOWN: "time that the trace does not separate",
+    _FRAMEWORK: "the framework",
+    _PYTHON: "TorchAir's Python",
+    _CPP: "TorchAir's C++",
+    _TORCHAIR: "TorchAir",
+    _GE: "GE",
+    _GRAPH_REPLAY: "the replay of captured graphs",
+    _UNKNOWN: "time that the trace does not separate",
 }
 _ADVICE = {
-    FRAMEWORK: "Check what the serving framework does before the call, and dynamo's guards:"
+    _FRAMEWORK: "Check what the serving framework does before the call, and dynamo's guards:"
     " fewer inputs and attributes that it must check",
-    PYTHON: "Pass fewer inputs, and pass contiguous tensors instead of numbers and lists",
-    CPP: "Check the number of inputs and outputs",
-    TORCHAIR: "Check the number of inputs, and their conversions",
-    GE: "Check whether the graph's shapes change, and how it is scheduled",
-    REPLAY: "Check what is copied and updated before a captured graph is launched",
-    UNKNOWN: "The events that would separate them are not in the trace",
+    _PYTHON: "Pass fewer inputs, and pass contiguous tensors instead of numbers and lists",
+    _CPP: "Check the number of inputs and outputs",
+    _TORCHAIR: "Check the number of inputs, and their conversions",
+    _GE: "Check whether the graph's shapes change, and how it is scheduled",
+    _GRAPH_REPLAY: "Check what is copied and updated before a captured graph is launched",
+    _UNKNOWN: "The events that would separate them are not in the trace",
 }
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 _MOST_IN_JSON = 200
@@ -400,7 +400,7 @@ _TITLES = {
     "execute": "GE: the call that runs the graph",
     "first_operator": "GE, to the first operator",
     "replay": "replay of the captured graph",
-    "unknown": _WHOSE[UNKNOWN],
+    "unknown": _WHOSE[_UNKNOWN],
 }
 
 
@@ -616,13 +616,13 @@ class HeadOverhead(Result):
         for call in self.counted:
             first = call.first_operator_ns
             times = {
-                FRAMEWORK: call.framework_ns,
-                PYTHON: call.python_ns,
-                CPP: call.cpp_ns,
-                TORCHAIR: call.torchair_ns if call.python_ns is None else None,
-                GE: call.ge_ns if first is None else first,
-                REPLAY: call.replay_ns if call.ge_ns is None else None,
-                UNKNOWN: call.unknown_ns or None,
+                _FRAMEWORK: call.framework_ns,
+                _PYTHON: call.python_ns,
+                _CPP: call.cpp_ns,
+                _TORCHAIR: call.torchair_ns if call.python_ns is None else None,
+                _GE: call.ge_ns if first is None else first,
+                _GRAPH_REPLAY: call.replay_ns if call.ge_ns is None else None,
+                _UNKNOWN: call.unknown_ns or None,
             }
             for part, time in times.items():
                 if time is not None:
@@ -630,14 +630,14 @@ class HeadOverhead(Result):
         return {part: parts[part] for part in _WHOSE if part in parts}
 
     def _why(self, part: str) -> str:
-        if part == FRAMEWORK and self.total("lookup"):
+        if part == _FRAMEWORK and self.total("lookup"):
             time = in_words(self.total("lookup"), "ns")
             return f", including {time} for the look-up in dynamo's cache"
         scalars, contiguous = self._conversions()
         parts = []
-        if part in (PYTHON, TORCHAIR) and scalars[0]:
+        if part in (_PYTHON, _TORCHAIR) and scalars[0]:
             parts.append(f"{in_words(scalars[1], 'ns')} for inputs that are not tensors")
-        if part in (PYTHON, TORCHAIR) and contiguous[0]:
+        if part in (_PYTHON, _TORCHAIR) and contiguous[0]:
             parts.append(f"{in_words(contiguous[1], 'ns')} to make inputs contiguous")
         return f", including {' and '.join(parts)}" if parts else ""
 

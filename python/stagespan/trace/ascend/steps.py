@@ -342,14 +342,12 @@ def _tracks(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Overlap:
 # --- The analysis ---
 
 
-EXPOSED_COMMUNICATION = "ascend.exposed_communication"
-"""The code of the finding about all waits within collectives."""
-TRACKS, OPERATORS, FILE, KERNELS = "lanes", "operators", "file", "kernels"
+_TRACKS, _OPERATORS, _FILE, _KERNELS = "lanes", "operators", "file", "kernels"
 _SOURCES = {
-    TRACKS: "the tracks of the trace's Overlap Analysis",
-    OPERATORS: "the operators in the trace",
-    FILE: STEP_TRACE_TIME,
-    KERNELS: f"the rows of {KERNEL_DETAILS}",
+    _TRACKS: "the tracks of the trace's Overlap Analysis",
+    _OPERATORS: "the operators in the trace",
+    _FILE: STEP_TRACE_TIME,
+    _KERNELS: f"the rows of {KERNEL_DETAILS}",
 }
 _FREE = Thresholds(50.0, 25.0, 10.0)
 _EXPOSED = Thresholds(25.0, 10.0, 5.0)
@@ -383,7 +381,7 @@ class Difference:
         )
 
 
-_Source = Annotated[str, one_of((TRACKS, OPERATORS, FILE, KERNELS))]
+_Source = Annotated[str, one_of((_TRACKS, _OPERATORS, _FILE, _KERNELS))]
 
 
 class DifferenceFigures(Figures, frozen=True):
@@ -452,16 +450,16 @@ class AscendSteps(Result):
     def findings(self) -> list[Finding]:
         """Findings about exposed communication, free time without a trace, and differences."""
         found = self._exposed()
-        found += self._free() if self.source in (FILE, KERNELS) else []
+        found += self._free() if self.source in (_FILE, _KERNELS) else []
         for differences, severity, what, code in (
             (
-                [d for d in self.differences if d.other == FILE],
+                [d for d in self.differences if d.other == _FILE],
                 "medium",
                 STEP_TRACE_TIME,
                 "ascend.steps_differ_from_file",
             ),
             (
-                [d for d in self.differences if d.other != FILE],
+                [d for d in self.differences if d.other != _FILE],
                 "low",
                 "the operators",
                 "ascend.steps_differ_from_operators",
@@ -550,7 +548,7 @@ class AscendSteps(Result):
         if moved is not None:
             numbers |= {"moved_ns": moved.transit_ns, "collectives_ns": moved.elapse_ns}
         shown = tuple(evidence)
-        return [Finding(severity, sentence, shown, EXPOSED_COMMUNICATION, numbers=numbers)]
+        return [Finding(severity, sentence, shown, "ascend.exposed_communication", numbers=numbers)]
 
     def tables(self) -> list[Table]:
         """Steps as rows, with the columns of step_trace_time.csv."""
@@ -609,10 +607,10 @@ def analyze(
     if not ranges or (in_file and not any(step.step for step in in_file)):
         ranges = [whole_range(trace)]
     found = {
-        TRACKS: ascend_step_times(overlap_in(trace), ranges),
-        OPERATORS: ascend_step_times(overlap_from_events(trace, device_work(trace)), ranges),
-        FILE: in_file,
-        KERNELS: [] if kernels is None else step_times_of_kernels(kernels),
+        _TRACKS: ascend_step_times(overlap_in(trace), ranges),
+        _OPERATORS: ascend_step_times(overlap_from_events(trace, device_work(trace)), ranges),
+        _FILE: in_file,
+        _KERNELS: [] if kernels is None else step_times_of_kernels(kernels),
     }
     found = {source: steps for source, steps in found.items() if steps}
     if not found:
@@ -649,7 +647,7 @@ def _differences(
             if same is None:
                 continue
             for name, mine in step.times().items():
-                if other == KERNELS and name in _OF_TRACE:
+                if other == _KERNELS and name in _OF_TRACE:
                     continue
                 their = same.times()[name]
                 if mine is None or their is None:
@@ -665,7 +663,7 @@ def _tolerance(figure: str, other: str, time_ns: int, *steps: StepTime) -> float
     This is 1 ns, 1e-6 of the time, or the error of rounding.
     """
     tolerance = max(1.0, _SHARE * abs(time_ns))
-    if other in (OPERATORS, KERNELS):
+    if other in (_OPERATORS, _KERNELS):
         # Durations of operators have fractions of ns, which trace and tracks round to ns.
         return max(tolerance, *(step.intervals or 0 for step in steps))
     # The file's figures are differences of times of day in doubles, which are 250 ns apart.

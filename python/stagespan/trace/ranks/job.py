@@ -231,7 +231,7 @@ def most_often_last(instances: Sequence[Instance]) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlaceInStep:
     """A place in the step at which a rank mostly comes last."""
 
     op: str
@@ -243,7 +243,7 @@ class Place:
     """How many steps have a collective at this place."""
 
 
-def place_in_step(job: Job, at: int) -> Place | None:
+def place_in_step(job: Job, at: int) -> PlaceInStep | None:
     """Return the place in the step at which the others wait most for a rank.
 
     Returns None if they do not wait mostly for this rank there.
@@ -252,7 +252,7 @@ def place_in_step(job: Job, at: int) -> Place | None:
     for each in job.waits.instances:
         if each.position is not None:
             places.setdefault((each.group, each.position), []).append(each)
-    best: tuple[int, Place] | None = None
+    best: tuple[int, PlaceInStep] | None = None
     for (group, position), instances in places.items():
         mine = [each for each in instances if each.last == at]
         lost = sum(each.lost_ns for each in mine)
@@ -261,7 +261,7 @@ def place_in_step(job: Job, at: int) -> Place | None:
             and share(lost, sum(each.lost_ns for each in instances)) >= _MOSTLY
             and (best is None or lost > best[0])
         ):
-            best = lost, Place(mine[0].op, group, position, len(mine), len(instances))
+            best = lost, PlaceInStep(mine[0].op, group, position, len(mine), len(instances))
     if best is None or share(best[0], int(job.waits.waited_for_ns[at])) < _MOSTLY / 2:
         return None
     return best[1]

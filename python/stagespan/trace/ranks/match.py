@@ -16,7 +16,7 @@ from stagespan.trace.ranks.collectives import ALONE, TOGETHER, Collectives
 from stagespan.trace.ranks.summary import RankSummary
 from stagespan.trace.read.intervals import Numbers
 
-UNKNOWN = np.iinfo(np.int64).min
+NO_VALUE = np.iinfo(np.int64).min
 """In a block: the rank's trace does not contain this collective."""
 # How far two ranks' windows may be shifted, in collectives, in addition to the clocks' difference.
 _SHIFTS = 8
@@ -58,7 +58,7 @@ class MatchedCalls:
     @property
     def known(self) -> NDArray[np.bool_]:
         """Whether each rank's trace contains each collective."""
-        known: NDArray[np.bool_] = self.begin_ns != UNKNOWN
+        known: NDArray[np.bool_] = self.begin_ns != NO_VALUE
         return known
 
     def part(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> MatchedCalls:
@@ -157,7 +157,7 @@ def _block(group: str, members: list[_Lane]) -> MatchedCalls | None:
     first = min(shift for _, shift in kept)
     last = max(shift + len(lane.rows) for lane, shift in kept)
     size = (len(kept), last - first)
-    of = {name: np.full(size, UNKNOWN, dtype=np.int64) for name in _BY_RANK}
+    of = {name: np.full(size, NO_VALUE, dtype=np.int64) for name in _BY_RANK}
     ops = np.full(size[1], "", dtype=object)
     bytes_in, members_of = (np.full(size[1], -1, dtype=np.int64) for _ in range(2))
     for row, (lane, shift) in enumerate(kept):
@@ -167,7 +167,7 @@ def _block(group: str, members: list[_Lane]) -> MatchedCalls | None:
         ops[here] = np.where(ops[here] == "", lane.ops, ops[here])
         bytes_in[here] = np.maximum(bytes_in[here], lane.of.bytes_in[lane.rows])
         members_of[here] = np.maximum(members_of[here], lane.of.members[lane.rows])
-    shared = np.flatnonzero((of["begin_ns"] != UNKNOWN).sum(axis=0) >= 2)
+    shared = np.flatnonzero((of["begin_ns"] != NO_VALUE).sum(axis=0) >= 2)
     if len(shared) == 0:
         return None
     return MatchedCalls(
@@ -231,7 +231,7 @@ def _at_one_time(differences: Numbers, spread: float, base_end: Numbers) -> bool
 # --- Clocks ---
 
 
-HOST, COLLECTIVES, UNKNOWN_CLOCK = "host", "collectives", "unknown"
+ONE_HOST, BY_COLLECTIVES, UNKNOWN_CLOCK = "host", "collectives", "unknown"
 """One clock for all ranks; aligned by collectives; unknown."""
 _ROUNDS = 50
 # Converts a median absolute deviation to a standard deviation for normal errors.
@@ -247,7 +247,7 @@ class Clocks:
     error_ns: NDArray[np.int64]
     """The scatter of the ends of collectives about the common time; -1 if unknown."""
     how: tuple[str, ...]
-    """HOST, COLLECTIVES or UNKNOWN_CLOCK for each rank."""
+    """ONE_HOST, BY_COLLECTIVES or UNKNOWN_CLOCK for each rank."""
 
 
 def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
@@ -270,7 +270,7 @@ def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
             hosts.setdefault(summary.host, []).append(at)
     if len(hosts) == 1 and sum(map(len, hosts.values())) == count > 1:
         zeros = np.zeros(count, dtype=np.int64)
-        return Clocks(zeros, zeros.copy(), (HOST,) * count)
+        return Clocks(zeros, zeros.copy(), (ONE_HOST,) * count)
     for members in hosts.values():
         aligned = [at for at in members if known[at]]
         if aligned:
@@ -278,7 +278,7 @@ def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
             known[members] = True
     offset[known] -= np.median(offset[known]) if known.any() else 0.0
     offset[~known] = 0.0
-    how = tuple(COLLECTIVES if each else UNKNOWN_CLOCK for each in known)
+    how = tuple(BY_COLLECTIVES if each else UNKNOWN_CLOCK for each in known)
     return Clocks(np.rint(offset).astype(np.int64), error, how)
 
 
@@ -290,10 +290,10 @@ def _relaxed(count: int, matched: Matched) -> tuple[list[NDArray[np.float64]], N
         if not together.any():
             continue
         raw = block.end_ns[:, together]
-        base = int(raw[raw != UNKNOWN].min())
+        base = int(raw[raw != NO_VALUE].min())
         # Relative to the first end, the times are exact as doubles.
-        near = np.where(raw == UNKNOWN, base, raw) - base
-        ends.append((block.ranks, np.where(raw == UNKNOWN, np.nan, near)))
+        near = np.where(raw == NO_VALUE, base, raw) - base
+        ends.append((block.ranks, np.where(raw == NO_VALUE, np.nan, near)))
     offset = np.zeros(count)
     for _ in range(_ROUNDS):
         residuals = _residuals(count, ends, offset)

@@ -19,8 +19,8 @@ from stagespan.trace.ranks.job import (
     word_of,
 )
 from stagespan.trace.ranks.match import (
-    COLLECTIVES,
-    HOST,
+    BY_COLLECTIVES,
+    ONE_HOST,
     UNKNOWN_CLOCK,
 )
 from stagespan.trace.ranks.waits import (
@@ -107,7 +107,7 @@ class RankFigures(Figures, frozen=True):
     exposed_comm_ns: Ns | None
     clock_offset_ns: Ns | None
     clock_error_ns: Ns | None
-    clock_from: Annotated[str, one_of((HOST, COLLECTIVES, UNKNOWN_CLOCK))]
+    clock_from: Annotated[str, one_of((ONE_HOST, BY_COLLECTIVES, UNKNOWN_CLOCK))]
     matched_collectives: Count
     last_in: Count | None
     made_others_wait_ns: Ns | None
@@ -339,7 +339,6 @@ _IMBALANCE = Thresholds(50.0, 25.0, 10.0)
 # In percent of the ranks' time or of their stages, without the waiting for each other.
 _EXPOSED = Thresholds(25.0, 10.0, 5.0)
 _OF_COMMON = "of the time between their first and last common collective"
-EXPOSED_COMMUNICATION = "ranks.exposed_communication"
 # Percent of all waiting: from here on, waiting for ranks that began later is reported.
 _MUCH_BEFORE = 25.0
 # Percent of the collectives' time: from here on, time in which no data moved is reported.
@@ -558,7 +557,7 @@ def _exposed(job: Job) -> list[Finding]:
         "waiting_ns": job.lost_ns,
     }
     shown = (*evidence, *more)
-    return [Finding(severity, sentence, shown, EXPOSED_COMMUNICATION, numbers=numbers)]
+    return [Finding(severity, sentence, shown, "ranks.exposed_communication", numbers=numbers)]
 
 
 def _without_data(job: Job) -> tuple[str, list[Evidence]]:

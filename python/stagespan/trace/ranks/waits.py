@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.ranks.match import (
-    UNKNOWN,
+    NO_VALUE,
     UNKNOWN_CLOCK,
     Clocks,
     Matched,
@@ -49,7 +49,7 @@ def reasons(
 
     `last` has the row of the rank that came last to each of them. `lost_ns` has the time that each
     rank lost, by row and column of the block. `start_ns` has, by row, the begin of the rank's first
-    step, or of its trace, or UNKNOWN. `computing_known` says, by row, whether the trace shows what
+    step, or of its trace, or NO_VALUE. `computing_known` says, by row, whether the trace shows what
     the rank computed. All times of the block are on one clock.
 
     In the first step, a rank that took no longer since the step's begin than another rank only
@@ -86,7 +86,7 @@ def _of_columns(
 
     late = np.maximum(longer(begin), 1.0)
     # Since the collective before.
-    follows = (columns > 0) & (block.begin_ns[:, before] != UNKNOWN)
+    follows = (columns > 0) & (block.begin_ns[:, before] != NO_VALUE)
     comparable = follows & follows[of_last]
     since = block.end_ns[:, before]
     ran = block.end_ns[:, before] - block.begin_ns[:, before]
@@ -94,7 +94,7 @@ def _of_columns(
     computed = computed - block.computed_in_ns[:, before]
     busy = block.busy_ns[:, columns] - block.busy_ns[:, before] - ran
     # Since the first step began.
-    initial = _in_first_step(block, columns, last) & bool((start_ns != UNKNOWN).all())
+    initial = _in_first_step(block, columns, last) & bool((start_ns != NO_VALUE).all())
     fresh = initial & (columns == 0)
     since = np.where(fresh, start_ns[:, np.newaxis], since)
     computed = np.where(fresh, block.computed_ns[:, columns], computed)
@@ -123,7 +123,7 @@ def _of_columns(
         OTHER_COLLECTIVES: part(communicating),
         HOST: np.where(known, host, 0.0),
     }
-    weighed = np.where(begin == UNKNOWN, 0, lost_ns[:, columns]).astype(np.float64)
+    weighed = np.where(begin == NO_VALUE, 0, lost_ns[:, columns]).astype(np.float64)
     times = np.zeros((len(REASONS), len(columns)), dtype=np.int64)
     for reason, each in shares.items():
         times[ROW[reason]] = np.floor((each * weighed).sum(axis=0)).astype(np.int64)
@@ -222,9 +222,9 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
     came last is not.
     """
     count = len(summaries)
-    begins = [UNKNOWN if each.start_ns is None else each.start_ns for each in summaries]
+    begins = [NO_VALUE if each.start_ns is None else each.start_ns for each in summaries]
     start_ns = np.array(begins, dtype=np.int64)
-    start_ns = np.where(start_ns == UNKNOWN, UNKNOWN, start_ns - clocks.offset_ns)
+    start_ns = np.where(start_ns == NO_VALUE, NO_VALUE, start_ns - clocks.offset_ns)
     computing_known = np.array([each.collectives.computing_known for each in summaries])
     waited, lost, caused, waited_for, last, took_part, compared, held, computed = (
         np.zeros(count, dtype=np.int64) for _ in range(9)
@@ -241,7 +241,7 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
         known = block.known
         begin = block.begin_ns - clocks.offset_ns[block.ranks][:, None]
         end = block.end_ns - clocks.offset_ns[block.ranks][:, None]
-        arrival = np.where(known, begin, UNKNOWN)
+        arrival = np.where(known, begin, NO_VALUE)
         ascending = np.sort(arrival, axis=0)
         latest, next_latest = ascending[-1], ascending[-2]
         last_row = np.argmax(arrival, axis=0)
@@ -260,7 +260,7 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
         np.add.at(waited_for, last_rank[has_last], lost_in[has_last])
         columns = np.flatnonzero(has_last)
         why = reasons(
-            replace(block, begin_ns=arrival, end_ns=np.where(known, end, UNKNOWN)),
+            replace(block, begin_ns=arrival, end_ns=np.where(known, end, NO_VALUE)),
             columns,
             last_row[columns],
             idle,
