@@ -14,7 +14,7 @@ from stagespan.trace.ascend.steps import AscendSteps
 from stagespan.trace.compare.comparison import Change, Comparison, headline, percent_of
 from stagespan.trace.derived.idle_causes import CAUSES
 from stagespan.trace.kernel_names import kernel_label, labels
-from stagespan.trace.ranks.report import Ranks, verdict
+from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.ranks.report import headline as headline_of_ranks
 from stagespan.trace.render.markdown import heading, ignored, missing, name_of, summary
 from stagespan.trace.result import (
@@ -370,7 +370,7 @@ def print_ranks(found: Ranks, console: Console | None = None) -> None:
     """Print as much of the page as fits on a screen to `console`, by default standard output."""
     blocks: list[RenderableType] = [
         text_block(f"{Path(found.folder).name}: {len(found.summaries)} ranks", "bold"),
-        text_block(verdict(found)[1], "bold"),
+        text_block(found.title()[1], "bold"),
         text_block(headline_of_ranks(found)),
         *(text_block(remark, "yellow") for remark in found.remarks),
     ]
