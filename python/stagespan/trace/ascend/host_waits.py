@@ -30,8 +30,8 @@ from stagespan.trace.result import (
     window_of,
 )
 
-LONG_NS = 1_000_000
-"""An operator that can wait counts as waiting from this duration on, even without a call."""
+# An operator that can wait counts as waiting from this duration on, even without a call.
+_LONG_NS = 1_000_000
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 _LARGEST = 20
 
@@ -193,18 +193,18 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
     events = trace.events
     calls = np.flatnonzero(launches(trace) & named(trace, WAITS))
     around = waiting_operators(trace, calls)
-    alone = _operators_alone(trace, around[around >= 0], seen=len(calls) > 0)
+    alone = _operators_alone(trace, around[around >= 0], has_calls=len(calls) > 0)
     window = window_of(trace)
     rows = np.concatenate((calls, alone))
     if len(rows) == 0 or window is None:
         return Unavailable("The trace shows no call that waits for the device.", "no_waits")
     operator = np.concatenate((around, alone))
-    own = np.concatenate((np.full(len(calls), True), np.full(len(alone), False)))
+    is_call = np.arange(len(rows)) < len(calls)
     name_of_operator = np.where(operator >= 0, events.name[operator], -1)
-    name_of_call = np.where(own, events.name[rows], -1)
+    name_of_call = np.where(is_call, events.name[rows], -1)
     code = (name_of_operator.astype(np.int64) + 1) * (len(trace.names) + 1) + name_of_call + 1
     busy = _busy_within(trace, rows)
-    look = call_sites(trace)
+    sites = call_sites(trace)
     groups = []
     for group in grouped(code, events.dur_ns[rows])[:_LARGEST]:
         mine = np.flatnonzero(code == group.code)
@@ -213,7 +213,7 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
             HostWait(
                 operator=_name(trace, int(name_of_operator[longest])),
                 call=_name(trace, int(name_of_call[longest])),
-                line=look.line(int(rows[longest])),
+                line=sites.line(int(rows[longest])),
                 waits=group.count,
                 total_ns=group.time_ns,
                 busy_ns=int(busy[mine].sum()),
@@ -232,30 +232,30 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
     )
 
 
-def _operators_alone(trace: Trace, around: Numbers, seen: bool) -> Numbers:
+def _operators_alone(trace: Trace, around: Numbers, has_calls: bool) -> Numbers:
     """Return long operators that are known to wait, but contain no waiting call.
 
     `to` and similar operators do not always wait, so they count only if the trace has no waiting
     calls.
     """
-    names = WAITING_OPERATORS if seen else SYNC_OPERATORS
+    names = WAITING_OPERATORS if has_calls else SYNC_OPERATORS
     codes = [code for code, name in enumerate(trace.names) if name in names]
     found: Mask = np.isin(trace.events.name, codes) & trace.rows_of(["cpu_op"])
-    rows = np.flatnonzero(found & (trace.events.dur_ns >= LONG_NS))
+    rows = np.flatnonzero(found & (trace.events.dur_ns >= _LONG_NS))
     outer = waiting_operators(trace, rows)
     rows = np.unique(np.where(outer >= 0, outer, rows))
     # An operator around a call, and those around and within it.
     taken = np.isin(rows, around)
     if len(around) and len(rows):
-        lanes = ThreadIndex(trace, rows, around)
-        if not lanes.fits:
+        threads = ThreadIndex(trace, rows, around)
+        if not threads.fits:
             return rows[:0]
         mine, others = (
             (
-                lanes.axis.place(lane, trace.events.begin_ns[of]),
-                lanes.axis.place(lane, trace.events.end_ns[of]),
+                threads.axis.place(thread, trace.events.begin_ns[of]),
+                threads.axis.place(thread, trace.events.end_ns[of]),
             )
-            for of, lane in zip((rows, around), lanes.of, strict=True)
+            for of, thread in zip((rows, around), threads.of, strict=True)
         )
         taken |= Cover(*others).within(*mine) > 0
     return rows[~taken]
