@@ -24,7 +24,7 @@ from stagespan.trace.ascend.folder import (
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.figures import Count, Figures, MeanNs, Ns
 from stagespan.trace.read.csv_tables import CsvTable, count, scaled
-from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
@@ -406,24 +406,18 @@ def cores(trace: Trace) -> Cores | Unavailable:
             "The trace has no operators on an Ascend device: record the NPU's activity.",
             "no_device",
         )
-    codes, group = np.unique(events.task_type[rows], return_inverse=True)
-    group = group.reshape(-1)
-    by_core = []
-    for code, here in zip(codes.tolist(), by_group(group, len(codes)), strict=True):
-        mine = rows[here]
-        by_core.append(Core(trace.names[code], len(mine), int(events.dur_ns[mine].sum())))
-    slow = []
-    cpu_types = [code for code in codes.tolist() if _AI_CPU.match(trace.names[code])]
+    types = grouped(events.task_type[rows], events.dur_ns[rows])
+    by_core = [Core(trace.names[each.code], each.count, each.time_ns) for each in types]
+    cpu_types = [each.code for each in types if _AI_CPU.match(trace.names[each.code])]
     on_cpu = rows[np.isin(events.task_type[rows], cpu_types)]
-    names, named = np.unique(events.name[on_cpu], return_inverse=True)
-    for code, here in zip(names.tolist(), by_group(named.reshape(-1), len(names)), strict=False):
-        mine = on_cpu[here]
-        longest = evidence(trace, int(mine[np.argmax(events.dur_ns[mine])]))
-        slow.append((trace.names[code], len(mine), int(events.dur_ns[mine].sum()), longest))
-    return Cores(
-        sorted(by_core, key=lambda core: (-core.total_ns, core.name)),
-        sorted(slow, key=lambda each: -each[2]),
-    )
+    longest_first = on_cpu[np.argsort(-events.dur_ns[on_cpu], kind="stable")]
+    names, first = np.unique(events.name[longest_first], return_index=True)
+    longest = dict(zip(names.tolist(), longest_first[first].tolist(), strict=True))
+    slow = [
+        (trace.names[each.code], each.count, each.time_ns, evidence(trace, longest[each.code]))
+        for each in grouped(events.name[on_cpu], events.dur_ns[on_cpu])
+    ]
+    return Cores(sorted(by_core, key=lambda core: (-core.total_ns, core.name)), slow)
 
 
 # --- Operators of the framework ---
