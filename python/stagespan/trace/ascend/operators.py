@@ -406,7 +406,7 @@ def cores(trace: Trace) -> Cores | Unavailable:
             "The trace has no operators on an Ascend device: record the NPU's activity.",
             "no_device",
         )
-    types = grouped(events.task_type[rows], events.dur_ns[rows])
+    types = grouped(events.task_type[rows].astype(np.int64), events.dur_ns[rows])
     by_core = [Core(trace.names[each.code], each.count, each.time_ns) for each in types]
     cpu_types = [each.code for each in types if _AI_CPU.match(trace.names[each.code])]
     on_cpu = rows[np.isin(events.task_type[rows], cpu_types)]
@@ -415,7 +415,7 @@ def cores(trace: Trace) -> Cores | Unavailable:
     longest = dict(zip(names.tolist(), longest_first[first].tolist(), strict=True))
     slow = [
         (trace.names[each.code], each.count, each.time_ns, evidence(trace, longest[each.code]))
-        for each in grouped(events.name[on_cpu], events.dur_ns[on_cpu])
+        for each in grouped(events.name[on_cpu].astype(np.int64), events.dur_ns[on_cpu])
     ]
     return Cores(sorted(by_core, key=lambda core: (-core.total_ns, core.name)), slow)
 
