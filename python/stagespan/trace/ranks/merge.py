@@ -40,8 +40,9 @@ _WITH_ID = frozenset(
 )
 _LARGEST = 1 << 62
 _NOTHING = msgspec.Raw()
+# The distance between the first sort indices of two ranks.
 _PER_RANK = 10_000
-_LEVEL = 4
+_GZIP_LEVEL = 4
 
 
 def merge(job: Job, target: str | os.PathLike[str]) -> int:
@@ -59,7 +60,7 @@ def merge(job: Job, target: str | os.PathLike[str]) -> int:
         with whole_file(path) as raw:
             if not path.name.endswith(".gz"):
                 return _write(job, raw)
-            with gzip.GzipFile("", "wb", _LEVEL, raw, 0) as packed:
+            with gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, 0) as packed:
                 return _write(job, packed)
     except OSError as error:
         raise StagespanError(
@@ -146,12 +147,12 @@ class _Rank:
         written = b"" if pid is None else bytes(pid)
         process = None
         if pid is not None:
-            process, entry["pid"] = self._known(written)
+            process, entry["pid"] = self._new_pid(written)
         of_process = phase == b'"M"' and bytes(entry.get("name", b"")).startswith(b'"process_')
         if of_process:
             entry["tid"] = _raw(0)
         elif "tid" in entry:
-            entry["tid"] = self._known_thread(written, bytes(entry["tid"]))
+            entry["tid"] = self._new_tid(written, bytes(entry["tid"]))
         if phase == b'"M"':
             entry.pop("ts", None)
             return self._metadata(entry, process)
@@ -171,7 +172,7 @@ class _Rank:
     def _joined(self, found: re.Match[bytes]) -> bytes:
         return found[1] + self._id(found[2])
 
-    def _known(self, written: bytes) -> tuple[int, msgspec.Raw]:
+    def _new_pid(self, written: bytes) -> tuple[int, msgspec.Raw]:
         """The new number of a pid that is given as in the file, and this number as JSON."""
         known = self._as_written.get(written)
         if known is None:
@@ -179,7 +180,8 @@ class _Rank:
             known = self._as_written[written] = (number, _raw(number))
         return known
 
-    def _known_thread(self, process: bytes, written: bytes) -> msgspec.Raw:
+    def _new_tid(self, process: bytes, written: bytes) -> msgspec.Raw:
+        """The new number of a tid of a process, as JSON."""
         known = self._threads_as_written.get((process, written))
         if known is None:
             known = _raw(self._thread(_text(process), _text(written)))
@@ -218,10 +220,10 @@ class _Rank:
             made.append({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args})
 
         order = sorted(self._processes.values(), key=lambda pid: (self._sort.get(pid, 0.0), pid))
-        of = {pid: written for written, pid in self._processes.items()}
+        written_pid = {pid: written for written, pid in self._processes.items()}
         for position, pid in enumerate(order):
             if pid not in self._named:
-                add("process_name", pid, 0, name=f"rank {self._rank}: {of[pid]}")
+                add("process_name", pid, 0, name=f"rank {self._rank}: {written_pid[pid]}")
             add("process_sort_index", pid, 0, sort_index=self._rank * _PER_RANK + position)
         for (process, thread), tid in self._threads.items():
             if tid not in self._named_threads:
@@ -229,6 +231,7 @@ class _Rank:
         return made
 
     def _process(self, written: str) -> int:
+        """The number of a process, by its pid in the file."""
         known = self._processes.get(written)
         if known is None:
             self._numbers.process += 1
@@ -236,6 +239,7 @@ class _Rank:
         return known
 
     def _thread(self, process: str, written: str) -> int:
+        """The number of a thread, by pid and tid in the file."""
         known = self._threads.get((process, written))
         if known is None:
             self._process(process)
@@ -244,6 +248,7 @@ class _Rank:
         return known
 
     def _id(self, written: bytes) -> bytes:
+        """The new id of a flow, a call or an object; both are as in the file."""
         numbers = self._numbers
         try:
             value = int(written) if written[:1] != b'"' else int(_text(written), 0)
