@@ -15,7 +15,7 @@ import numpy as np
 from stagespan.trace.ascend.device import QUEUE_FLOWS, launched, on_device, started_by
 from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.figures import Count, Figures, Ns, one_of
-from stagespan.trace.read.intervals import Numbers, covered, merged
+from stagespan.trace.read.intervals import Mask, Numbers, covered, merged
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.result import (
     Evidence,
@@ -276,8 +276,8 @@ class _Way:
     """The phases of the operator after each gap; ascending times in ns."""
 
     following: Numbers
-    known: Numbers
-    """1 if its launch is in the trace, otherwise 0."""
+    known: Mask
+    """Whether its launch is in the trace."""
     asked_ns: Numbers
     taken_ns: Numbers
     """When it left the queue; `asked_ns` if it was not in a queue."""
@@ -300,7 +300,7 @@ def _way_of_next(trace: Trace, rows: Numbers, gap_end: Numbers) -> _Way:
         through = known & (at >= 0)
         taken[through] = events.begin_ns[dequeue[at[through]]]
         asked[through] = np.minimum(taken[through], trace.flows.begin_ns[put[at[through]]])
-    return _Way(following, known.astype(np.int64), asked, taken, ended)
+    return _Way(following, known, asked, taken, ended)
 
 
 def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
@@ -308,7 +308,7 @@ def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
     asked, taken, launched = (
         np.clip(time, begin, end) for time in (way.asked_ns, way.taken_ns, way.launched_ns)
     )
-    known = way.known.astype(bool)
+    known = way.known
     return {
         _FRAMEWORK: np.where(known, asked - begin, 0),
         _IN_QUEUE: np.where(known, taken - asked, 0),
