@@ -39,6 +39,7 @@ from stagespan.trace.result import (
     Evidence,
     Finding,
     Result,
+    Severity,
     Table,
     Thresholds,
     Unavailable,
@@ -352,9 +353,11 @@ _SOURCES = {
 _FREE = Thresholds(50.0, 25.0, 10.0)
 _EXPOSED = Thresholds(25.0, 10.0, 5.0)
 _WORST = 3
-_SHARE = 1e-6
+# The most steps that a screen shows.
 _SHOWN = 4
-_COARSE = ("stage_ns", "preparing_ns")
+_RELATIVE_TOLERANCE = 1e-6
+# Figures that step_trace_time.csv contains only as differences of times of day.
+_COARSE, _COARSE_NS = ("stage_ns", "preparing_ns"), 500.0
 # Figures that kernel_details.csv does not contain, because not every release writes collectives to
 # it, and a step's free time extends to the next step's first operator.
 _OF_TRACE = tuple(name for name in COLUMNS if name != "computing_ns")
@@ -449,38 +452,16 @@ class AscendSteps(Result):
 
     def findings(self) -> list[Finding]:
         """Findings about exposed communication, free time without a trace, and differences."""
-        found = self._exposed()
-        found += self._free() if self.source in (_FILE, _KERNELS) else []
-        for differences, severity, what, code in (
-            (
-                [d for d in self.differences if d.other == _FILE],
-                "medium",
-                STEP_TRACE_TIME,
-                "ascend.steps_differ_from_file",
+        from_file = [each for each in self.differences if each.other == _FILE]
+        from_operators = [each for each in self.differences if each.other != _FILE]
+        return [
+            *self._exposed(),
+            *(self._free() if self.source in (_FILE, _KERNELS) else []),
+            *_differing(from_file, "medium", STEP_TRACE_TIME, "ascend.steps_differ_from_file"),
+            *_differing(
+                from_operators, "low", "the operators", "ascend.steps_differ_from_operators"
             ),
-            (
-                [d for d in self.differences if d.other != _FILE],
-                "low",
-                "the operators",
-                "ascend.steps_differ_from_operators",
-            ),
-        ):
-            if differences:
-                found.append(
-                    Finding(
-                        severity,  # type: ignore[arg-type]
-                        f"{counted(len(differences), 'figure')} of steps"
-                        f" {'differs' if len(differences) == 1 else 'differ'} from {what}:"
-                        f" {differences[0].sentence}.",
-                        tuple(
-                            Evidence(d.sentence, None, abs(d.time_ns - d.other_ns), "ns")
-                            for d in differences[:5]
-                        ),
-                        code,
-                        numbers={"differences": len(differences)},
-                    )
-                )
-        return found
+        ]
 
     def _free(self) -> list[Finding]:
         """Return a finding about much idle time, if there is no trace that shows why."""
@@ -592,6 +573,23 @@ class AscendSteps(Result):
         return note
 
 
+def _differing(
+    differences: list[Difference], severity: Severity, what: str, code: str
+) -> list[Finding]:
+    """Return the finding about figures that differ from `what`; [] without differences."""
+    if not differences:
+        return []
+    figures = counted(len(differences), "figure")
+    differ = "differs" if len(differences) == 1 else "differ"
+    sentence = f"{figures} of steps {differ} from {what}: {differences[0].sentence}."
+    evidence = tuple(
+        Evidence(each.sentence, None, abs(each.time_ns - each.other_ns), "ns")
+        for each in differences[:5]
+    )
+    numbers = {"differences": len(differences)}
+    return [Finding(severity, sentence, evidence, code, numbers=numbers)]
+
+
 def analyze(
     trace: Trace,
     table: CsvTable | None = None,
@@ -662,12 +660,12 @@ def _tolerance(figure: str, other: str, time_ns: int, *steps: StepTime) -> float
 
     This is 1 ns, 1e-6 of the time, or the error of rounding.
     """
-    tolerance = max(1.0, _SHARE * abs(time_ns))
+    tolerance = max(1.0, _RELATIVE_TOLERANCE * abs(time_ns))
     if other in (_OPERATORS, _KERNELS):
         # Durations of operators have fractions of ns, which trace and tracks round to ns.
         return max(tolerance, *(step.intervals or 0 for step in steps))
-    # The file's figures are differences of times of day in doubles, which are 250 ns apart.
-    return max(tolerance, 500.0) if figure in _COARSE else tolerance
+    # Times of day in doubles are 250 ns apart.
+    return max(tolerance, _COARSE_NS) if figure in _COARSE else tolerance
 
 
 def _span(step: StepTime) -> int:
