@@ -9,12 +9,15 @@ import re
 from pathlib import Path
 
 import pytest
+from ascend_folders import synthetic
 from commands import fits, resolved, run
 from planted import Program
 from rich.console import Console
 
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.paths import analyze_path
 from stagespan.trace.render.markdown import markdown
 from stagespan.trace.render.terminal import print_analysis
 
@@ -63,6 +66,15 @@ def test_the_page_fits_the_screen(height: int, width: int, planted: Path) -> Non
     # THEN it is no longer than the terminal (or twenty lines), and says what is left out
     assert len(lines) < max(height, 24) or width < 80
     assert "Host-bound" in text.getvalue()
+
+
+def test_pages_share_what_the_analyses_derived(planted: Path, tmp_path: Path) -> None:
+    # GIVEN an analysed trace, and an analysed folder of Ascend
+    for path in (planted, synthetic(tmp_path)):
+        trace = analyze_path(path).trace
+        # WHEN pages ask for facts about the trace
+        # THEN they are derived only once
+        assert device_work(trace) is device_work(trace)
 
 
 def test_json_contains_everything(planted: Path, tmp_path: Path) -> None:
