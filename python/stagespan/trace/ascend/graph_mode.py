@@ -59,7 +59,7 @@ class CompiledCall:
     """One call; times in ns, None for parts that are not in the trace."""
 
     row: int
-    """The begin of the compiler's event."""
+    """The row of the compiler's event."""
     begin_ns: int
     """The begin of the framework's part, or of TorchAir's part if that is unknown."""
     end_ns: int
@@ -67,21 +67,23 @@ class CompiledCall:
     region: str | None
     """The compiled region's name, such as `Torch-Compiled Region: 0/0`."""
     framework_ns: int | None
+    """From `begin_ns` to the begin of the compiler's event."""
     lookup_ns: int
     """Part of the framework's: dynamo's cache look-up, in which it checks guards."""
     guards_ns: int
     """Part of the framework's: guards that have their own events."""
     torchair_ns: int | None
+    """From the begin of the compiler's event until the graph is run or replayed."""
     python_ns: int | None
     """Part of TorchAir's: until `TorchNpuGraphBase::Run`."""
     cpp_ns: int | None
-    """Part of TorchAir's: from there until the graph is run."""
+    """Part of TorchAir's: from there until the graph is run or replayed."""
     ge_ns: int | None
     """From the run of the graph to the end of the compiler's event."""
     execute_ns: int | None
-    """The part of it in the call that runs the graph."""
+    """Part of GE's: the call that runs the graph."""
     execute: str | None
-    """Its name."""
+    """The name of this call."""
     first_operator_ns: int | None
     """From the run of the graph to the begin of its first operator on the device."""
     first_operator: int
@@ -89,7 +91,7 @@ class CompiledCall:
     by_launch: bool
     """Whether its launch shows that it belongs to the graph; otherwise it is just the next one."""
     replay_ns: int | None
-    """The call that replays a captured graph, if one is replayed instead."""
+    """The call that replays a captured graph, if none is run."""
     compiles: bool
     """Whether something was compiled or loaded in the call, so that it is not representative."""
     scalars: tuple[int, int]
@@ -102,9 +104,9 @@ class CompiledCall:
     @property
     def head_ns(self) -> int:
         """The time until the first operator or, if unknown, until the compiler event's end."""
-        executed = (self.end_ns - self.begin_ns) - (self.ge_ns or 0)
-        after = self.first_operator_ns if self.first_operator_ns is not None else self.ge_ns
-        return executed + (after or 0)
+        until_run = (self.end_ns - self.begin_ns) - (self.ge_ns or 0)
+        since_run = self.ge_ns if self.first_operator_ns is None else self.first_operator_ns
+        return until_run + (since_run or 0)
 
     @property
     def unknown_ns(self) -> int:

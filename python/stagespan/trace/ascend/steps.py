@@ -1,4 +1,4 @@
-"""Each step's time on an Ascend device: computing, communicating, free; from three sources."""
+"""Each step's time on an Ascend device: computing, communicating, free; from four sources."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ _OF_TRACE = tuple(name for name in COLUMNS if name != "computing_ns")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A figure that differs between two of the three sources; times in ns."""
+    """A figure that differs between two of the sources; times in ns."""
 
     step: str
     figure: str
