@@ -252,18 +252,17 @@ def _summed(device: str, step: StepRange, tracks: Overlap) -> StepTime:
 
 
 def step_times_of_file(table: CsvTable) -> list[StepTime]:
-    """Return the rows of step_trace_time.csv. Cells that are not numbers are unknown."""
-    cells = {
-        name: [scaled(text, table.unit(column, "us")) for text in table.texts(column)]
-        for name, column in COLUMNS.items()
-    }
-    places = zip(table.texts("device_id", "device"), table.texts("step", "step id"), strict=True)
-    found = []
-    for row, (device, step) in enumerate(places):
-        times = {name: of_rows[row] for name, of_rows in cells.items()}
-        device, step = device.removeprefix("-1"), "" if step.lower() == "none" else step
-        found.append(StepTime(device, step, *(times[name] for name in COLUMNS)))
-    return found
+    """Return the rows of step_trace_time.csv. Cells that are not numbers are unknown.
+
+    The file has the device -1 if it is unknown, and the step None if there are no steps.
+    """
+    cells = [
+        [scaled(text, table.unit(column, "us")) for text in table.texts(column)]
+        for column in COLUMNS.values()
+    ]
+    devices = ["" if text == "-1" else text for text in table.texts("device_id", "device")]
+    steps = ["" if text.lower() == "none" else text for text in table.texts("step", "step id")]
+    return [StepTime(*row) for row in zip(devices, steps, *cells, strict=True)]
 
 
 # --- Times from kernel_details.csv ---
