@@ -26,7 +26,7 @@ from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
-MOST = 5_000
+MOST_COLLECTIVES = 5_000
 """The number of collectives kept for each rank, so that a worker's result stays small."""
 
 _OPS = (
@@ -48,7 +48,7 @@ TOGETHER = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send_recv"}
 )
 """Operations that end on all ranks at about the same time, after all ranks have arrived."""
-ALONE = frozenset({"send", "recv"})
+BETWEEN_TWO = frozenset({"send", "recv"})
 """Operations between two ranks."""
 _SIZES = {
     **dict.fromkeys(("float", "int", "int32", "float32", "uint32"), 4),
@@ -92,7 +92,7 @@ class Collectives:
     """The step that launched it: 0 before the first mark of a step, otherwise its number from 1;
     -1 if the trace has no steps."""
     left_out: int
-    """The number of collectives beyond `MOST`, which are skipped."""
+    """The number of collectives beyond `MOST_COLLECTIVES`, which are skipped."""
     computing_known: bool = True
     """Whether the trace shows what the rank computed; if not, the computing times are 0."""
 
@@ -103,6 +103,14 @@ class Collectives:
 def op_of(name: str) -> str:
     """The collective in the name of a kernel, an annotation, or a record of the profiler."""
     return next((op for op, pattern in _COMPILED if pattern.search(name)), "other")
+
+
+def _ops(names: Sequence[str]) -> tuple[list[str], NDArray[np.int32]]:
+    """The different operations in names of collectives, and the index of each name's operation."""
+    of_name = {name: op_of(name) for name in set(names)}
+    known: dict[str, int] = {}
+    codes = [known.setdefault(of_name[name], len(known)) for name in names]
+    return list(known), np.array(codes, dtype=np.int32)
 
 
 def work_of(trace: Trace) -> tuple[Rows, Rows]:
@@ -131,38 +139,34 @@ def collectives(
     """
     events = trace.events
     every, computing = work_of(trace)
-    left_out = max(0, len(every) - MOST)
-    rows = every[:MOST]
+    left_out = max(0, len(every) - MOST_COLLECTIVES)
+    rows = every[:MOST_COLLECTIVES]
     group, groups = _argument(trace, rows, "Process Group Name")
     has_groups = bool(groups)
     if not has_groups:
         group, groups = _groups_in_names(trace, rows)
-    names, ops_known = (
-        _argument(trace, rows, "Collective name") if has_groups else (np.full(len(rows), -1), [])
-    )
-    written = [
-        ops_known[code] if code >= 0 else trace.names[int(name)]
-        for code, name in zip(names.tolist(), events.name[rows].tolist(), strict=True)
-    ]
-    spelled: dict[str, int] = {}
-    known: dict[str, str] = {}
-    op = [spelled.setdefault(known.setdefault(name, op_of(name)), len(spelled)) for name in written]
-    cover = Cover(events.begin_ns[computing], events.end_ns[computing])
-    busy = cover | Cover(events.begin_ns[every], events.end_ns[every])
+    names = [trace.names[code] for code in events.name[rows].tolist()]
+    if has_groups:
+        written, texts = _argument(trace, rows, "Collective name")
+        pairs = zip(written.tolist(), names, strict=True)
+        names = [texts[code] if code >= 0 else name for code, name in pairs]
+    ops, op = _ops(names)
+    computes = Cover(events.begin_ns[computing], events.end_ns[computing])
+    busy = computes | Cover(events.begin_ns[every], events.end_ns[every])
     begin = events.begin_ns[rows]
     first = busy.begin[0] if len(busy.begin) else 0
     since = np.full(len(rows), min(first, begin.min(initial=first)))
     return Collectives(
-        ops=list(spelled),
-        op=np.array(op, dtype=np.int32),
+        ops=ops,
+        op=op,
         groups=["", *groups],
         group=(group + 1).astype(np.int32),
         bytes_in=_bytes_in(trace, rows),
         members=_number(trace, rows, "Group size"),
         begin_ns=begin,
         end_ns=events.end_ns[rows],
-        computed_ns=cover.within(since, begin),
-        computed_in_ns=cover.within(begin, events.end_ns[rows]),
+        computed_ns=computes.within(since, begin),
+        computed_in_ns=computes.within(begin, events.end_ns[rows]),
         busy_ns=busy.within(since, begin),
         transit_ns=_transit(trace, rows, transit_ns or {}),
         step=_steps(trace, rows),
@@ -291,17 +295,16 @@ def collectives_of_files(
         ),
         key=lambda each: (each.begin_ns, each.end_ns),
     )
-    left_out = max(0, len(calls) - MOST)
+    left_out = max(0, len(calls) - MOST_COLLECTIVES)
     begin, end = _column(calls, "begin_ns"), _column(calls, "end_ns")
     computes = None if kernels is None else intervals_of_kernels(kernels)
     computing = Cover(*(computes or (begin[:0], end[:0])))
     busy = computing | Cover(begin, end)
-    calls, begin, end = calls[:MOST], begin[:MOST], end[:MOST]
+    calls, begin, end = calls[:MOST_COLLECTIVES], begin[:MOST_COLLECTIVES], end[:MOST_COLLECTIVES]
     since = np.full(len(calls), busy.begin[0] if len(busy.begin) else 0)
-    ops: dict[str, int] = {}
+    ops, op = _ops([each.name for each in calls])
     groups: dict[str, int] = {"": 0}
     steps: dict[str, int] = {}
-    of_op = [ops.setdefault(op_of(each.name), len(ops)) for each in calls]
     of_group = []
     for each in calls:
         named = ASCEND_GROUP.match(each.name)
@@ -309,8 +312,8 @@ def collectives_of_files(
     of_step = [steps.setdefault(each.step, len(steps) + 1) for each in calls]
     unknown = np.full(len(calls), -1, dtype=np.int64)
     return Collectives(
-        ops=list(ops),
-        op=np.array(of_op, dtype=np.int32),
+        ops=ops,
+        op=op,
         groups=list(groups),
         group=np.array(of_group, dtype=np.int32),
         bytes_in=unknown,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from stagespan.errors import TraceError
-from stagespan.trace.ranks.collectives import MOST
+from stagespan.trace.ranks.collectives import MOST_COLLECTIVES
 from stagespan.trace.ranks.job import MOST_LISTED, listed
 from stagespan.trace.ranks.match import UNKNOWN_CLOCK, Clocks, Matched, align, match
 from stagespan.trace.ranks.report import Ranks
@@ -258,7 +258,9 @@ def _about_matching(summaries: list[RankSummary], matched: Matched) -> list[str]
         remarks.append(f"{matched.alone:,} sends and receives between two ranks are skipped.")
     left = sum(each.collectives.left_out for each in summaries)
     if left:
-        remarks.append(f"{left:,} collectives beyond the first {MOST:,} of each rank are skipped.")
+        remarks.append(
+            f"{left:,} collectives beyond the first {MOST_COLLECTIVES:,} of each rank are skipped."
+        )
     return remarks
 
 

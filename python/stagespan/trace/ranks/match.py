@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.ranks.collectives import ALONE, TOGETHER, Collectives
+from stagespan.trace.ranks.collectives import BETWEEN_TWO, TOGETHER, Collectives
 from stagespan.trace.ranks.summary import RankSummary
 from stagespan.trace.read.intervals import Numbers
 
@@ -130,7 +130,7 @@ def match(summaries: Sequence[RankSummary]) -> Matched:
     for number, summary in enumerate(summaries):
         found = summary.collectives
         names = np.array(found.ops, dtype=object)[found.op]
-        private = np.isin(found.op, [at for at, op in enumerate(found.ops) if op in ALONE])
+        private = np.isin(found.op, [at for at, op in enumerate(found.ops) if op in BETWEEN_TWO])
         alone += int(private.sum())
         for group, name in enumerate(found.groups):
             rows = np.flatnonzero((found.group == group) & ~private)

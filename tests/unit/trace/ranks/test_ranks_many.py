@@ -99,7 +99,7 @@ def test_workers_return_little_data(tmp_path: Path) -> None:
 
 def test_very_many_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN more collectives than are kept
-    monkeypatch.setattr("stagespan.trace.ranks.collectives.MOST", 3)
+    monkeypatch.setattr("stagespan.trace.ranks.collectives.MOST_COLLECTIVES", 3)
     for rank, calls in enumerate(together([[1_000.0 * n for n in range(5)]] * 2)):
         write_rank(tmp_path, rank, calls, world=2)
     # WHEN the ranks are analysed together
