@@ -108,7 +108,7 @@ def test_sums_of_figures_of_random_traces_are_correct(block: int, tmp_path: Path
                 assert held + found.modules.outside[1] == found.modules.device_ns
             elif isinstance(found, Memory):
                 for device in found.devices:
-                    assert device.peak == max(size for _, size in device.curve)
+                    assert device.peak_bytes == max(size for _, size in device.curve)
             elif isinstance(found, Flame):
                 roots_ns = [t for t, p in zip(found.total_ns, found.parent, strict=True) if p < 0]
                 assert sum(roots_ns) == found.self_ns.sum()
