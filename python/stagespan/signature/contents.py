@@ -147,7 +147,8 @@ def make_content(
         at = torch.linspace(0, len(knots) - 1, count, dtype=torch.float64)
         below = at.floor().long().clamp(max=max(len(knots) - 2, 0))
         above = (below + 1).clamp(max=len(knots) - 1)
-        made = (knots[below] + (knots[above] - knots[below]) * (at - below)).floor().long()
+        made = (knots[below] + (knots[above] - knots[below]) * (at - below)).floor()
+        made = made.clamp(max=2.0**63 - 1024).long()  # the largest float64 below 2^63
     elif kind == "permutation":
         made = torch.rand((count // max(width, 1), width), generator=generator).argsort(-1)
     elif kind == "frequent":
@@ -181,11 +182,20 @@ def _make_frequent(
     return made
 
 
+def _limits(value_range: Sequence[float]) -> tuple[int, int]:
+    """Return a range in which torch can draw: its width, and its end + 1, fit into 64 bits."""
+    low, high = int(value_range[0]), int(value_range[1])
+    if high - low >= 1 << 63:
+        low, high = max(low, -1 << 62), min(high, 1 << 62)
+    largest = (1 << 63) - 2
+    return min(low, largest), min(high, largest)
+
+
 def _other_values(
     content: Mapping[str, Any], value_range: Sequence[float], most: int, generator: Any
 ) -> Any:
     """Return the different values that are not frequent, at least one and at most ``most``."""
-    low, high = max(int(value_range[0]), -(1 << 62)), min(int(value_range[1]), 1 << 62)
+    low, high = _limits(value_range)
     number = max(min(content["distinct"], most), 1)
     frequent = torch.tensor(content["values"], dtype=torch.int64)
     if high - low < 4 * (number + len(frequent)):
@@ -211,7 +221,7 @@ def _make_ordered(
     if width > MOST_ORDERED_COLUMNS or not all(0 <= at < width for pair in pairs for at in pair):
         raise ValueError(f"its content names columns that its {width} columns do not have")
     if content["of"] is None:
-        low, high = max(int(value_range[0]), -(1 << 62)), min(int(value_range[1]), 1 << 62)
+        low, high = _limits(value_range)
         made = torch.randint(low, high + 1, tuple(shape), generator=generator)
     else:
         made = make_content(content["of"], shape, value_range, generator)

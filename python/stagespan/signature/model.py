@@ -213,7 +213,9 @@ _CONTENTS: dict[str, dict[str, type]] = {
 }
 _LONGEST_CONTENT = 4096
 _MOST_LEVELS = 64
-_LARGEST_NUMBER = 1 << 62
+_AMOUNTS = ("lengths", "counts", "first", "distinct")
+"""The fields that are numbers of elements. All other fields are values of 64-bit integers."""
+_LARGEST_AMOUNT = 1 << 62
 
 
 def _content(value: object, where: str) -> dict[str, Any] | None:
@@ -231,12 +233,12 @@ def _content(value: object, where: str) -> dict[str, Any] | None:
     for name, expected in fields.items():
         found = value.get(name)
         numbers = found if isinstance(found, list) else [found]
+        low, most = (0, _LARGEST_AMOUNT) if name in _AMOUNTS else (-1 << 63, 1 << 63)
         if (
             type(found) is not expected
             or not (numbers or kind == "frequent")
             or len(numbers) > _LONGEST_CONTENT
-            or any(type(n) is not int or abs(n) >= _LARGEST_NUMBER for n in numbers)
-            or (name in ("lengths", "counts", "first", "distinct") and min(numbers, default=0) < 0)
+            or not all(type(n) is int and low <= n < most for n in numbers)
         ):
             raise SignatureError(f"{where}: {name!r} of its content {kind!r} is not usable.")
     checked = {"kind": kind, **{name: value[name] for name in fields}}

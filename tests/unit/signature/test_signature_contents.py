@@ -95,8 +95,14 @@ def test_image_tokens_keep_their_number_and_position() -> None:
     assert len(again.unique()) > 100
 
 
+@pytest.mark.parametrize("padding", [-(2**63), 2**62, 2**63 - 1])
+def test_the_largest_integers_as_padding_are_kept(padding: int) -> None:
+    ids = torch.cat([torch.arange(40), torch.full((24,), padding)])
+    assert torch.equal(made(x=ids)["x"], ids)
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=150), st.booleans())
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=150), st.booleans())
 def test_any_integers_can_be_captured_and_reproduced(values: list[int], twice: bool) -> None:
     tensor = torch.tensor(values * (2 if twice else 1))
 
