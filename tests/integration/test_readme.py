@@ -236,7 +236,6 @@ class Runner:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("folder")  # lists of processes contain only those of the page
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_code_blocks_run_as_shown(
     document: Path, tmp_path: Path, record_property: Callable[[str, object], None]
