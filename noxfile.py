@@ -97,6 +97,11 @@ def run_pytest(session: nox.Session, name: str, python: str, *arguments: str) ->
     )
 
 
+def compile_package(session: nox.Session, python: str) -> None:
+    """Compile the modules in the source folder, because the programs of tests write no bytecode."""
+    session.run(python, "-m", "compileall", "-q", "python/stagespan", external=True)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Format, style and types: the hooks of .pre-commit-config.yaml on all files."""
@@ -187,6 +192,7 @@ def old_pip(session: nox.Session) -> None:
         session.run(str(python), "-m", "pip", "install", "-q", f"pip=={OLD_PIP}")
     session.run(interpreter, str(clone / "tools/bootstrap.py"), "--without-torch", external=True)
     with session.chdir(clone):
+        compile_package(session, str(python))
         _torch_free_tests(session, "3.10", str(python))
 
 
@@ -227,4 +233,5 @@ def tests(session: nox.Session) -> None:
     # The sessions of other Pythons check the wheel that they build.
     other_pythons = any(shutil.which(f"python{version}") for version in OTHER_PYTHONS)
     chosen = ("-m", "not wheel") if other_pythons else ()
+    compile_package(session, "python")
     run_pytest(session, "python-own", "python", "-n", "3", *chosen)
