@@ -1,4 +1,4 @@
-"""The checks of the project, as `make test` runs them: `nox -l` lists them.
+"""The checks of the project: `nox -l` lists them, `make test` and `make test-all` run them.
 
 Sessions run in `.venv`, which `make setup` builds; only those for other Pythons have environments
 of their own. A check that this machine cannot run is skipped with its reason.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -16,16 +19,7 @@ import nox
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-from bootstrap import read_stamp  # noqa: E402
-from common import (  # noqa: E402
-    PACKAGE_SOURCES,
-    STATE,
-    apt_install,
-    compiles,
-    fingerprint,
-    in_ci,
-    python_versions,
-)
+from common import PACKAGE_SOURCES, STATE, VENV, apt_install, fingerprint, in_ci  # noqa: E402
 
 nox.options.default_venv_backend = "none"
 nox.options.reuse_venv = "yes"
@@ -34,8 +28,13 @@ nox.options.error_on_missing_interpreters = False
 nox.options.stop_on_first_error = False
 
 # pyenv's shims fail for versions that are not activated; its interpreters work.
+_PYENV = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
 os.environ["PATH"] = os.pathsep.join(
-    [str(ROOT / ".venv/bin"), *python_versions(), os.environ.get("PATH", os.defpath)]
+    [
+        str(VENV / "bin"),
+        *(str(path) for path in sorted(_PYENV.glob("versions/3.*/bin"), reverse=True)),
+        os.environ.get("PATH", os.defpath),
+    ]
 )
 # Compiled and rewritten by pytest once, not by each worker of each run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -46,8 +45,6 @@ for _variable in ("PYTHONPATH", "VIRTUAL_ENV"):
 OTHER_PYTHONS = ("3.12", "3.13")
 OLD_PIP = "22.0.2"
 PYTEST_LIMIT = "45m"  # pyproject.toml limits each test; this ends a pytest that hangs outside one
-WHEELS = STATE / "wheels"
-SANITIZERS = {"plain": "", "asan": "address,undefined", "tsan": "thread"}
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -87,6 +84,8 @@ def run_pytest(session: nox.Session, name: str, python: str, *arguments: str) ->
     """Run pytest with an interpreter; tools/check.py prints what it reports."""
     folder = STATE / "pytest"
     folder.mkdir(parents=True, exist_ok=True)
+    # Here, because the programs that tests start write no bytecode.
+    session.run(python, "-m", "compileall", "-q", "python/stagespan", external=True)
     session.run(
         *("timeout", "--kill-after=60", PYTEST_LIMIT),
         *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "worksteal"),
@@ -97,9 +96,20 @@ def run_pytest(session: nox.Session, name: str, python: str, *arguments: str) ->
     )
 
 
-def compile_package(session: nox.Session, python: str) -> None:
-    """Compile the modules in the source folder, because the programs of tests write no bytecode."""
-    session.run(python, "-m", "compileall", "-q", "python/stagespan", external=True)
+def compiles(source: str, *flags: str, then_run: Sequence[str] | None = None) -> bool:
+    """Whether a small C++ program builds with these flags and, if asked, runs under a prefix."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "probe"
+        build = ["c++", "-std=c++20", "-x", "c++", "-", "-o", str(program), *flags]
+        commands = [build] if then_run is None else [build, [*then_run, str(program)]]
+        try:
+            return all(
+                subprocess.run(command, input=source, text=True, capture_output=True).returncode
+                == 0
+                for command in commands
+            )
+        except OSError:
+            return False
 
 
 @nox.session
@@ -110,37 +120,25 @@ def lint(session: nox.Session) -> None:
     session.run("pre-commit", "run", "--all-files", "--color", "never", silent=True)
 
 
-@nox.session
-@nox.parametrize("variant", list(SANITIZERS))
-def cpp(session: nox.Session, variant: str) -> None:
-    """The C++ tests: plain, under ASan with UBSan, under TSan."""
+def run_cpp_tests(session: nox.Session, build: str, sanitize: str, *prefix: str) -> None:
+    """Build the C++ tests with sanitizers and run them."""
     gtest = "#include <gtest/gtest.h>\nTEST(A, B) {}\n"
     links = ("-lgtest_main", "-lgtest", "-pthread")
     if not compiles(gtest, *links):
         reason = apt_install("libgtest-dev")
         if not compiles(gtest, *links):
             session.skip(f"GoogleTest (libgtest-dev) is not installed: {reason}")
-    prefix: tuple[str, ...] = ()
-    if sanitize := SANITIZERS[variant]:
-        # Older ThreadSanitizers fail if the kernel randomises addresses widely.
-        wrappers = ((), ("setarch", os.uname().machine, "-R"))
-        threads = "#include <thread>\nint main() { std::thread([] {}).join(); }\n"
-        flags = (f"-fsanitize={sanitize}", "-pthread")
-        found = next((w for w in wrappers if compiles(threads, *flags, then_run=w)), None)
-        if found is None:
-            session.skip(f"programs built with -fsanitize={sanitize} do not run on this machine")
-        prefix = found
-    build = str(ROOT / "build" / f"cpp-{variant}")
+    folder = str(ROOT / "build" / build)
     session.run(
-        *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", build, "-DCMAKE_BUILD_TYPE=Release"),
+        *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", folder, "-DCMAKE_BUILD_TYPE=Release"),
         *("-DSTAGESPAN_BUILD_PYTHON=OFF", "-DSTAGESPAN_BUILD_TESTS=ON", "-DSTAGESPAN_LTO=OFF"),
         f"-DSTAGESPAN_SANITIZE={sanitize}",
         f"-DSTAGESPAN_WERROR={'ON' if in_ci() else 'OFF'}",
         silent=True,
     )
-    session.run("cmake", "--build", build, "-j", "2", silent=True)
+    session.run("cmake", "--build", folder, "-j", "2", silent=True)
     session.run(
-        *(*prefix, "ctest", "--test-dir", build, "--output-on-failure", "-j", "2"),
+        *(*prefix, "ctest", "--test-dir", folder, "--output-on-failure", "-j", "2"),
         *("--timeout", "600", "--no-tests=error"),
         env=SANITIZER_OPTIONS,
         external=True,
@@ -149,10 +147,49 @@ def cpp(session: nox.Session, variant: str) -> None:
 
 
 @nox.session
+def cpp(session: nox.Session) -> None:
+    """The C++ tests, plain and with ASan and UBSan."""
+    run_cpp_tests(session, "cpp-plain", "")
+    if not compiles("int main() {}\n", "-fsanitize=address,undefined", then_run=()):
+        session.skip("programs built with ASan and UBSan do not run on this machine")
+    run_cpp_tests(session, "cpp-asan", "address,undefined")
+
+
+@nox.session(name="cpp-tsan", default=False)
+def cpp_tsan(session: nox.Session) -> None:
+    """The C++ tests with TSan."""
+    # Older ThreadSanitizers fail if the kernel randomises addresses widely.
+    threads = "#include <thread>\nint main() { std::thread([] {}).join(); }\n"
+    for prefix in ((), ("setarch", os.uname().machine, "-R")):
+        if compiles(threads, "-fsanitize=thread", "-pthread", then_run=prefix):
+            run_cpp_tests(session, "cpp-tsan", "thread", *prefix)
+            return
+    session.skip("programs built with TSan do not run on this machine")
+
+
+@nox.session(name="cpp-fuzz", default=False)
+def cpp_fuzz(session: nox.Session) -> None:
+    """libFuzzer on the reader of recordings, for two minutes."""
+    if shutil.which("clang++") is None and (reason := apt_install("clang")):
+        session.skip(f"libFuzzer needs clang++: {reason}")
+    folder = str(ROOT / "build" / "cpp-fuzz")
+    session.run(
+        *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", folder, "-DCMAKE_CXX_COMPILER=clang++"),
+        *("-DSTAGESPAN_BUILD_PYTHON=OFF", "-DSTAGESPAN_BUILD_FUZZERS=ON"),
+        "-DSTAGESPAN_SANITIZE=address,undefined",
+        silent=True,
+    )
+    session.run("cmake", "--build", folder, "-j", "2", silent=True)
+    program = f"{folder}/tests/fuzz/fuzz_recording"
+    session.run(program, "-max_total_time=120", "-len_control=0", external=True, silent=True)
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """The demo, as `make demo` runs it."""
-    if reason := read_stamp().get("without_torch"):
-        session.skip(str(reason))
+    without_torch = VENV / "without_torch"
+    if without_torch.is_file():
+        session.skip(without_torch.read_text())
     output = str(STATE / "demo")
     session.run("python", "examples/wan_pipeline/demo.py", "--output", output, silent=True)
 
@@ -163,43 +200,32 @@ def docs(session: nox.Session) -> None:
     session.run("python", "-m", "mkdocs", "build", "--quiet", "--strict")
 
 
-@nox.session(name="old-pip")
-def old_pip(session: nox.Session) -> None:
-    """`make setup` on Python 3.10 with an old pip and without torch, then the tests."""
+@nox.session(name="fresh-machine", default=False)
+def fresh_machine(session: nox.Session) -> None:
+    """`make setup` in a fresh clone on Python 3.10 with an old pip and without torch; tests."""
     interpreter = shutil.which("python3.10")
     if interpreter is None:
         session.skip("no python3.10 on PATH or under pyenv")
-    clone = STATE / "old-pip"
-    python = clone / ".venv/bin/python"
+    clone = STATE / "fresh machine"  # the blank in the path belongs to the check
+    shutil.rmtree(clone, ignore_errors=True)
+    # The working tree, with what is not committed yet.
     files = session.run("git", "ls-files", "-co", "--exclude-standard", silent=True, external=True)
-    if not isinstance(files, str):
-        session.skip("not a git checkout")
-    kept = {clone / name for name in files.splitlines()}
-    for stale in clone.rglob("*"):
-        outside = {".venv", ".make", "build", "__pycache__"}.isdisjoint(
-            stale.relative_to(clone).parts
-        )
-        if outside and stale.is_file() and stale not in kept:
-            stale.unlink()
-    for name in files.splitlines():
-        if (source := ROOT / name).is_file():
-            target = clone / name
-            if not target.is_file() or target.read_bytes() != source.read_bytes():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target)
-    if not python.exists():
-        session.run(interpreter, "-m", "venv", str(clone / ".venv"), external=True)
-        session.run(str(python), "-m", "pip", "install", "-q", f"pip=={OLD_PIP}")
+    for name in str(files).splitlines():
+        if (ROOT / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, clone / name)
+    python = str(clone / ".venv/bin/python")
+    session.run(interpreter, "-m", "venv", str(clone / ".venv"), external=True)
+    session.run(python, "-m", "pip", "install", "-q", f"pip=={OLD_PIP}", external=True)
     session.run(interpreter, str(clone / "tools/bootstrap.py"), "--without-torch", external=True)
     with session.chdir(clone):
-        compile_package(session, str(python))
-        _torch_free_tests(session, "3.10", str(python))
+        torch_free_tests(session, "3.10", python, "not slow")
 
 
-@nox.session(venv_backend="venv", python=list(OTHER_PYTHONS))
+@nox.session(venv_backend="venv", python=list(OTHER_PYTHONS), default=False)
 def python(session: nox.Session) -> None:
     """The tests that need no torch, against a wheel, on another Python."""
-    folder = WHEELS / str(session.python)
+    folder = STATE / "wheels" / str(session.python)
     stamp = folder / "sources"
     wanted = fingerprint((*PACKAGE_SOURCES, "requirements-test.txt"), session.bin)
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -213,25 +239,43 @@ def python(session: nox.Session) -> None:
         stamp.write_text(wanted)
     (wheel,) = folder.glob("*.whl")
     session.env["STAGESPAN_TEST_WHEEL"] = str(wheel)
-    _torch_free_tests(session, str(session.python), "python", "not slow or wheel")
+    torch_free_tests(session, str(session.python), "python", "not slow or wheel")
 
 
-def _torch_free_tests(
-    session: nox.Session, version: str, python: str, chosen: str = "not slow"
-) -> None:
+def torch_free_tests(session: nox.Session, version: str, python: str, chosen: str) -> None:
+    """Run the tests that depend on the version of Python."""
     # Three workers on two cores, because these tests wait for other processes half of the time.
     ignored = [f"--ignore=tests/{folder}" for folder in ONE_PYTHON_IS_ENOUGH]
     run_pytest(session, f"python-{version}", python, "-m", chosen, "-n", "3", *ignored)
 
 
-@nox.session
-def tests(session: nox.Session) -> None:
-    """The Python tests in `.venv`, with torch."""
+def run_own_tests(session: nox.Session, chosen: str) -> None:
+    """Run the Python tests in `.venv`, with torch."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     if not any(shutil.which(name) for name in names):
         apt_install("chromium")  # without a browser, the tests of the HTML page are skipped
+    run_pytest(session, "python-own", "python", "-n", "3", "-m", chosen)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The Python tests of every change, with the same examples in each run."""
+    run_own_tests(session, "not full and not wheel")
+
+
+@nox.session(name="tests-all", default=False)
+def tests_all(session: nox.Session) -> None:
+    """All Python tests: also stress, long properties and gates, with fresh examples."""
+    session.env["STAGESPAN_TEST_FULL"] = "1"
     # The sessions of other Pythons check the wheel that they build.
     other_pythons = any(shutil.which(f"python{version}") for version in OTHER_PYTHONS)
-    chosen = ("-m", "not wheel") if other_pythons else ()
-    compile_package(session, "python")
-    run_pytest(session, "python-own", "python", "-n", "3", *chosen)
+    run_own_tests(session, "not wheel" if other_pythons else "wheel or not wheel")
+
+
+@nox.session(default=False)
+def coverage(session: nox.Session) -> None:
+    """Which lines of the package the tests run; the report is in build/coverage/index.html."""
+    run_pytest(
+        *(session, "coverage", "python", "-n", "3", "-m", "not full"),
+        *("--cov=stagespan", "--cov-report=html:build/coverage", "--cov-report=term:skip-covered"),
+    )

@@ -1,9 +1,9 @@
-"""Runs every check, and prints their times, what was skipped and why, and pytest's figures.
+"""Runs checks, and prints their times, what was skipped and why, and pytest's figures.
 
-python tools/check.py
+    python tools/check.py [--all]
 
 Two runs of nox share the cores: one has the Python tests in `.venv`, which take the longest, the
-other has all other checks. The output of the second is printed when it has ended.
+other has the rest. The output of the second is printed when it has ended.
 """
 
 from __future__ import annotations
@@ -12,42 +12,41 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from common import LOGS, STATE, Timer, say
+from common import STATE
 
-# Expressions for nox's option -k. The second negates the first, so no session is left out.
-PARTS = {"background": "not tests", "python": "tests"}
+# The session of each part. Sessions with the tag "all" run with `--all` only.
+PYTHON, REST = "tests", ("lint", "cpp", "demo", "docs")
+PYTHON_ALL = "tests-all"
+REST_ALL = (*REST, "cpp-tsan", "cpp-fuzz", "python", "fresh-machine")
 
 
 def main() -> int:
-    """Run the checks and print the summary; returns 1 if a check failed or none ran."""
-    timer = Timer()
+    """Run the checks and print the summary; returns 1 if a check failed or no test ran."""
+    begin_s = time.monotonic()
+    everything = "--all" in sys.argv
     shutil.rmtree(STATE / "pytest", ignore_errors=True)
-    LOGS.mkdir(parents=True, exist_ok=True)
-    reports = {name: STATE / f"nox-{name}.json" for name in PARTS}
-    for report in reports.values():
-        report.unlink(missing_ok=True)
-    log = LOGS / "checks-background.log"
-    say(f"While the Python tests run, the output of the other checks goes to {log}.")
-    with log.open("w") as file:
-        background = start(
-            "background", reports["background"], stdout=file, stderr=subprocess.STDOUT
-        )
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
+        reports = [Path(folder) / "rest.json", Path(folder) / "python.json"]
+        rest = start(reports[0], *(REST_ALL if everything else REST), stdout=log, stderr=log)
         try:
-            start("python", reports["python"]).wait()
-            background.wait()
+            start(reports[1], PYTHON_ALL if everything else PYTHON).wait()
+            rest.wait()
         finally:
-            background.terminate()  # stops it after an interrupt; otherwise does nothing
-            background.wait()
-    say(log.read_text(errors="replace"))
-    return summarise([read(report) for report in reports.values()], timer.seconds())
+            rest.terminate()  # stops it after an interrupt; otherwise does nothing
+            rest.wait()
+        log.seek(0)
+        print(log.read(), flush=True)
+        return summarise([read(report) for report in reports], time.monotonic() - begin_s)
 
 
-def start(part: str, report: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """Start nox with the sessions of a part."""
-    command = [sys.executable, "-m", "nox", "-k", PARTS[part], "--report", str(report)]
+def start(report: Path, *sessions: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start nox with some sessions."""
+    command = [sys.executable, "-m", "nox", "--report", str(report), "-s", *sessions]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
 
 
@@ -63,10 +62,10 @@ def read(report: Path) -> dict[str, Any]:
 def summarise(reports: list[dict[str, Any]], seconds: float) -> int:
     """Print the figures of all reports; returns 1 if a check failed or no test passed."""
     checks = [check for report in reports for check in report["sessions"]]
-    say("\nTime of each check:")
+    print("\nTime of each check:")
     for check in checks:
-        say(f"  {check['name']:24}{check['result']:9}{check['duration']:7.1f} s")
-    say(f"  {'all':33}{seconds:7.1f} s")
+        print(f"  {check['name']:24}{check['result']:9}{check['duration']:7.1f} s")
+    print(f"  {'all':33}{seconds:7.1f} s")
     totals = {"passed": 0, "failed": 0, "skipped": 0}
     skipped = []
     for path in sorted((STATE / "pytest").glob("*.json")):
@@ -79,9 +78,9 @@ def summarise(reports: list[dict[str, Any]], seconds: float) -> int:
     skipped += [
         f"  {check['name']}: {check['reason']}" for check in checks if check["result"] == "skipped"
     ]
-    say("\nSkipped:")
-    say("\n".join(skipped) or "  nothing")
-    say("\n" + ", ".join(f"{count} {outcome}" for outcome, count in totals.items()))
+    print("\nSkipped:")
+    print("\n".join(skipped) or "  nothing")
+    print("\n" + ", ".join(f"{count} {outcome}" for outcome, count in totals.items()))
     failed = any(report["result"] != 1 for report in reports)
     return 1 if failed or totals["passed"] == 0 else 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.errors import TraceError
 from stagespan.trace.ncu.reading import Reading, read_ncu
 from stagespan.trace.ncu.report import report
@@ -50,7 +51,7 @@ def test_any_bytes(data: bytes) -> None:
     check(data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from(_SEEDS),
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 30), st.sampled_from(_PIECES)),

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.errors import StagespanError
 from stagespan.harness import HarnessConfig
 from stagespan.harness.adapters import CallAdapter, DenoiseAdapter
@@ -54,7 +55,7 @@ nodes = st.one_of(trees, typed, tensors)
 # Half of them contain characters that would end or change a literal in Python.
 texts = st.one_of(st.text(max_size=20), st.text("'\"\\\n\r{}#", min_size=1, max_size=4))
 QUIET = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -164,7 +165,7 @@ def damaged(node: Any, chance: random.Random) -> Any:
     return chance.choice(junk)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400))
 @given(chance=st.randoms(use_true_random=False))
 def test_damaged_nodes_are_replayed_or_refused(chance: random.Random) -> None:
     # GIVEN a node that a capture wrote, damaged in one or two places

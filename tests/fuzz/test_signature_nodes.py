@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig
 from stagespan.signature import SignatureFile
@@ -107,7 +108,7 @@ nodes = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(name=st.text(max_size=8), inputs=st.dictionaries(st.text(max_size=6), nodes, max_size=3))
 def test_any_node_is_made_or_refused(name: str, inputs: dict[str, Any]) -> None:
     # GIVEN a file with any nodes
@@ -147,7 +148,7 @@ entries = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(entries)
 def test_any_file_is_read_or_refused(content: Any) -> None:
     said, stages = "", {}

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from properties import examples
 from stagespan.errors import ReportError
 from stagespan.report import changes_pages
 from stagespan.report.changes import compare_files
@@ -21,7 +22,7 @@ from stagespan.report.reader import read_timing_report
 from stagespan.report.tables import print_report
 
 QUIET = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 JUNK = [None, True, -1, 10**30, 10**400, 1e308, "x", "a\0b\n", [], [1], [{}], {}, {"a": "b"}]
 

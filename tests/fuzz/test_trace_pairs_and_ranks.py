@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.errors import StagespanError
 from stagespan.trace import read_trace
 from stagespan.trace.compare import Comparison, compare
@@ -72,7 +73,7 @@ INFO = st.one_of(
     st.just("{'rank': 1, 'world_size': 3}"),
 )
 QUIET = settings(
-    max_examples=120,
+    max_examples=examples(120),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from reading import trace_or_refusal
 from stagespan.trace import breakdown, device_use
 
@@ -65,13 +66,13 @@ def survives(data: bytes, chunk_bytes: int) -> None:
     assert (trace.events.dur_ns >= 0).all()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200), st.integers(1, 64))
 def test_any_bytes(data: bytes, chunk_bytes: int) -> None:
     survives(data, chunk_bytes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

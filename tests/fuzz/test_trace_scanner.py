@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.trace import MISSING, Trace, read_trace
 
 KEYS = ["a", "b", "Input Dims", "é", 'q"', "stream", "External id"]
@@ -59,7 +60,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(
     rows=tables(), indent=INDENT, ascii_only=st.booleans(), chunk_bytes=st.integers(1, 300),
     instants=st.booleans(),
@@ -118,7 +119,7 @@ def test_arguments_are_what_json_says(
             assert column.tolist() == [row.get(key, MISSING) for row in rows]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400))
 @example([("0", "19000000000.000000000E6", False)], 1)
 @given(
     st.lists(st.tuples(NUMBER, NUMBER, st.booleans()), min_size=1, max_size=8), st.integers(1, 60)
@@ -149,7 +150,7 @@ def test_times_are_exact(times: list[tuple[str, str, bool]], chunk_bytes: int) -
     assert trace.adjusted.get("negative duration, taken as 0", 0) == negative
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(st.lists(VALUE, max_size=8), st.integers(1, 100), INDENT)
 def test_any_values_as_entries(values: list[Any], chunk_bytes: int, indent: int | None) -> None:
     # GIVEN a list of any values

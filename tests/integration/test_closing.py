@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from recording import assert_closed, lost, recorded
 
 import stagespan
+from properties import examples
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -231,7 +232,7 @@ def assert_right(nodes: list[Node]) -> None:
 
 
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -264,7 +265,7 @@ def test_spans_of_tasks_and_threads(nodes: list[Node]) -> None:
     assert_right(nodes)
 
 
-@settings(SETTINGS, max_examples=100)
+@settings(SETTINGS, max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["enter", "leave", "switch"]))))
 def test_spans_entered_and_left_in_any_order(steps: list[tuple[int, str]]) -> None:
     # GIVEN objects that are entered and left at random, while the recorder is switched on and off

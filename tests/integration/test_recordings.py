@@ -34,6 +34,7 @@ from recorded_process import RING, command, command_here, end, ready, recordings
 from recording import eventually
 
 import preloaded
+from properties import examples
 from stagespan import recording
 from stagespan.errors import StagespanError
 from stagespan.recording import dump
@@ -1167,7 +1168,7 @@ def command_pages(found: recording.Recording) -> None:
         write(found)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     changes=st.lists(
         st.tuples(

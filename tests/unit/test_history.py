@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.history import SPACING_S, History
 
 SECOND = 10**9
@@ -79,7 +80,7 @@ def test_up_to_which_age_a_distance_applies(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.floats(0, 20_000), st.floats(0, 2e9))
 def test_its_size_is_bounded(seconds: float, start_s: float) -> None:
     history, _ = after_running(seconds, start_s)

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stagespan
+from properties import examples
 from stagespan import ProfilingContext, _core, memory, platforms
 from stagespan.memory import MemoryHook, PeakWatch
 from stagespan.platforms import DeviceMemory, Platform
@@ -135,7 +136,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_every_context_reports_its_true_peak_however_they_overlap(
     steps: list[tuple[str, Any]],
 ) -> None:

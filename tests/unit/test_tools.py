@@ -46,7 +46,7 @@ def test_venv_problems_are_named(
     venv = tmp_path / "venv"
     said = answer.format(own=platform.python_version(), venv=venv)
     monkeypatch.setattr(bootstrap, "VENV", venv)
-    monkeypatch.setattr(bootstrap, "VENV_PYTHON", fake_venv(venv, said, status))
+    monkeypatch.setattr(bootstrap, "PYTHON", fake_venv(venv, said, status))
 
     # WHEN it is checked
     found = bootstrap.venv_problem()
@@ -63,8 +63,7 @@ def test_incomplete_venv_is_created_again(tmp_path: Path, monkeypatch: pytest.Mo
     (venv / "lib").mkdir(parents=True)
     (venv / "lib" / "left").write_text("over")
     monkeypatch.setattr(bootstrap, "VENV", venv)
-    monkeypatch.setattr(bootstrap, "VENV_PYTHON", venv / "bin" / "python")
-    monkeypatch.setattr("common.LOGS", tmp_path / "logs")
+    monkeypatch.setattr(bootstrap, "PYTHON", venv / "bin" / "python")
 
     # WHEN it is set up
     bootstrap.make_venv()
@@ -74,24 +73,18 @@ def test_incomplete_venv_is_created_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (venv / "lib" / "left").exists()
 
 
-def test_stamp_of_another_venv_does_not_count(
+def test_a_finished_step_counts_for_its_content_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a stamp that was written for one .venv
+    # GIVEN a .venv in which a step was finished
     bootstrap = load("bootstrap", monkeypatch)
     monkeypatch.setattr(bootstrap, "VENV", tmp_path)
-    monkeypatch.setattr(bootstrap, "STATE", tmp_path)
-    monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp.json")
-    (tmp_path / "pyvenv.cfg").write_text("one")
-    bootstrap.write_stamp({"requirements": "abc"})
-    assert bootstrap.read_stamp()["requirements"] == "abc"
+    (tmp_path / "package.done").write_text("abc")
 
-    # WHEN another one is in its place
-    (tmp_path / "other.cfg").write_text("two")
-    os.replace(tmp_path / "other.cfg", tmp_path / "pyvenv.cfg")
-
-    # THEN the stamp does not count
-    assert bootstrap.read_stamp() == {}
+    # THEN it is done for the same content, and not for another one or another step
+    assert bootstrap.is_done("package", "abc")
+    assert not bootstrap.is_done("package", "abd")
+    assert not bootstrap.is_done("requirements", "abc")
 
 
 def test_fingerprint_follows_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,24 +143,21 @@ def test_everything_but_torch_is_installed_without_a_version_of_torch(
     bootstrap = load("bootstrap", monkeypatch)
     installed: list[str] = []
 
-    def pip(command: list[Any], log: str, **_: Any) -> int:
-        if "install" not in command:
-            return 0
-        wanted = Path(command[-1]).read_text()
-        installed.append(wanted)
-        return 1 if "torch==" in wanted else 0
+    def pip_install(*arguments: Any) -> None:
+        installed.append(Path(arguments[-1]).read_text())
+        if "torch==" in installed[-1]:
+            raise bootstrap.StepError("ERROR: No matching distribution")
 
-    monkeypatch.setattr(bootstrap, "run", pip)
+    monkeypatch.setattr(bootstrap, "pip_install", pip_install)
+    monkeypatch.setattr(bootstrap, "PYTHON", Path("/bin/true"))
     monkeypatch.setattr(bootstrap, "STATE", tmp_path)
-    monkeypatch.setattr(bootstrap, "log_text", lambda _: "ERROR: No matching distribution\n")
-    monkeypatch.setattr(bootstrap, "write_stamp", lambda _: None)
-    stamp: dict[str, Any] = {}
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
+    monkeypatch.setattr(bootstrap, "WITHOUT_TORCH", tmp_path / "without_torch")
 
     # WHEN the development packages are installed
-    bootstrap.install_requirements(stamp)
+    bootstrap.install_requirements()
 
     # THEN all others are installed, and pip's own message about the missing one is kept
     assert "ruff==" in installed[-1]
     assert not any(name in installed[-1] for name in ("torch==", "diffusers==", "transformers=="))
-    assert stamp["without_torch"].startswith("torch==")
-    assert "No matching distribution" in stamp["without_torch"]
+    assert "No matching distribution" in (tmp_path / "without_torch").read_text()

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan import _core
 from stagespan.decorators import decorate
 
@@ -38,7 +39,7 @@ def outcome(function: Any, args: list[int], kwargs: dict[str, int]) -> tuple[str
         return "raised", str(error)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(
     definition=definitions(),
     free=st.lists(st.sampled_from(["run", "target", "__class__", "kept", "spans"]), unique=True),

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import preloaded
+from properties import examples
 from stagespan.environment import machine
 from stagespan.harness import HarnessConfig, StageBenchHarness
 from stagespan.harness.adapters import CallAdapter, DenoiseAdapter, LoopAdapter
@@ -452,7 +453,7 @@ def test_the_script_is_formatted(stages: Any, tmp_path: Path) -> None:
     assert linted.returncode == 0, linted.stdout
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     name=st.text(max_size=30),
     argument=st.text(max_size=30),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.harness import HarnessConfig
 from stagespan.signature import StageSignature, capture
 from stagespan.signature.capture import capture_arguments
@@ -92,7 +93,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(value=trees, name=st.text(min_size=1, max_size=6), seed=st.integers(0, 9))
 def test_the_source_creates_what_the_harness_creates(value: Any, name: str, seed: int) -> None:
     # GIVEN any value, captured
@@ -106,7 +107,7 @@ def test_the_source_creates_what_the_harness_creates(value: Any, name: str, seed
     assert checksum(written) == checksum(made)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.recursive(
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),

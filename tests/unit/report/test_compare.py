@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.compat.telefuser import comparison as telefuser
 from stagespan.errors import ReportError
 from stagespan.report.compare import compare_timing_reports
@@ -186,7 +187,7 @@ STAGES = st.dictionaries(
 
 
 @given(STAGES, STAGES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_any_two_reports_give_valid_tables(
     tmp_path_factory: pytest.TempPathFactory, before: dict[str, Any], after: dict[str, Any]
 ) -> None:

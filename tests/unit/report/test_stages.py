@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import SEVERAL, Run, a_stage, figures_of, some_runs
 
+from properties import examples
 from stagespan.report import tree
 from stagespan.report.stages import stage_entries, top_level_ns
 
@@ -20,7 +21,7 @@ def report_of(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(some_runs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_every_stage_is_its_children_and_the_unattributed_rest(runs: list[Run]) -> None:
     report = report_of(figures_of(runs))
 
@@ -39,7 +40,7 @@ def test_every_stage_is_its_children_and_the_unattributed_rest(runs: list[Run]) 
 
 
 @given(some_runs("abcdefgh"))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_the_rows_below_a_row_add_up_to_it(runs: list[Run]) -> None:
     report = report_of(figures_of(runs))
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stagespan
+from properties import examples
 from stagespan.errors import SignatureError
 from stagespan.signature import SignatureFile, StageSignature, capture
 from stagespan.signature.capture import capture_arguments
@@ -101,7 +102,7 @@ def test_the_largest_integers_as_padding_are_kept(padding: int) -> None:
     assert torch.equal(made(x=ids)["x"], ids)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=150), st.booleans())
 def test_any_integers_can_be_captured_and_reproduced(values: list[int], twice: bool) -> None:
     tensor = torch.tensor(values * (2 if twice else 1))
@@ -130,7 +131,7 @@ def test_the_corners_of_boxes_stay_ordered(count: int, high: int) -> None:
     assert bool((again[..., 2:] > again[..., :2]).any())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 @given(width=st.integers(2, 8), seed=st.integers(0, 1 << 30), data=st.data())
 def test_columns_keep_any_order(width: int, seed: int, data: st.DataObject) -> None:
     # GIVEN columns of which some are sums of others and positive numbers

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.signature import SignatureFile, StageSignature, capture
 from stagespan.signature.key import key_of
 
@@ -59,7 +60,7 @@ values = st.recursive(
 def test_form(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("signatures") / "f.json"
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150))
     @given(st.dictionaries(st.text(min_size=1, max_size=8), values, max_size=4))
     def same_form(arguments: dict[str, Any]) -> None:
         # GIVEN any arguments, captured

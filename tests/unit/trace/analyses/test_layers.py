@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from planted import Program
 from real_traces import read_real
 
+from properties import examples
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import layers
 from stagespan.trace.analyses.layers import Layers, Module, Spread
@@ -206,7 +207,7 @@ def test_layers_within_a_step(tmp_path: Path) -> None:
     assert [(b.length, b.times) for b in found.blocks.blocks] == [(3, 5)]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(2, 4), st.integers(1, 3))
 @example([1, 0, 0, 1, 1, 0, 0, 1], 2, 1)  # a block that holds all its elements twice
 def test_repetitions_are_those_of_a_slow_search(codes: list[int], times: int, length: int) -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from real_traces import read_real
 
+from properties import examples
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses.device_use import analyze as use_of
 from stagespan.trace.compare import Comparison, compare
@@ -73,9 +74,7 @@ def owners(trace: Trace, windows: Windows) -> dict[int, int]:
     return time
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(work=WORK, steps=STEPS)
 def test_every_moment_has_one_owner(work: Any, steps: Any, tmp_path: Path) -> None:
     # GIVEN any device work, and any steps
@@ -93,9 +92,7 @@ def test_every_moment_has_one_owner(work: Any, steps: Any, tmp_path: Path) -> No
     assert int(found.time_ns.sum()) + sum(found.idle_ns.values()) == windows.total_ns
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=WORK, second=WORK, steps=STEPS, others=STEPS)
 def test_all_parts_sum_to_the_change(
     first: Any, second: Any, steps: Any, others: Any, tmp_path: Path
@@ -128,7 +125,6 @@ def check_sums(found: Comparison) -> None:
         assert side.cells.total_ns == (2 * side.windows.total_ns + steps) // (2 * steps)
 
 
-@settings(deadline=None)
 @given(
     parts=st.lists(st.integers(0, 10**15), max_size=20),
     numerator=st.integers(0, 10**6),

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.trace.derived.trees import Paths, Tree, levels
 
 _rows = st.lists(
@@ -20,7 +21,7 @@ def columns(rows: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, ...]:  #
     return lane, begin, begin + length, word
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(_rows, st.integers(0, 45), st.integers(0, 2))
 def test_the_innermost_event_at_a_time(
     rows: list[tuple[int, int, int, int]], time: int, asked: int
@@ -39,7 +40,7 @@ def test_the_innermost_event_at_a_time(
         assert (begin[found], -end[found], lane[found]) == (*last, asked)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(_rows)
 def test_parents_levels_and_paths(rows: list[tuple[int, int, int, int]]) -> None:
     # GIVEN the same

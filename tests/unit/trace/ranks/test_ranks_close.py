@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted_ranks import US, ranks_in, together, write_rank
 
+from properties import examples
+
 ARRIVALS = st.integers(2, 5).flatmap(
     lambda ranks: st.integers(3, 6).flatmap(
         lambda calls: st.lists(
@@ -20,9 +22,7 @@ ARRIVALS = st.integers(2, 5).flatmap(
 )
 
 
-@settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(late=ARRIVALS, clocks=st.lists(st.integers(-300, 300), min_size=5, max_size=5))
 def test_waiting_follows_from_the_begins(late: Any, clocks: Any, tmp_path: Path) -> None:
     # GIVEN ranks that arrive at collectives at random, and clocks up to 300 µs off

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from planted import Program
 from planted_ranks import US, Call, codes_in, finding_in, ranks_in, together, write_rank
 
+from properties import examples
 from stagespan.trace.paths import analyze_ranks
 from stagespan.trace.ranks import Ranks
 from stagespan.trace.ranks.summary import usage_of
@@ -198,9 +199,7 @@ def test_later_steps_are_compared_from_the_collective_before(tmp_path: Path) -> 
     assert finding_in(found, "ranks.late").severity == "medium"
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_reasons_sum_to_the_waiting(data: st.DataObject, tmp_path: Path) -> None:
     # GIVEN ranks that arrive and compute at random

@@ -6,13 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.trace.read.groups import grouped, pairs, prevailing
 
 # Near and far apart: `pairs` looks up the former in a table, and sorts the latter.
 _VALUES = st.integers(-3, 3) | st.integers(-(2**40), 2**40) | st.sampled_from([-(2**63), 2**63 - 1])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.tuples(_VALUES, _VALUES), max_size=12), st.integers(1, 3_000))
 def test_pairs(rows: list[tuple[int, int]], times: int) -> None:
     # GIVEN any two columns, also of many rows

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.trace.read.intervals import Edges, covered, exclusive, merged
 
 _INTERVALS = st.lists(
@@ -18,7 +19,7 @@ def arrays(rows: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np
     return table[:, 0], table[:, 0] + table[:, 1], table[:, 2]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(_INTERVALS)
 def test_union(rows: list[tuple[int, int, int]]) -> None:
     # GIVEN any intervals
@@ -32,7 +33,7 @@ def test_union(rows: list[tuple[int, int, int]]) -> None:
     assert np.all(starts[1:] > ends[:-1])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 @given(_INTERVALS)
 def test_exclusive_time_belongs_to_the_interval_begun_last(
     rows: list[tuple[int, int, int]],
@@ -83,7 +84,7 @@ def _nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     return rows
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(_nested())
 def test_nesting_is_detected(rows: list[tuple[int, int, int]]) -> None:
     # GIVEN intervals that nest

@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from properties import examples
 from stagespan.trace import MISSING, read_trace
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -79,7 +80,7 @@ def _dumps(value: Any, indent: int | None, separators: Any) -> str:
     return text
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(
     events=st.lists(_EVENT, max_size=12),
     style=_STYLE,
