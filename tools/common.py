@@ -14,7 +14,10 @@ STATE = ROOT / ".make"
 VENV = ROOT / ".venv"
 
 # The sources of the extension and the package.
-COMPILED_SOURCES = ("pyproject.toml", "CMakeLists.txt", "cmake", "csrc")
+COMPILED_SOURCES = (
+    *("pyproject.toml", "CMakeLists.txt", "cmake", "csrc"),
+    *("python/stagespan/_core.pyi", "python/stagespan/__init__.py"),  # docstrings
+)
 PACKAGE_SOURCES = (*COMPILED_SOURCES, "README.md", "python")
 
 

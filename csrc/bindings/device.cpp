@@ -119,12 +119,10 @@ std::uint32_t device_every(std::optional<std::int64_t> every) {
 }  // namespace
 
 void define_device(py::module_& module) {
-  module.def("device_attach", attach, py::arg("kind"),
-             "Time the device's part of all spans from now on; False where that cannot be done.");
-  module.def("device_detach", detach, "Time no device any more.");
-  module.def("device_info", info, "What is known of device timing.");
-  module.def("device_every", device_every, py::arg("every") = py::none(),
-             "Time the device's part of every n-th span of a stage in a thread; gives the number in force.");
+  module.def("device_attach", attach, py::arg("kind"));
+  module.def("device_detach", detach);
+  module.def("device_info", info);
+  module.def("device_every", device_every, py::arg("every") = py::none());
 }
 
 }  // namespace stagespan::python

@@ -60,8 +60,8 @@ const Api& api() {
 }
 
 void define_switches(py::module_& module) {
-  module.def("enable", [] { switch_mode(kModeEnabled, true); }, "Record from now on.");
-  module.def("disable", [] { switch_mode(kModeEnabled, false); }, "Record nothing from now on.");
+  module.def("enable", [] { switch_mode(kModeEnabled, true); });
+  module.def("disable", [] { switch_mode(kModeEnabled, false); });
   module.def("is_enabled", [] { return mode_has(kModeEnabled); }, docs::kIsEnabled);
   module.def("set_debug", [](bool on) { switch_mode(kModeDebug, on); }, py::arg("on"));
   module.def("is_debug", [] { return mode_has(kModeDebug); }, docs::kIsDebug);
@@ -90,19 +90,15 @@ void define_hooks(py::module_& module) {
         if (PyErr_Occurred() != nullptr) throw py::error_already_set();
       },
       py::arg("names"));
-  module.def(
-      "raise_later", [](const py::object& error) { raise_later(error.ptr()); }, py::arg("error"),
-      "Raise an exception as soon as the program's own code goes on in this thread.");
+  module.def("raise_later", [](const py::object& error) { raise_later(error.ptr()); }, py::arg("error"));
   module.def("set_memory_hook", [](bool on) { g_memory_hook = on; }, py::arg("on"));
   module.def(
       "set_torch_callback", [](const py::object& callback) { set_torch_callback(or_null(callback)); },
-      py::arg("callback"), "Call back once, when a context first runs after torch has been imported.");
+      py::arg("callback"));
   module.def(
-      "set_service_start", [](const py::object& start) { keep(g_service_start, or_null(start)); }, py::arg("start"),
-      "Call this once a process, when the first context has finished.");
+      "set_service_start", [](const py::object& start) { keep(g_service_start, or_null(start)); }, py::arg("start"));
   module.def(
-      "set_decorator", [](const py::object& decorate) { set_decorator(or_null(decorate)); }, py::arg("decorate"),
-      "decorate(span, function) is what a span called with a function does.");
+      "set_decorator", [](const py::object& decorate) { set_decorator(or_null(decorate)); }, py::arg("decorate"));
 }
 
 void define_variables(py::module_& module) {
@@ -160,7 +156,8 @@ PYBIND11_MODULE(_core_of_main, module) {
   throw py::import_error("stagespan does not support free-threaded Python yet: use a build with the global lock");
 #else
   namespace sp = stagespan::python;
-  module.doc() = "Hot objects written by hand against the C API, cold calls through pybind11.";
+  py::options options;
+  options.disable_function_signatures();  // docstrings of public names contain their signatures
   stagespan::Recorder::get();
   if (!sp::warn_without_arena()) throw py::error_already_set();
   pthread_atfork(nullptr, nullptr, sp::completions_after_fork);
@@ -181,13 +178,10 @@ PYBIND11_MODULE(_core_of_main, module) {
   module.def("require_main_interpreter", [] {
     if (!sp::require_main_interpreter()) throw py::error_already_set();
   });
-  module.def(
-      "c_api",
-      [] {
-        return py::reinterpret_steal<py::object>(
-            PyCapsule_New(const_cast<stagespan::Api*>(&sp::api()), stagespan::kApiCapsule, nullptr));
-      },
-      "Capsule that other extensions attach to.");
+  module.def("c_api", [] {
+    return py::reinterpret_steal<py::object>(
+        PyCapsule_New(const_cast<stagespan::Api*>(&sp::api()), stagespan::kApiCapsule, nullptr));
+  });
 #endif
 }
 

@@ -170,30 +170,23 @@ py::object arena_info() {
 }  // namespace
 
 void define_reading(py::module_& module) {
-  module.def("open_spans", open_spans, "What every thread is in right now, outermost first.");
+  module.def("open_spans", open_spans);
   module.def("stage_names", stage_names, docs::kStageNames);
   module.def("lost", lost, docs::kLost);
-  module.def("count_lost", lose_by_name, py::arg("cause"), py::arg("n") = 1, "Count a loss under a known cause.");
-  module.def("reset", [] { Recorder::get().reset(); }, "Start afresh: statistics, rings and losses.");
-  module.def("request_enter", enter_request, py::arg("request"), "Make a request current; gives the one before.");
+  module.def("count_lost", lose_by_name, py::arg("cause"), py::arg("n") = 1);
+  module.def("reset", [] { Recorder::get().reset(); });
+  module.def("request_enter", enter_request, py::arg("request"));
   module.def("request_exit", exit_request, py::arg("request"), py::arg("before"));
-  module.def("request_figures", request_figures, py::arg("request"), py::arg("since_ns"),
-             "([(stage, count, total_ns, errors, top_level)], complete) of what the rings hold of a request.");
-  module.def("drain_completions", drain_completions, py::arg("everything") = false,
-             "Finished contexts, those of each thread in order; those that await their device only if asked for.");
-  module.def(
-      "drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false,
-      "Remove the finished contexts without returning them.");
-  module.def("peak_rss_bytes", peak_rss_bytes, "Each stage's highest peak RSS in bytes since forget_peak_rss().");
+  module.def("request_figures", request_figures, py::arg("request"), py::arg("since_ns"));
+  module.def("drain_completions", drain_completions, py::arg("everything") = false);
+  module.def("drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false);
+  module.def("peak_rss_bytes", peak_rss_bytes);
   module.def("forget_peak_rss", forget_peak_rss);
-  module.def(
-      "never_free", [](const py::object& object) { object.inc_ref(); }, py::arg("object"),
-      "Keep an object until the process ends, also while the interpreter shuts down.");
+  module.def("never_free", [](const py::object& object) { object.inc_ref(); }, py::arg("object"));
   module.def("wake_service", wake_waiter);
-  module.def("clock_info", clock_info, "source, ns_per_tick, bracket_ns and resolution_ns of the recorder's clock.");
-  module.def(
-      "now_ns", [] { return Recorder::get().arena() ? Recorder::get().published_clock().unix_ns(now_ticks()) : 0; },
-      "Unix time on the recorder's clock, in ns.");
+  module.def("clock_info", clock_info);
+  module.def("now_ns",
+             [] { return Recorder::get().arena() ? Recorder::get().published_clock().unix_ns(now_ticks()) : 0; });
   module.def("arena_info", arena_info);
 }
 

@@ -256,21 +256,17 @@ py::dict lost_of(const Recording& recording) {
 
 void define_recording(py::module_& module) {
   Recorder::get().on_recording.store(on_recording, std::memory_order_relaxed);
-  module.def("recording_place", recording_place,
-             "Where this process's recording lies: kind, path, why it is not a file, reserved_bytes, refused_bytes.");
+  module.def("recording_place", recording_place);
   module.def("describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0,
-             py::arg("version") = "",
-             "Write rank, job and pipeline to the recording, as the environment tells them, else as given here.");
-  module.def(
-      "end_recording", [] { Recorder::get().end_recording(); },
-      "Say in the recording that the process ends by its own exit, and remove its file.");
+             py::arg("version") = "");
+  module.def("end_recording", [] { Recorder::get().end_recording(); });
   module.def(
       "why_not_in",
       [](const std::string& folder) {
         std::string why = why_not_in(folder);
         return why.empty() ? py::object(py::none()) : text_of(why);
       },
-      py::arg("folder"), "Why recordings cannot lie in a folder, in a sentence; None if they can.");
+      py::arg("folder"));
   module.def("default_recording_folder", default_recording_folder);
   module.def("this_boot", [] { return identity_of_this_process().boot; });
   module.def(
@@ -283,11 +279,10 @@ void define_recording(py::module_& module) {
                                        static_cast<std::size_t>(PyBytes_GET_SIZE(text.get())));
         Recorder::get().begin_request(number, written, {trace_high, trace_low});
       },
-      py::arg("number"), py::arg("id"), py::arg("trace_high") = 0, py::arg("trace_low") = 0,
-      "Show a request's ids in the recording.");
+      py::arg("number"), py::arg("id"), py::arg("trace_high") = 0, py::arg("trace_low") = 0);
   module.def("request_end", [](std::uint64_t number) { Recorder::get().end_request(number); }, py::arg("number"));
 
-  py::class_<Recording, std::shared_ptr<Recording>>(module, "RecordingCopy", "A copy of a recording.")
+  py::class_<Recording, std::shared_ptr<Recording>>(module, "RecordingCopy")
       .def("info", info)
       .def("stage_names", stage_names)
       .def("snapshot", snapshot_of)
@@ -296,8 +291,7 @@ void define_recording(py::module_& module) {
       .def("requests", requests_of)
       .def("threads", threads_of)
       .def("lost", lost_of);
-  module.def("read_recording", read_recording, py::arg("fd"), py::arg("what"), py::arg("everything") = true,
-             "Copy the recording in an open file. Raises ValueError, with what was wrong in one sentence.");
+  module.def("read_recording", read_recording, py::arg("fd"), py::arg("what"), py::arg("everything") = true);
 }
 
 }  // namespace stagespan::python

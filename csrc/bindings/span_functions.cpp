@@ -196,7 +196,7 @@ void give_back(SpanObject* span) noexcept {
 }
 
 bool init_unnamed_span_type(PyObject* module) {
-  g_unnamed_type.tp_doc = docs::kUnnamedSpan;
+  g_unnamed_type.tp_doc = docs::kUnnamedSpanType;
   g_unnamed_type.tp_call = unnamed_call;
   g_unnamed_type.tp_repr = unnamed_repr;
   g_unnamed_type.tp_methods = g_unnamed_methods;

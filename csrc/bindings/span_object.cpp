@@ -392,19 +392,15 @@ PyMethodDef g_span_methods[] = {
 };
 
 PyMemberDef g_span_members[] = {
-    {"name", T_OBJECT, offsetof(SpanObject, name), READONLY, "The stage's name."},
-    {"reset_peak_memory", T_BOOL, offsetof(SpanObject, reset_peak_memory), READONLY,
-     "Whether each run begins a new peak of the accelerator's memory."},
-    {"capture_memory", T_BOOL, offsetof(SpanObject, capture_memory), READONLY,
-     "Whether the memory before and after each run is noted."},
-    {"compile_safe", T_BOOL, offsetof(SpanObject, compile_safe), READONLY,
-     "Whether a decorated function stays a plain function on Python 3.10 and 3.11."},
+    {"name", T_OBJECT, offsetof(SpanObject, name), READONLY, docs::kSpanName},
+    {"reset_peak_memory", T_BOOL, offsetof(SpanObject, reset_peak_memory), READONLY, docs::kSpanResetPeakMemory},
+    {"capture_memory", T_BOOL, offsetof(SpanObject, capture_memory), READONLY, docs::kSpanCaptureMemory},
+    {"compile_safe", T_BOOL, offsetof(SpanObject, compile_safe), READONLY, docs::kSpanCompileSafe},
     {nullptr, 0, 0, 0, nullptr},
 };
 
 PyGetSetDef g_span_getset[] = {
-    {"kind", kind_text, nullptr, "Which function made it: \"span\", \"profiling\" (ProfilingContext) or \"debug\".",
-     nullptr},
+    {"kind", kind_text, nullptr, docs::kSpanKind, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 

@@ -107,7 +107,7 @@ py::dict stages(const std::shared_ptr<Snapshot>& snapshot) {
 }  // namespace
 
 void define_statistics(py::module_& module) {
-  py::class_<DeviceSummary>(module, "Summary", "Distribution of a duration.")
+  py::class_<DeviceSummary>(module, "Summary")
       .def_property_readonly("count", [](const DeviceSummary& view) { return view.of->count; })
       .def_property_readonly("total_ns", [](const DeviceSummary& view) { return view.of->sum_ticks; })
       .def_property_readonly("mean_ns", &DeviceSummary::mean_ns)
@@ -116,11 +116,10 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("p50_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.50); })
       .def_property_readonly("p95_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.95); })
       .def_property_readonly("p99_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.99); })
-      .def("quantile_ns", &DeviceSummary::quantile_ns, py::arg("q"),
-           "The duration that a share q of the spans does not exceed, within 3 %.");
+      .def("quantile_ns", &DeviceSummary::quantile_ns, py::arg("q"));
 
   // Has the attributes of a Summary for host time, which is stored in ticks.
-  py::class_<StageView>(module, "StageSummary", "One stage's figures, host time.")
+  py::class_<StageView>(module, "StageSummary")
       .def_property_readonly("name", [](const StageView& view) { return name_in(*view.snapshot, view.stage); })
       .def_property_readonly("count", [](const StageView& view) { return view.host().count; })
       .def_property_readonly("total_ns", [](const StageView& view) { return view.ns(view.host().sum_ticks); })
@@ -134,8 +133,7 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("p50_ns", [](const StageView& view) { return view.quantile_ns(0.50); })
       .def_property_readonly("p95_ns", [](const StageView& view) { return view.quantile_ns(0.95); })
       .def_property_readonly("p99_ns", [](const StageView& view) { return view.quantile_ns(0.99); })
-      .def("quantile_ns", &StageView::quantile_ns, py::arg("q"),
-           "The duration that a share q of the spans does not exceed, within 3 %.")
+      .def("quantile_ns", &StageView::quantile_ns, py::arg("q"))
       .def_property_readonly("errors", [](const StageView& view) { return view.figures().errors; })
       .def_property_readonly("suspended_ns",
                              [](const StageView& view) { return view.ns(view.figures().suspended_ticks); })
@@ -148,10 +146,9 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("device_queue_ns", [](const StageView& view) { return device_figure(view, kDeviceQueue); })
       .def_property_readonly("device_tail_ns", [](const StageView& view) { return device_figure(view, kDeviceTail); });
 
-  py::class_<Snapshot, std::shared_ptr<Snapshot>>(module, "Snapshot",
-                                                  "Cumulative statistics of all stages at one time.")
+  py::class_<Snapshot, std::shared_ptr<Snapshot>>(module, "Snapshot")
       .def_property_readonly("time_ns", [](const Snapshot& snapshot) { return snapshot.unix_ns; })
-      .def("stages", stages, "The stages that have run, by name.")
+      .def("stages", stages)
       .def(
           "since",
           [](const Snapshot& later, const Snapshot& earlier) {
@@ -159,9 +156,9 @@ void define_statistics(py::module_& module) {
               throw py::value_error("the snapshot to subtract is the later one: call since() on the later snapshot");
             return std::make_shared<Snapshot>(difference(later, earlier));
           },
-          py::arg("earlier"), "What happened between an earlier snapshot and this one.");
+          py::arg("earlier"));
 
-  module.def("snapshot", fresh_snapshot, "Statistics of all stages, read while they go on.");
+  module.def("snapshot", fresh_snapshot);
 }
 
 }  // namespace stagespan::python

@@ -44,12 +44,11 @@ void token_dealloc(PyObject* object) {
 PyObject* token_id(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(token_of(object)->detached.span.id); }
 
 PyMemberDef g_token_members[] = {
-    {"name", T_OBJECT, offsetof(TokenObject, name), READONLY, "The stage's name."},
+    {"name", T_OBJECT, offsetof(TokenObject, name), READONLY, docs::kTokenName},
     {nullptr, 0, 0, 0, nullptr},
 };
-PyGetSetDef g_token_getset[] = {
-    {"id", token_id, nullptr, "The span's id, as in `spans`; 0 if the span is not recorded.", nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef g_token_getset[] = {{"id", token_id, nullptr, docs::kTokenId, nullptr},
+                                {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyObject* begin(PyObject*, PyObject* name) {
   auto* const self = PyObject_New(TokenObject, &g_token_type);
@@ -121,7 +120,7 @@ PyMethodDef g_token_functions[] = {
 };
 
 bool init_token_type(PyObject* module) {
-  g_token_type.tp_doc = docs::kToken;
+  g_token_type.tp_doc = docs::kTokenType;
   g_token_type.tp_dealloc = token_dealloc;
   g_token_type.tp_members = g_token_members;
   g_token_type.tp_getset = g_token_getset;

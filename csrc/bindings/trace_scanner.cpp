@@ -168,10 +168,9 @@ void define_trace_scanner(py::module_& module) {
   py::class_<Column>(module, "TraceColumn", py::buffer_protocol()).def_buffer(&Column::buffer);
   py::class_<TraceScanner>(module, "TraceScanner")
       .def(py::init<>())
-      .def("scan", &TraceScanner::scan, py::arg("buffer"), py::arg("start"),
-           "Read whole entries from `start`, in a list of events: (how far it came, a SCAN_ state).")
+      .def("scan", &TraceScanner::scan, py::arg("buffer"), py::arg("start"))
       .def("leave_out", &TraceScanner::leave_out, py::arg("cause"), py::arg("count"))
-      .def("take", &TraceScanner::take, "Everything that was read; the scanner is as new then.")
+      .def("take", &TraceScanner::take)
       .def_property_readonly("total", &TraceScanner::total)
       .def_property_readonly("looks_like_a_trace", &TraceScanner::looks_like_a_trace);
   module.attr("SCAN_MORE") = static_cast<int>(trace::State::kMore);

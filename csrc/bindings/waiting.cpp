@@ -9,6 +9,7 @@
 
 #include "completions.h"
 #include "device/layer.h"
+#include "docstrings.h"
 #include "object.h"
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
@@ -174,7 +175,7 @@ PyObject* cursor_overwritten(PyObject* object, void*) {
 }
 
 PyGetSetDef g_cursor_getset[] = {
-    {"overwritten", cursor_overwritten, nullptr, "Spans that a ring lost before this cursor reached them.", nullptr},
+    {"overwritten", cursor_overwritten, nullptr, docs::kSpanCursorOverwritten, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -271,8 +272,7 @@ PyObject* span_rows(const std::vector<SpanCopy>& copies, const DeviceCopies& dev
 }
 
 bool init_waiting(PyObject* module) {
-  g_cursor_type.tp_doc =
-      "SpanCursor(*, from_now=False)\n--\n\nThe position of a reader: spans(since=cursor) returns each span once.";
+  g_cursor_type.tp_doc = docs::kSpanCursorType;
   g_cursor_type.tp_new = cursor_new;
   g_cursor_type.tp_dealloc = cursor_dealloc;
   g_cursor_type.tp_getset = g_cursor_getset;
@@ -281,15 +281,9 @@ bool init_waiting(PyObject* module) {
 }
 
 PyMethodDef g_waiting_functions[] = {
-    {"spans", as_method(spans), METH_VARARGS | METH_KEYWORDS,
-     "spans(*, since=None)\n--\n\nReturn the spans in the rings, ordered by begin, as a structured array; times in "
-     "Unix ns. With a SpanCursor, only those that have ended since the last call with that cursor."},
-    {"wait_for_work", as_method(wait_for_work), METH_VARARGS | METH_KEYWORDS,
-     "wait_for_work(timeout_s)\n--\n\nSleep until a context has finished or the time is over; True if there is work."},
-    {"resolve_device", as_method(resolve_device), METH_VARARGS | METH_KEYWORDS,
-     "resolve_device(timeout_s=0.0)\n--\n\nResolve device spans, waiting for them up to timeout_s; returns how many "
-     "are "
-     "still pending."},
+    {"spans", as_method(spans), METH_VARARGS | METH_KEYWORDS, docs::kSpans},
+    {"wait_for_work", as_method(wait_for_work), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"resolve_device", as_method(resolve_device), METH_VARARGS | METH_KEYWORDS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

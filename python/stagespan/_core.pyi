@@ -268,7 +268,7 @@ def begin(name: str, /) -> Token:
         ```
     """
 
-def end(token: Token, *, error: bool = ...) -> None:
+def end(token: Token, *, error: bool = False) -> None:
     """Close a span that `begin` opened.
 
     A second `end` of the same token does nothing and is counted as lost ("unmatched").
@@ -281,7 +281,7 @@ def end(token: Token, *, error: bool = ...) -> None:
         TypeError: If `token` is not a token.
     """
 
-def record(name: str, begin_ns: int, end_ns: int, *, error: bool = ...) -> None:
+def record(name: str, begin_ns: int, end_ns: int, *, error: bool = False) -> None:
     """Record a span that you have timed yourself.
 
     Args:
@@ -536,12 +536,12 @@ class SpanCursor:
     that end after the cursor was created.
     """
 
-    def __new__(cls, *, from_now: bool = ...) -> SpanCursor: ...
+    def __new__(cls, *, from_now: bool = False) -> SpanCursor: ...
     @property
     def overwritten(self) -> int:
         """Spans that a ring lost before they could be read with this cursor."""
 
-def spans(*, since: SpanCursor | None = ...) -> NDArray[np.void]:
+def spans(*, since: SpanCursor | None = None) -> NDArray[np.void]:
     """Return the spans in the rings, ordered by begin: stage, thread, begin_ns, end_ns, id, parent,
     request, suspended_ns, depth, flags, and as float64 device_elapsed_ns, device_queue_ns,
     device_tail_ns, which are NaN if unknown. The times of a span are the same in each call.
@@ -674,7 +674,7 @@ def describe_process(rank: int = ..., world_size: int = ..., version: str = ...)
     those given here."""
 
 def end_recording() -> None:
-    """Say in the recording that the process ends by its own exit, and remove its file."""
+    """Record a clean exit, and remove the recording's file."""
 
 def why_not_in(folder: str | bytes) -> str | None:
     """Return why recordings cannot lie in a folder, as a sentence; None if they can. Creates the
