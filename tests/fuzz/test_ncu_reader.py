@@ -13,7 +13,7 @@ from properties import examples
 from stagespan.errors import TraceError
 from stagespan.trace.ncu.reading import Reading, read_ncu
 from stagespan.trace.ncu.report import report
-from stagespan.trace.render.ncu import markdown, roofline
+from stagespan.trace.render.ncu import markdown
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trace" / "ncu"))
 
@@ -42,7 +42,6 @@ def check(data: bytes) -> Reading | None:
         return None
     found = report(reading)
     markdown(found)
-    roofline(found)
     return reading
 
 

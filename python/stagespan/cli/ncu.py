@@ -17,7 +17,6 @@ from stagespan.errors import TraceError
 if TYPE_CHECKING:
     from stagespan.trace.ncu.command import Command, TopKernels
     from stagespan.trace.ncu.reading import Reading
-    from stagespan.trace.ncu.report import NcuReport
 
 _SUFFIX = "_breakdown.json"
 _FILE = click.Path(path_type=Path)
@@ -38,14 +37,6 @@ _FILE = click.Path(path_type=Path)
 @click.option("--step", metavar="MODULE:CALLABLE", help="Value of the option --step of the script.")
 @click.option("--top", "count", default=5, show_default=True, help="Number of kernels.")
 @click.option("--warmup", default=1, show_default=True, help="Iterations that are not measured.")
-@click.option(
-    "--launch-skip", type=int, help="Matching launches to skip. [default: those of the warm-up]"
-)
-@click.option(
-    "--launch-count", type=int, help="Launches to measure. [default: those of one iteration]"
-)
-@click.option("--set", "metric_set", help="A metric set of ncu, such as full, instead of sections.")
-@click.option("--metrics", help="More metrics, separated by commas.")
 @click.option("--output", type=_FILE, help="Folder for the files. [default: BREAKDOWN's folder]")
 @click.option("--dry-run", is_flag=True, help="Only print the commands.")
 @click.option(
@@ -58,8 +49,6 @@ _FILE = click.Path(path_type=Path)
     "--json", "json_file", metavar="FILE", help="Write all figures as JSON; - is standard output."
 )
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables as Markdown.")
-@click.option("--svg", "svg_file", metavar="FILE", help="Draw the roofline.")
-@click.option("--html", "html_file", metavar="FILE", help="Write one page with the roofline.")
 def command(
     breakdown: Path | None,
     csv_file: Path | None,
@@ -68,8 +57,6 @@ def command(
     count: int,
     json_file: str | None,
     markdown_file: str | None,
-    svg_file: str | None,
-    html_file: str | None,
     **options: Any,
 ) -> None:
     """Show what limits the top kernels of a stage: memory, computing, or latency.
@@ -81,6 +68,7 @@ def command(
     from stagespan.trace.ncu.command import read_breakdown
     from stagespan.trace.ncu.reading import parse, read_ncu
     from stagespan.trace.ncu.report import report
+    from stagespan.trace.render.ncu import markdown, show
 
     if breakdown is None and csv_file is None and report_file is None:
         raise TraceError(
@@ -103,9 +91,12 @@ def command(
         reading = _run(built)
     launchers = _launchers(breakdown, trace_file)
     found = report(reading, top, count if csv_file is None else None, launchers)
-    _write(found, json_file, markdown_file, svg_file, html_file)
-    if "-" not in (json_file, markdown_file, svg_file, html_file):
-        _print(found)
+    if json_file is not None:
+        write_to(json_file, json.dumps(found.to_dict(), indent=1) + "\n")
+    if markdown_file is not None:
+        write_to(markdown_file, markdown(found))
+    if "-" not in (json_file, markdown_file):
+        show(found)
 
 
 def _built(breakdown: Path, top: TopKernels, count: int, options: dict[str, Any]) -> Command:
@@ -131,11 +122,7 @@ def _built(breakdown: Path, top: TopKernels, count: int, options: dict[str, Any]
         program,
         folder / f"{stem}_ncu",
         count=count,
-        metric_set=options["metric_set"],
-        metrics=[each for each in (options["metrics"] or "").split(",") if each],
         warmup=options["warmup"],
-        launch_skip=options["launch_skip"],
-        launch_count=options["launch_count"],
     )
 
 
@@ -234,28 +221,3 @@ def _launchers(
 
     kernels = analyze(read_trace(trace_file), only=["kernels"]).to_dict()["kernels"]
     return {row["name"]: (row["operator"], row["stage"]) for row in kernels.get("top", ())}
-
-
-def _write(
-    found: NcuReport,
-    json_file: str | None,
-    markdown_file: str | None,
-    svg_file: str | None,
-    html_file: str | None,
-) -> None:
-    from stagespan.trace.render import ncu as pages
-
-    if json_file is not None:
-        write_to(json_file, json.dumps(found.to_dict(), indent=1) + "\n")
-    if markdown_file is not None:
-        write_to(markdown_file, pages.markdown(found))
-    if svg_file is not None:
-        write_to(svg_file, pages.roofline(found))
-    if html_file is not None:
-        write_to(html_file, pages.html(found))
-
-
-def _print(found: NcuReport) -> None:
-    from stagespan.trace.render import ncu as pages
-
-    pages.show(found)

@@ -180,39 +180,26 @@ def command(
     output: Path,
     *,
     count: int,
-    metric_set: str | None = None,
-    metrics: Sequence[str] = (),
     warmup: int = 1,
-    launch_skip: int | None = None,
-    launch_count: int | None = None,
 ) -> Command:
     """Build the commands for the `count` kernels that take the longest; `output` has no suffix.
 
-    By default, `launch_skip` skips the warm-up, and `launch_count` measures one iteration, but at
-    most `MOST_LAUNCHES` launches.
+    The launches of one iteration after the warm-up are measured, but at most `MOST_LAUNCHES`.
     """
     chosen = top.kernels[:count]
     requested = {base_name(kernel.name) for kernel in chosen}
     # ncu counts launches by function name, and other kernels of the list may have the same name.
     matching = sum(k.count for k in top.kernels if base_name(k.name) in requested)
     per_step = max(round(matching / top.steps), 1)
-    skip = warmup * per_step if launch_skip is None else launch_skip
-    launches = min(per_step, MOST_LAUNCHES) if launch_count is None else launch_count
     report = output.with_name(f"{output.name}.ncu-rep")
-    collect = (
-        ["--set", metric_set]
-        if metric_set
-        else [word for section in SECTIONS for word in ("--section", section)]
-    )
-    if metrics:
-        collect += ["--metrics", ",".join(metrics)]
+    collect = [word for section in SECTIONS for word in ("--section", section)]
     measure = [
         "ncu",
         "--target-processes", "all",
         "--kernel-name-base", "function",
         "--kernel-name", kernel_filter(chosen),
-        "--launch-skip", str(skip),
-        "--launch-count", str(launches),
+        "--launch-skip", str(warmup * per_step),
+        "--launch-count", str(min(per_step, MOST_LAUNCHES)),
         *collect,
         "--force-overwrite",
         "--export", os.fspath(report),

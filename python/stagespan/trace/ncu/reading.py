@@ -294,7 +294,7 @@ def parse(text: str, path: str) -> Reading:
         elif last and not whole and 1 < len(row) <= len(head):
             cut = f"{path} is incomplete: it ends in the middle of a row."
         elif any(cell.strip() for cell in row):
-            _count(left_out, "line that is no row of the table")
+            _count(left_out, "line that is not a row of the table")
     kernels = _long(head, body, left_out) if long else _wide(head, body, left_out)
     if not kernels:
         raise NoKernelsError(path, *_reason(text))
@@ -352,8 +352,8 @@ def _reason(text: str) -> tuple[Cause, str]:
         )
     if _NO_KERNELS.search(text):
         return "no_match", (
-            "contains no kernels: no kernel with a requested name ran, so raise --top, lower"
-            " --launch-skip, or check that the program runs on the device."
+            "contains no kernels: no kernel with a requested name ran, so raise --top,"
+            " or check that the program runs on the device."
         )
     error = _ERROR.search(text)
     if error is not None:
@@ -444,7 +444,7 @@ def _add(
     if value is None:
         # Descriptions of device and launch can be text. Measured metrics have a dot in their names.
         if "." in metric or metric in _LABELS:
-            _count(left_out, "value that is no number")
+            _count(left_out, "value that is not a number")
         return
     scaled, base = in_base_unit(value, unit)
     # `--page details` writes labels. If one label is used for two metrics, the unit decides.

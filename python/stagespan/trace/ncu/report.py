@@ -20,6 +20,7 @@ from stagespan.trace.ncu.limits import (
 )
 from stagespan.trace.ncu.reading import Measured, Reading
 from stagespan.trace.result import (
+    Cell,
     Evidence,
     Finding,
     Result,
@@ -54,15 +55,6 @@ class Judged:
     """The kernel of the breakdown; None if none or several match."""
     operator: str | None
     stage: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A kernel in the roofline."""
-
-    name: str
-    bound: str
-    point: Point
 
 
 class RoofFigures(Figures, frozen=True):
@@ -214,7 +206,7 @@ class NcuReport(Result):
 
     def tables(self) -> list[Table]:
         """Verdicts, and the figures of the roofline."""
-        rows = [
+        rows: list[tuple[Cell, ...]] = [
             (
                 each.kernel.name,
                 each.judgement.bound,
@@ -234,7 +226,7 @@ class NcuReport(Result):
         if self.missing:
             names = ", ".join(base_name(kernel.name) for kernel in self.missing)
             note = f"Not measured: {names}."
-        verdicts = Table(
+        verdicts = _known_columns(
             "Kernels",
             (
                 ("kernel", ""),
@@ -279,14 +271,6 @@ class NcuReport(Result):
             else "The file does not contain the device's peaks, so the roofs are unknown.",
         )
         return [table for table in (verdicts, roofline) if table.rows]
-
-    def placed(self) -> list[Placed]:
-        """Return the kernels for the roofline."""
-        return [
-            Placed(base_name(each.kernel.name), each.judgement.bound, each.point)
-            for each in self.judged
-            if each.point is not None
-        ]
 
 
 def report(
@@ -339,6 +323,19 @@ def _traced(name: str, kernels: list[Top]) -> Top | None:
         if len(found) == 1:
             return found[0]
     return None
+
+
+def _known_columns(
+    title: str, columns: tuple[tuple[str, str], ...], rows: list[tuple[Cell, ...]], note: str
+) -> Table:
+    """Return a table without the columns of metrics that ncu did not collect."""
+    kept = [at for at in range(len(columns)) if any(row[at] is not None for row in rows)]
+    return Table(
+        title,
+        tuple(columns[at] for at in kept),
+        [tuple(row[at] for at in kept) for row in rows],
+        note,
+    )
 
 
 def _ns(kernel: Measured) -> float | None:

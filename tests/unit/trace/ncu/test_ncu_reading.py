@@ -78,7 +78,7 @@ def test_a_programs_output_around_the_table(layout: object) -> None:
     # WHEN it is read
     reading = parse(text, "ncu.csv")
     # THEN the program's lines are counted, and nothing else differs
-    assert reading.left_out == {"line that is no row of the table": 2}
+    assert reading.left_out == {"line that is not a row of the table": 2}
     reading.left_out.clear()
     check(reading)
 
@@ -199,7 +199,7 @@ def test_units(value: float, unit: str, expected: tuple[float, str]) -> None:
         (
             "==PROF== Connected\n==WARNING== No kernels were profiled.\n",
             "no_match",
-            "lower --launch-skip",
+            "raise --top",
         ),
         ("==ERROR== Failed to find metric foo__bar\n", "ncu", "Failed to find metric foo__bar"),
         ("a,b\n1,2\n", "format", "is not a CSV file of ncu"),
@@ -253,7 +253,7 @@ def test_a_truncated_file_gives_a_remark(layout: object) -> None:
 def test_values_that_are_not_numbers_are_counted() -> None:
     text = long_file([("k", {MEMORY: 50.0, DRAM: "n/a", FFMA: "nan"})])
     reading = parse(text, "ncu.csv")
-    assert reading.left_out == {"value that is no number": 2}
+    assert reading.left_out == {"value that is not a number": 2}
     assert reading.kernels[0].metrics == {MEMORY: 50.0}
 
 

@@ -111,41 +111,6 @@ function idleCauses(parent, { causes }) {
 }
 
 // The roofs of a device by operations per byte, and the kernels below them.
-function roofline(parent, { bandwidth, rates, points, colours }) {
-  const across = points.map(([, , intensity]) => intensity)
-    .concat(bandwidth ? rates.map(([, rate]) => rate / bandwidth) : []);
-  const [left, right] = [Math.min(...across) / 4, Math.max(...across) * 4];
-  const words = (value) => {
-    const found = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1, ""]].find(([size]) => value >= size);
-    return found ? `${number(value / found[0], 2)} ${found[1]}` : number(value, 2);
-  };
-  chart(parent, "Roofline", () => {
-    const roofs = !bandwidth ? [] : rates.map(([name, rate]) => ({
-      type: "scatter", mode: "lines", line: { color: variable("--soft"), width: 2 },
-      x: [left, rate / bandwidth, right], y: [left * bandwidth, rate, rate],
-      hovertemplate: `${plain(name)} precision: ${words(rate)}FLOP/s; ${words(bandwidth)}B/s<extra></extra>`,
-      name: `${plain(name)} precision`, showlegend: true,
-    }));
-    const bounds = [...new Set(points.map(([, bound]) => bound))];
-    return [[...roofs, ...bounds.map((bound) => {
-      const of = points.filter(([, each]) => each === bound);
-      return {
-        type: "scatter", mode: "markers+text", marker: { color: colours[bound], size: 11 }, name: bound,
-        x: of.map(([, , intensity]) => intensity), y: of.map(([, , , rate]) => rate),
-        text: of.map(([name]) => plain(name.slice(0, 32))), textposition: "bottom center", cliponaxis: false,
-        customdata: of.map(([name, , intensity, rate]) =>
-          [plain(wrapped(name)).replaceAll("\n", "<br>"), number(intensity, 2), words(rate)]),
-        hovertemplate: "%{customdata[0]}<br>%{customdata[1]} operations per byte, "
-          + "%{customdata[2]}FLOP/s<extra></extra>",
-      };
-    })], {
-      height: 440,
-      xaxis: { type: "log", title: { text: "operations per byte of device memory" } },
-      yaxis: { type: "log", title: { text: "operations per second" }, exponentformat: "SI" },
-    }];
-  });
-}
-
 // The time of each step by part; the parts sum to the step.
 function steps(parent, { names, parts, on_device: onDevice, note }) {
   const colours = onDevice ? PART_COLOURS : HOST_PART_COLOURS;
@@ -254,4 +219,4 @@ function change(parent, { before, after, parts, per }) {
   }], false);
 }
 
-const PICTURES = { idle_causes: idleCauses, roofline, steps, memory, flame, ranks, change };
+const PICTURES = { idle_causes: idleCauses, steps, memory, flame, ranks, change };
