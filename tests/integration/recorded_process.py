@@ -70,3 +70,26 @@ def command_here(*arguments: str) -> subprocess.CompletedProcess[str]:
 def recordings_in(folder: Path) -> list[recording.Recording]:
     """Return the recordings of a test's own processes."""
     return [one for one in recording.recordings() if Path(one.path).parent == folder]
+
+
+def extents(handle: int) -> list[tuple[int, int]]:
+    """Return the parts of a file that are not holes, as offset and length."""
+    found = []
+    end = os.fstat(handle).st_size
+    at = 0
+    while at < end:
+        try:
+            begin = os.lseek(handle, at, os.SEEK_DATA)
+        except OSError:  # the rest is a hole
+            break
+        at = os.lseek(handle, begin, os.SEEK_HOLE)
+        found.append((begin, at - begin))
+    return found
+
+
+def copy_sparse(source: Path, target: Path) -> None:
+    """Copy a recording without its holes, which are most of it."""
+    with source.open("rb") as old, target.open("wb") as new:
+        for begin, length in extents(old.fileno()):
+            os.pwrite(new.fileno(), os.pread(old.fileno(), length, begin), begin)
+        os.ftruncate(new.fileno(), os.fstat(old.fileno()).st_size)

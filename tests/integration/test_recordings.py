@@ -30,7 +30,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded_process import RING, command, command_here, end, ready, recordings_in, start
+from recorded_process import (
+    RING,
+    command,
+    command_here,
+    copy_sparse,
+    end,
+    extents,
+    ready,
+    recordings_in,
+    start,
+)
 from recording import eventually
 
 import preloaded
@@ -40,29 +50,6 @@ from stagespan.errors import StagespanError
 from stagespan.recording import dump
 
 SEQUENCE = (1 << 40) - 1  # of an id: the rest distinguishes threads
-
-
-def extents(handle: int) -> list[tuple[int, int]]:
-    """Return the parts of a file that are not holes, as offset and length."""
-    found = []
-    end = os.fstat(handle).st_size
-    at = 0
-    while at < end:
-        try:
-            begin = os.lseek(handle, at, os.SEEK_DATA)
-        except OSError:  # the rest is a hole
-            break
-        at = os.lseek(handle, begin, os.SEEK_HOLE)
-        found.append((begin, at - begin))
-    return found
-
-
-def copy_sparse(source: Path, target: Path) -> None:
-    """Copy a recording without its holes, which are most of it."""
-    with source.open("rb") as old, target.open("wb") as new:
-        for begin, length in extents(old.fileno()):
-            os.pwrite(new.fileno(), os.pread(old.fileno(), length, begin), begin)
-        os.ftruncate(new.fileno(), os.fstat(old.fileno()).st_size)
 
 
 # --- processes that are killed --------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stagespan.errors import StagespanError
 from stagespan.profiling.timeline import PROCESS, TimelineSpan, compressed_with_spans
 from stagespan.recording.dump import rows
-from stagespan.recording.reading import open_recording
+from stagespan.recording.reading import ambiguous, of_pid, open_recording
 from stagespan.trace import read_trace
 
 if TYPE_CHECKING:
@@ -52,15 +52,18 @@ def merge_spans(
         raise StagespanError(f"{trace_path} contains no events: record the trace again.")
     if PROCESS in trace.process_names.values():
         raise StagespanError(f"{trace_path} already contains the spans of stagespan.")
-    found = open_recording(_process_of(trace) if recording is None else recording)
     begin_ns, end_ns = int(trace.events.begin_ns.min()), int(trace.events.end_ns.max())
-    spans = _spans(found, begin_ns, end_ns)
-    if not spans:
+    fitting = of_pid(_process_of(trace)) if recording is None else [open_recording(recording)]
+    overlapping = [(one, spans) for one in fitting if (spans := _spans(one, begin_ns, end_ns))]
+    if not overlapping:
         raise StagespanError(
-            f"No span of process {found.pid} overlaps {trace_path}: pass the recording of the "
+            f"No span of process {fitting[0].pid} overlaps {trace_path}: pass the recording of the "
             f"process that wrote the trace with --recording; the oldest spans of a long run are "
             f"overwritten."
         )
+    if len(overlapping) > 1:
+        raise ambiguous(overlapping[0][0].pid, [one for one, _ in overlapping])
+    ((found, spans),) = overlapping
     try:
         return Merged(_with_spans(Path(trace_path), spans), len(spans), found.pid)
     except (OSError, ValueError) as error:

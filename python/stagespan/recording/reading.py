@@ -12,7 +12,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from stagespan import _core, imports, settings
 from stagespan.errors import StagespanError
@@ -33,6 +33,8 @@ _DELETED = " (deleted)"
 _MOST_ENDED = 256
 """The most recordings of ended processes that are read from a folder. Each takes about 1 MiB."""
 _F_OFD_GETLK = 36
+_ENDED_STATES = "ZX"
+"""States of /proc/PID/stat of a process that has ended. A zombie's status has not been read yet."""
 
 
 class Request(TypedDict):
@@ -105,6 +107,9 @@ class Recording:
         finally:
             os.close(handle)
         self.pid: int = info["pid"]
+        """The id of the process in its pid namespace."""
+        self.pid_namespace: int | None = info["pid_namespace"] or None
+        """The inode of that namespace, which differs between containers; None if unknown."""
         self.rank: int | None = info["rank"]
         self.world_size: int | None = info["world_size"]
         self.job: str | None = info["job"] or None
@@ -228,6 +233,13 @@ class Recording:
             times.append(int(self.spans()["end_ns"].max()))
         return max(times, default=None)
 
+    def _is_of(self, process: _Process) -> bool:
+        mine = self.pid, self._info["start_ticks"], self._info["boot"]
+        is_known = self.pid_namespace is not None and process.pid_namespace != 0
+        return mine == (process.pid, process.start_ticks, _core.this_boot()) and (
+            not is_known or self.pid_namespace == process.pid_namespace
+        )
+
     def refresh(self) -> Recording:
         """Return a new copy. Raises StagespanError if the recording is gone."""
         return Recording(self.path, everything=self._everything)
@@ -239,14 +251,18 @@ class Recording:
 def open_recording(path_or_pid: str | os.PathLike[str] | int, *, spans: bool = True) -> Recording:
     """Open a recording by the path of its file, or by the id of a process on this machine.
 
-    If ``spans`` is False, the finished spans are not read, which takes less time. Raises
-    StagespanError if there is no such recording, or if the file is not a recording.
+    If ``spans`` is False, the finished spans are not read, which takes less time.
+
+    A process id is one of this pid namespace. A live process that has it is preferred to earlier
+    ones, and to those of other containers. Raises StagespanError if there is no such recording, if
+    the file is not a recording, or if several processes have or had the id; the error then lists
+    their files.
     """
     if isinstance(path_or_pid, int):
-        return Recording(_path_of(path_or_pid), everything=spans)
+        return _only_one(path_or_pid, spans=spans)
     text = os.fspath(path_or_pid)
     if text.isascii() and text.isdigit() and not os.path.exists(text):
-        return Recording(_path_of(int(text)), everything=spans)
+        return _only_one(int(text), spans=spans)
     return Recording(text, everything=spans)
 
 
@@ -314,7 +330,7 @@ def _paths() -> Iterator[str]:
     except OSError:
         return
     for pid in processes:
-        held = _held_by(pid, without_a_name=True)
+        held = _held_by(pid, pid, without_a_name=True)
         if held is not None:
             yield held
 
@@ -337,10 +353,11 @@ def _modified_ns_if_ended(path: str, pid: int, start_ticks: int) -> int | None:
         os.close(handle)
 
 
-def _held_by(pid: int, *, without_a_name: bool) -> str | None:
+def _held_by(pid: int, inner: int, *, without_a_name: bool) -> str | None:
     """Return the path in /proc of the recording that a process has open; None if it has none.
 
-    With ``without_a_name``, only a memfd or a file that has been deleted counts.
+    ``inner`` is its id in its own pid namespace. With ``without_a_name``, only a memfd or a file
+    that has been deleted counts.
     """
     folder = f"/proc/{pid}/fd"
     try:
@@ -354,7 +371,7 @@ def _held_by(pid: int, *, without_a_name: bool) -> str | None:
                 return path
             # The target may be the former name of a file that has been deleted.
             match = _FILE.fullmatch(os.path.basename(target).removesuffix(_DELETED).lstrip("."))
-            if match is None or int(match[1]) != pid:  # others may have it open for reading
+            if match is None or int(match[1]) != inner:  # others may have it open for reading
                 continue
             try:
                 if not without_a_name or os.stat(path).st_nlink == 0:
@@ -366,14 +383,58 @@ def _held_by(pid: int, *, without_a_name: bool) -> str | None:
     return None
 
 
-def _path_of(pid: int) -> str:
-    found = [(start_ticks, path) for path, of_pid, start_ticks in _files() if of_pid == pid]
-    if found:
-        return max(found)[1]  # the latest process with this id
-    held = _held_by(pid, without_a_name=False)
-    if held is not None:
-        return held
-    if not os.path.exists(f"/proc/{pid}"):
+# --- by process id --------------------------------------------------------------------------------
+
+
+class _Process(NamedTuple):
+    """A live process, as its recording identifies it."""
+
+    pid: int
+    """Its id in its own pid namespace."""
+    pid_namespace: int
+    """The inode of that namespace; 0 if unknown."""
+    start_ticks: int
+
+
+def of_pid(pid: int, *, spans: bool = True) -> list[Recording]:
+    """Return the recordings that a process id of this machine can mean.
+
+    A process id is unique only within a pid namespace and only while the process lives. If a live
+    process of this namespace has the id and a recording, only its recording is returned. If it has
+    none, those of ended processes of this namespace are returned. If no live process has the id,
+    those of all namespaces are returned.
+
+    Raises StagespanError if there is none, or if the only one cannot be read.
+    """
+    process = _live_process(pid)
+    inner = pid if process is None else process.pid
+    held = None if process is None else _held_by(pid, inner, without_a_name=False)
+    paths = [] if held is None else [held]  # first, because the name of a file tells more
+    paths += [path for path, of_pid, _ in _files() if of_pid in (pid, inner)]
+    found, reason = [], None
+    for path in paths:
+        try:
+            found.append(Recording(path, everything=spans))
+        except StagespanError as error:
+            reason = error
+    if process is not None:
+        of_process = [one for one in found if one._is_of(process)]
+        if of_process:
+            return of_process[-1:]
+    found = [one for one in found if one.pid == pid]
+    here = [one for one in found if process is None or one.pid_namespace == process.pid_namespace]
+    if pid == os.getpid():
+        here = []  # those of earlier processes
+    if here:
+        return here
+    if found and pid != os.getpid():
+        raise StagespanError(
+            f"The process {pid} of this pid namespace has no recording that can be read here. Pass "
+            f"the file of another process that has or had this id: {_listed(found)}."
+        )
+    if reason is not None and pid != os.getpid():
+        raise reason
+    if process is None and not os.path.exists(f"/proc/{pid}"):
         raise StagespanError(
             f"There is no process {pid}, and no recording of a process with this id: `stagespan ps "
             f"--all` lists the recordings."
@@ -382,6 +443,50 @@ def _path_of(pid: int) -> str:
         f"The process {pid} has no recording that can be read here: it has not opened a span, "
         "STAGESPAN_RECORDING=off is set, or it belongs to another user."
     )
+
+
+def ambiguous(pid: int, found: list[Recording]) -> StagespanError:
+    """Return an error that lists the recordings that belong to a process id."""
+    return StagespanError(
+        f"{len(found)} processes have or had the id {pid}, in other containers or earlier: pass "
+        f"the file of one of their recordings: {_listed(found)}."
+    )
+
+
+def _listed(found: list[Recording]) -> str:
+    return "; ".join(
+        f"{one.path} ({one.program}, pid namespace {one.pid_namespace or 'unknown'}, {one.state})"
+        for one in found
+    )
+
+
+def _only_one(pid: int, *, spans: bool) -> Recording:
+    found = of_pid(pid, spans=spans)
+    if len(found) > 1:
+        raise ambiguous(pid, found)
+    return found[0]
+
+
+def _live_process(pid: int) -> _Process | None:
+    """Return the process that has an id in this pid namespace; None if it is not alive or known."""
+    is_own = pid == os.getpid()
+    folder = "/proc/self" if is_own else f"/proc/{pid}"
+    try:
+        if not is_own and not _shows_this_namespace():
+            return None
+        fields = _stat_fields(folder)
+        with open(f"{folder}/status", encoding="utf-8", errors="replace") as file:
+            ids = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [str(pid)])
+        start_ticks, inner = int(fields[19]), int(ids[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    if fields[0] in _ENDED_STATES:
+        return None
+    try:
+        namespace = os.stat(f"{folder}/ns/pid").st_ino
+    except OSError:  # it belongs to another user
+        namespace = 0
+    return _Process(inner, namespace, start_ticks)
 
 
 def _open_file(path: str) -> int:
@@ -429,15 +534,23 @@ def _state(info: dict[str, Any], handle: int) -> State:
     except OSError:
         namespace = 0
     is_locked = _is_locked(handle) if info["is_locked"] else None
-    if namespace != info["pid_namespace"]:
-        # Process ids of another container cannot be compared with those here, but the lock can be
-        # checked.
+    if namespace != info["pid_namespace"] or not _shows_this_namespace():
+        # Process ids of another container cannot be compared with those in /proc, but the lock can
+        # be checked.
         return "unknown" if is_locked is None else ("alive" if is_locked else "died")
     if not _runs(info["pid"], info["start_ticks"]):
         return "died"
     if is_locked is False and not _maps(info["pid"], os.fstat(handle)):
         return "died"  # the process has called exec and runs another program
     return "alive"
+
+
+def _shows_this_namespace() -> bool:
+    """Whether /proc shows this process's pid namespace, and not that of another container."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def _is_locked(handle: int) -> bool | None:
@@ -455,12 +568,16 @@ def _is_locked(handle: int) -> bool | None:
 
 def _runs(pid: int, start_ticks: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = _stat_fields(f"/proc/{pid}")
     except OSError:
         return False
-    # A zombie has ended, but its parent has not read its status.
-    return len(fields) > 19 and fields[0] not in "ZX" and fields[19] == str(start_ticks)
+    return len(fields) > 19 and fields[0] not in _ENDED_STATES and fields[19] == str(start_ticks)
+
+
+def _stat_fields(folder: str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third one, the state."""
+    with open(f"{folder}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
 
 
 def _maps(pid: int, status: os.stat_result) -> bool:
