@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stagespan import _core, settings
+from stagespan import _core, claims, forks, process_times, settings, workers
 from stagespan.errors import SettingsError
 from stagespan.files import safe_name
 
@@ -69,6 +69,7 @@ def _ask_distributed(question: Callable[[Any], int]) -> int | None:
 # --- the run and its output folder --------------------------------------------------------------
 
 _RUN_VARIABLE = "_STAGESPAN_RUN"
+_MOST_COPIES = 100
 
 
 class SharedRun(NamedTuple):
@@ -79,9 +80,9 @@ class SharedRun(NamedTuple):
     began_s: int
     """The same in Unix seconds."""
     owner: int
-    """Process id of the process that began the run."""
+    """Process id of the latest process that passes the run on: it began the run, or was forked."""
     owner_rank: int | None
-    """Rank that a launcher gave to the owner, if any."""
+    """Rank that a launcher gave to the owner, if any. In a forked child, the rank at the fork."""
     root: str
     """Folder against which relative output folders are resolved."""
 
@@ -105,21 +106,38 @@ class SharedRun(NamedTuple):
 
 def _claim_run() -> SharedRun:
     """Join the run that this process works for, or begin one that later workers can join."""
-    joined = SharedRun.decode(os.environ.get(_RUN_VARIABLE, "")) if _started_as_worker() else None
+    joined = _joined_run()
     if joined is not None:
         return joined
-    began = _launcher_start_s() or time.time()
+    # If the process that started this worker does not use stagespan, all of its workers still begin
+    # their runs in the same minute, and thus use the same folder.
+    if _is_worker:
+        began = _common_start_s(_program_pid) or time.time()
+    else:
+        began = _launcher_start_s() or time.time()
     stamp = time.strftime("%Y%m%d_%H%M", time.localtime(began))
-    begun = SharedRun(stamp, int(began), os.getpid(), explicit_rank(), _working_folder())
+    rank_there = _rank_at_start() if _is_worker else explicit_rank()
+    begun = SharedRun(stamp, int(began), os.getpid(), rank_there, _working_folder())
     os.environ[_RUN_VARIABLE] = begun.encode()
     return begun
 
 
-def _started_as_worker() -> bool:
-    """Whether a pool of workers started this interpreter; any other program begins a run."""
-    # multiprocessing's spawn and forkserver, and loky, start interpreters with these commands.
-    marks = ("from multiprocessing.", "popen_loky")
-    return any(mark in argument for argument in sys.orig_argv[1:] for mark in marks)
+def _joined_run() -> SharedRun | None:
+    """Return the run of a process that started this worker; None if none of them has begun one.
+
+    Programs that such a process starts inherit the variable, but have runs of their own.
+    """
+    found = SharedRun.decode(os.environ.get(_RUN_VARIABLE, "")) if _is_worker else None
+    return found if found is not None and found.owner in _started_by else None
+
+
+def _rank_at_start() -> int | None:
+    """Return the rank with which a launcher started the program that this process belongs to."""
+    for spelling in ("RANK", "LOCAL_RANK"):
+        number = settings.whole_number(workers.variable_at_start(_program_pid, spelling))
+        if number is not None:
+            return number
+    return None
 
 
 def _working_folder() -> str:
@@ -129,28 +147,39 @@ def _working_folder() -> str:
         return "."
 
 
+def process_start_s(pid: int) -> float | None:
+    """Return when a process of this machine started, in Unix seconds; None if that is unknown.
+
+    It is exact to about a tick of the system, which is 10 ms.
+    """
+    ticks = process_times.start_ticks(pid)
+    if ticks is None:
+        return None
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / process_times.TICKS_PER_S
+    return time.time() - age_s
+
+
+def _common_start_s(pid: int) -> float | None:
+    """Return the same within a second, but the same number in all processes that ask for it."""
+    boot_s, ticks = process_times.boot_s(), process_times.start_ticks(pid)
+    if boot_s is None or ticks is None:
+        return None
+    return boot_s + ticks / process_times.TICKS_PER_S
+
+
 def _launcher_start_s() -> float | None:
     """Return when the torchrun agent of this rank started, in Unix seconds, or None.
 
     Ranks do not start in the same second, but they share the agent that started them.
     """
-    return process_start_s(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None
-
-
-def process_start_s(pid: int) -> float | None:
-    """Return when a process of this machine started, in Unix seconds; None if that is unknown."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The second field is the command in parentheses, which can itself contain blanks.
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        with open("/proc/stat", encoding="utf-8") as file:
-            boot_s = next(int(line.split()[1]) for line in file if line.startswith("btime "))
-        return boot_s + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None
+    return _common_start_s(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 # Claimed at import, because a worker can start before the first report is written.
+_is_worker = workers.is_worker()
+_started_by = workers.started_by() if _is_worker else [os.getpid()]
+_program_pid = _started_by[-1]
+_has_joined = _joined_run() is not None
 _run = _claim_run()
 _output_dir: str | None = None
 _pipeline_name: str | None = None
@@ -161,31 +190,42 @@ def current() -> SharedRun:
     return _run
 
 
-def worker_in_names() -> int | None:
-    """Return the process id to put into file names, or None if file names are unique without it.
+def whose_file(folder: Path) -> str:
+    """Return what distinguishes this process's files in a folder: "", "_rank1" or "_pid42".
 
-    A launcher may have given a worker a rank other than its owner's. The rank is enough then.
+    A worker adds its process id, unless a launcher gave it a rank other than its parent's. So does
+    a program if another one, which is alive or ended after this one began, writes files of the same
+    names to the folder. The answer does not change.
     """
-    shares_rank = rank_in_names() is None or explicit_rank() == _run.owner_rank
-    return os.getpid() if is_worker() and shares_rank else None
-
-
-def whose_file() -> str:
-    """Return what distinguishes the file names of this process: "", "_rank1" or "_pid42"."""
-    rank_number, worker = rank_in_names(), worker_in_names()
-    return ("" if rank_number is None else f"_rank{rank_number}") + (
-        "" if worker is None else f"_pid{worker}"
+    number = rank_in_names()
+    rank_part = "" if number is None else f"_rank{number}"
+    shares_rank = number is None or explicit_rank() == _run.owner_rank
+    with_pid = f"{rank_part}_pid{os.getpid()}"
+    # In another container, a process can have the same id.
+    unique = [with_pid, *(f"{with_pid}_{copy}" for copy in range(2, _MOST_COPIES))]
+    return claims.first_free(
+        folder, unique if is_worker() and shares_rank else [rank_part, *unique]
     )
 
 
 def is_worker() -> bool:
-    """Whether another process began this run and uses the plain file names."""
-    return os.getpid() != _run.owner
+    """Whether another process started this one as its worker, and uses the plain file names."""
+    return _is_worker
+
+
+def _become_worker() -> None:
+    global _is_worker, _run
+    _is_worker = True
+    _run = _run._replace(owner=os.getpid(), owner_rank=explicit_rank())
+    os.environ[_RUN_VARIABLE] = _run.encode()  # for the workers of this one
+
+
+forks.after_in_child(_become_worker)
 
 
 def check_settings() -> None:
     """Warn early about invalid variables. The first process of a run also warns of unknown ones."""
-    settings.check(unknown_names=not is_worker() and not explicit_rank())
+    settings.check(unknown_names=not _has_joined and not explicit_rank())
 
 
 def pipeline_name() -> str:

@@ -122,7 +122,7 @@ class StageBenchHarness:
 
         ``kind`` is a key of `config.FILES`; `HarnessConfig.file_names` can give other names.
         """
-        stem = safe_name(self.stage_name) + run.whose_file()
+        stem = safe_name(self.stage_name) + run.whose_file(self.output_dir)
         name = self.config.file_names.get(kind) or FILES[kind].format(stem=stem)
         return self.output_dir / name
 

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from stagespan import forks, run, settings
 from stagespan.errors import StagespanError
-from stagespan.files import safe_name, write_whole
+from stagespan.files import stage_path, write_whole
 from stagespan.platforms import current_platform
 from stagespan.profiling.backends import Backend, Options, make_backend
 from stagespan.profiling.deadline import Deadline
@@ -297,13 +297,16 @@ def profile_window(
     chosen = current_platform.profiler_activities() if activities is None else activities
     if keep_npu_result is None:
         keep_npu_result = bool(settings.get("STAGESPAN_NPU_RESULT"))
+    folder = run.output_dir()
     options = Options(
         ("CPU", *chosen),
         record_shapes,
         with_stack,
         profile_memory,
         npu_level=str(settings.get("STAGESPAN_NPU_LEVEL")),
-        npu_result_dir=run.output_dir() / "npu" / safe_name(name) if keep_npu_result else None,
+        npu_result_dir=stage_path(folder / "npu", name, run.whose_file(folder))
+        if keep_npu_result
+        else None,
     )
     return Window(name, options, max_seconds, max_bytes)
 

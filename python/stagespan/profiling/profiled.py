@@ -205,7 +205,7 @@ class ProfiledHook:
 
     def path(self, folder: Path, stage: str, kind: str) -> Path:
         """Return the path of a stage's ``trace.json.gz`` or ``breakdown.json``."""
-        return stage_path(folder, stage, f"{run.whose_file()}_{kind}")
+        return stage_path(folder, stage, f"{run.whose_file(folder)}_{kind}")
 
     def breakdown(self, trace: Trace, stage: str) -> dict[str, Any]:
         """Return the content of a stage's ``breakdown.json``."""

@@ -213,7 +213,7 @@ class profile_steps:
     def _write(self, cycle: int) -> None:
         folder = run.output_dir() if self._folder is None else self._folder
         number = f"_cycle{cycle + 1}" if cycle else ""
-        path = stage_path(folder, self._name, f"{run.whose_file()}{number}_trace.json.gz")
+        path = stage_path(folder, self._name, f"{run.whose_file(folder)}{number}_trace.json.gz")
         try:
             self.traces.append(self._finished.export(path))
         except (OSError, StagespanError) as error:

@@ -54,13 +54,10 @@ def _contents() -> list[tuple[str, str, Any]]:
 
 def _tag(report: Path) -> str:
     """Return the part of file names that makes them unique among the processes of a run."""
-    rank = run.rank_in_names()
-    tag = "" if rank is None else f"_rank{rank}"
-    if run.worker_in_names() is not None or _is_taken(
-        report.with_name(report.stem + tag + (report.suffix or ".json"))
-    ):
-        tag += f"_pid{os.getpid()}"
-    return tag
+    tag = run.whose_file(report.parent)
+    # `dump_timing_report` writes to any path.
+    is_taken = _is_taken(report.with_name(report.stem + tag + (report.suffix or ".json")))
+    return f"{tag}_pid{os.getpid()}" if is_taken and "_pid" not in tag else tag
 
 
 def _is_taken(path: Path) -> bool:

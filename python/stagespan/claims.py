@@ -1,0 +1,159 @@
+"""Decides which of the processes that write to one folder uses the plain file names.
+
+A process that writes to a folder claims a suffix for its files there. The claim is a locked file
+with the time of its last use, in a folder of the user outside of the output folder. The system
+releases the lock when the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from stagespan import _core, forks, process_times
+from stagespan.imports import importing
+
+_KEPT_S = 86_400
+"""How long the claims of ended processes are kept, in seconds."""
+
+# A decision is one call of setdefault, so threads and signal handlers agree on it.
+_chosen: dict[tuple[str, tuple[str, ...]], str] = {}
+_held: dict[str, tuple[int, int]] = {}
+"""By the path of a claim: its open file, and the inode of it."""
+
+
+def first_free(folder: Path, suffixes: Iterable[str]) -> str:
+    """Return the first suffix that no other program uses for its files in a folder.
+
+    A suffix is in use if its process is alive, or used it after this process began. The answer does
+    not change while this process lives. If all are in use, the last one is returned.
+    """
+    where = os.path.realpath(folder)
+    wanted = tuple(suffixes)
+    found = _chosen.get((where, wanted))
+    if found is None:
+        free = next((suffix for suffix in wanted if _claim(where, suffix)), wanted[-1])
+        found = _chosen.setdefault((where, wanted), free)
+    path = _path(where, found)
+    if path in _held and _is_ours(*_held[path]):
+        _note_use(_held[path][0])
+    return found
+
+
+def _claim(where: str, suffix: str) -> bool:
+    path = _path(where, suffix)
+    if path in _held:
+        return True
+    try:
+        is_new = not os.path.exists(path)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:  # without a folder for claims, nobody can claim
+        return True
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        if _is_used_meanwhile(handle):
+            return False
+        _note_use(handle)
+        if _held.setdefault(path, (handle, os.fstat(handle).st_ino))[0] == handle:
+            handle = -1
+    finally:
+        if handle >= 0:
+            os.close(handle)
+    if is_new:
+        _remove_old(os.path.dirname(path))
+    return True
+
+
+def _is_used_meanwhile(handle: int) -> bool:
+    """Whether another process has used the claim since this one began."""
+    boot, _, used_ticks = os.pread(handle, 100, 0).decode("ascii", "replace").partition(" ")
+    began_ticks = process_times.start_ticks(os.getpid())
+    try:
+        return (
+            began_ticks is not None
+            and boot == str(_core.this_boot())
+            and int(used_ticks) > began_ticks
+        )
+    except ValueError:  # it is new
+        return False
+
+
+def _note_use(handle: int) -> None:
+    text = f"{_core.this_boot()} {process_times.now_ticks()}"
+    try:
+        os.pwrite(handle, text.encode().ljust(64), 0)
+    except OSError:  # the disk is full
+        return
+
+
+def _path(where: str, suffix: str) -> str:
+    with importing():
+        import hashlib
+
+    text = f"{where}\0{suffix}".encode("utf-8", "surrogateescape")
+    return os.path.join(_folder(), hashlib.sha256(text).hexdigest()[:32])
+
+
+def _folder() -> str:
+    """Return the folder for claims, or one that does not exist if it is not this user's own."""
+    with importing():
+        import tempfile
+
+    folder = os.path.join(tempfile.gettempdir(), f"stagespan-claims-{os.geteuid()}")
+    with contextlib.suppress(OSError):  # it exists, or cannot be made
+        os.mkdir(folder, 0o700)
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return folder
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    # Nothing can be opened below a file.
+    return folder if is_own and not found.st_mode & 0o022 else os.devnull
+
+
+def _remove_old(folder: str) -> None:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            if time.time() - os.stat(path).st_mtime < _KEPT_S:
+                continue
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+            finally:
+                os.close(handle)
+        except OSError:  # it is in use, or another process has removed it
+            continue
+
+
+def _is_ours(handle: int, inode: int) -> bool:
+    # A program that becomes a daemon closes all files, and their numbers may be reused.
+    try:
+        return os.fstat(handle).st_ino == inode
+    except OSError:
+        return False
+
+
+def _forget_parent() -> None:
+    # The lock stays with the parent: a lock is released when all copies of its file are closed.
+    for handle, inode in _held.values():
+        if _is_ours(handle, inode):
+            os.close(handle)
+    _held.clear()
+    _chosen.clear()
+
+
+forks.after_in_child(_forget_parent)

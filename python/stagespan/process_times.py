@@ -1,0 +1,35 @@
+"""When processes of this machine started, and the present time on the same clock."""
+
+from __future__ import annotations
+
+import os
+import time
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in ticks of the system since the boot; None if unknown."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The second field is the command in parentheses, which can itself contain blanks.
+            return int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def now_ticks() -> int:
+    """Return the present time in the same unit, rounded down."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S)
+
+
+def boot_s() -> int | None:
+    """Return when the machine booted, in whole Unix seconds; None if unknown.
+
+    All processes get the same answer, until the clock is set.
+    """
+    try:
+        with open("/proc/stat", encoding="utf-8") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("btime "))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

@@ -1,0 +1,65 @@
+"""How this process was started: by the user, or as a worker of another process.
+
+A worker is recognised by its own command and state, because its parent may not use stagespan.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+# The commands with which multiprocessing, libraries derived from it, and loky start workers and the
+# servers that fork them.
+_COMMAND = re.compile(
+    r"from (?:multiprocessing|multiprocess|billiard)\.(\w+) import \w+; *\w+\(|.*\bpopen_loky_\w+$"
+)
+_MOST_ANCESTORS = 16
+
+
+def is_worker() -> bool:
+    """Whether a pool of workers started this process, or forked it before this import."""
+    if any(_COMMAND.match(argument) for argument in sys.orig_argv[1:4]):
+        return True
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def started_by() -> list[int]:
+    """Return the processes that started this one, up to the one that the user started.
+
+    The last one is the process whose command names the program; the others are those of commands
+    of pools. It is this process if no pool started it.
+    """
+    found = [os.getpid()]
+    while len(found) < _MOST_ANCESTORS:
+        arguments = _read(found[-1], "cmdline").split("\0")
+        if not any(_COMMAND.match(argument) for argument in arguments[1:4]):
+            break
+        parent = _parent_of(found[-1])
+        if parent is None:
+            break
+        found.append(parent)
+    return found
+
+
+def variable_at_start(pid: int, name: str) -> str:
+    """Return an environment variable with which a process was started; "" if it is unknown."""
+    found = (text for text in _read(pid, "environ").split("\0") if text.startswith(f"{name}="))
+    return next(found, "").partition("=")[2]
+
+
+def _parent_of(pid: int) -> int | None:
+    for line in _read(pid, "status").splitlines():
+        if line.startswith("PPid:"):
+            parent = int(line.split()[1])
+            return parent if parent > 0 else None
+    return None
+
+
+def _read(pid: int, what: str) -> str:
+    try:
+        with open(f"/proc/{pid}/{what}", encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""

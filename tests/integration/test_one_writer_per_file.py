@@ -1,0 +1,247 @@
+"""No process overwrites a file of another one, whoever started it and with whatever method."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import preloaded
+
+# The parent does not import stagespan, as launchers and servers do not.
+PARENT = """
+    import concurrent.futures, multiprocessing, os, sys
+    from stages import work
+
+    def by_process(method):
+        context = multiprocessing.get_context(method)
+        workers = [context.Process(target=work, args=(i,)) for i in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+            assert worker.exitcode == 0
+
+    def by_executor(method):
+        context = multiprocessing.get_context(method)
+        with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+            list(pool.map(work, range(2)))
+
+    def by_pool(method):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            pool.map(work, range(2))
+            pool.close()
+            pool.join()
+
+    def by_loky(method):
+        import joblib
+        from joblib.externals.loky import get_reusable_executor
+        joblib.Parallel(2)(joblib.delayed(work)(i) for i in range(2))
+        get_reusable_executor().shutdown()
+
+    if __name__ == "__main__":
+        way, _, method = sys.argv[1].partition("-")
+        globals()[f"by_{way}"](method)
+        assert "stagespan" not in sys.modules
+"""
+STAGES = """
+    def work(i):
+        import os, stagespan
+        with stagespan.ProfilingContext4Debug("work"):
+            pass
+        @stagespan.ProfilingContext4Debug("call")
+        def call(number):
+            return number
+        return call(i)
+"""
+
+
+def run(
+    folder: Path,
+    program: str,
+    *arguments: str,
+    python: Sequence[str] = (sys.executable,),
+    **variables: str,
+) -> None:
+    (folder / "stages.py").write_text(textwrap.dedent(STAGES))
+    (folder / "program.py").write_text(textwrap.dedent(program))
+    done = subprocess.run(
+        [*python, "program.py", *arguments],
+        cwd=folder,
+        env={**os.environ, "STAGESPAN_DEBUG": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def reports(folder: Path) -> dict[str, Any]:
+    """Return the timing reports below a folder, by name."""
+    found = {path.name: json.loads(path.read_text()) for path in folder.rglob("timing*.json")}
+    return {name: file for name, file in found.items() if not name.endswith("signature.json")}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("process-spawn", "process-forkserver", "process-fork"),
+        *("executor-spawn", "executor-forkserver", "pool-spawn", "loky"),
+    ],
+)
+def test_workers_of_a_program_without_stagespan_have_their_pid_in_their_names(
+    way: str, tmp_path: Path
+) -> None:
+    if way == "loky":
+        pytest.importorskip("joblib")
+    run(tmp_path, PARENT, way)
+
+    found = reports(tmp_path / "work_dirs")
+    # THEN all are in one folder
+    assert len(list((tmp_path / "work_dirs" / "profiler_output" / "default").iterdir())) == 1
+    # AND each worker has its own report and its own signatures
+    assert sum(file["stages"]["work"]["count"] for file in found.values()) == 2
+    for name, file in found.items():
+        assert name == f"timing_pid{file['environment']['pid']}.json"
+        signatures = name.replace(".json", "_io_signature.json")
+        assert len(list(tmp_path.rglob(signatures))) == 1
+
+
+PROFILED = """
+    import multiprocessing, sys
+
+    def work(i):
+        import torch, stagespan
+        with stagespan.ProfilingContext("work"):
+            for _ in range(i + 1):
+                torch.ones(8, 8) @ torch.ones(8, 8)
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("fork")  # so that torch is imported once
+        workers = [context.Process(target=work, args=(i,)) for i in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+            assert worker.exitcode == 0
+        assert "stagespan" not in sys.modules
+"""
+
+
+def test_traces_and_breakdowns_of_workers_have_their_pid_in_their_names(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run(
+        tmp_path,
+        PROFILED,
+        python=preloaded.python(),
+        STAGESPAN_PROFILER_NAMES="work",
+        STAGESPAN_PROFILER_RUNS="1",
+        STAGESPAN_OUTPUT_DIR="out",
+        OMP_NUM_THREADS="1",
+    )
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    pids = [file["environment"]["pid"] for file in reports(tmp_path / "out").values()]
+    # THEN each worker has every kind of file, with its process id
+    kinds = ("work_pid{}_breakdown.json", "work_pid{}_trace.json.gz", "timing_pid{}.json")
+    assert len(pids) == 2
+    assert written == sorted(kind.format(pid) for kind in kinds for pid in pids)
+    launches = [
+        json.loads(path.read_text())["num_launches"] for path in tmp_path.rglob("*breakdown.json")
+    ]
+    assert len(set(launches)) == 2
+
+
+MEETING = """
+    import os, sys, stagespan
+    from stages import work
+
+    work(1)
+    folder = stagespan.get_profiler_output_dir()
+    from stagespan import run
+    print("kept" if run.whose_file(folder) == "" else "added", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    (folder / "stages.py").write_text(textwrap.dedent(STAGES))
+    (folder / "program.py").write_text(textwrap.dedent(MEETING))
+    return subprocess.Popen(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env={**os.environ, "STAGESPAN_DEBUG": "1", "STAGESPAN_OUTPUT_DIR": "out"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_programs_that_meet_in_one_folder(tmp_path: Path) -> None:
+    # GIVEN two programs that run at the same time
+    first, second = start(tmp_path), start(tmp_path)
+    assert first.stdout is not None
+    assert second.stdout is not None
+    # WHEN both have begun to write there
+    names = {program.pid: program.stdout.readline().strip() for program in (first, second)}
+    # THEN one of them keeps the plain names, whichever ends first
+    assert sorted(names.values()) == ["added", "kept"]
+    for program in (first, second):
+        program.communicate("\n", timeout=60)
+        assert program.returncode == 0
+    (second_pid,) = (pid for pid, name in names.items() if name == "added")
+    stems = ("timing", f"timing_pid{second_pid}")
+    expected = [f"{stem}{part}.json" for stem in stems for part in ("", "_io_signature")]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(expected)
+    for name, file in reports(tmp_path / "out").items():
+        assert ("_pid" in name) == (file["environment"]["pid"] == second_pid)
+    # WHEN a program runs later
+    third = start(tmp_path)
+    third.communicate("\n", timeout=60)
+    # THEN it has the plain names again
+    assert reports(tmp_path / "out")["timing.json"]["environment"]["pid"] == third.pid
+
+
+def test_a_program_that_ended_meanwhile_keeps_its_files(tmp_path: Path) -> None:
+    # GIVEN a program that is running, and one that starts later and ends earlier
+    code = """
+        import subprocess, sys
+        from stages import work
+        if len(sys.argv) < 2:
+            subprocess.run([sys.executable, __file__, "inner"], check=True)
+        work(1)
+    """
+    run(tmp_path, code, STAGESPAN_OUTPUT_DIR="out")
+    # THEN the later writer has one suffix for all of its files
+    found = reports(tmp_path / "out")
+    (other,) = (name for name in found if name != "timing.json")
+    assert other == f"timing_pid{found[other]['environment']['pid']}.json"
+    assert (tmp_path / "out" / other.replace(".json", "_io_signature.json")).exists()
+    assert len(list((tmp_path / "out").iterdir())) == 4
+
+
+def test_runs_one_after_the_other_use_the_same_names(tmp_path: Path) -> None:
+    # GIVEN programs of which each starts as soon as the one before has ended
+    for _ in range(3):
+        run(tmp_path, "from stages import work\nwork(1)", STAGESPAN_OUTPUT_DIR="out")
+    assert list(reports(tmp_path / "out")) == ["timing.json"]
+
+
+def test_a_program_whose_text_looks_like_a_worker_is_none(tmp_path: Path) -> None:
+    # GIVEN a program on the command line that imports from multiprocessing
+    code = "from multiprocessing.pool import ThreadPool\nfrom stages import work\nwork(1)"
+    (tmp_path / "stages.py").write_text(textwrap.dedent(STAGES))
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "STAGESPAN_DEBUG": "1", "STAGESPAN_OUTPUT_DIR": "out"},
+        check=True,
+        timeout=60,
+    )
+    assert list(reports(tmp_path / "out")) == ["timing.json"]
