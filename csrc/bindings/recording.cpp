@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "object.h"
@@ -17,6 +18,7 @@
 #include "stagespan/snapshot.h"
 #include "stagespan/text.h"
 #include "waiting.h"
+#include "worker_name.h"
 
 namespace py = pybind11;
 
@@ -59,14 +61,36 @@ py::dict recording_place() {
   return result;
 }
 
+// What Python knows about the process that started this one. Used with the interpreter's lock only.
+struct Start {
+  bool is_worker = false;
+  std::int32_t rank = -1;  // of the process that started this worker
+};
+Start g_start;
+
 // Reads the environment again. Called with the interpreter's lock, which Python holds when it changes the environment.
 void describe(ProcessInfo info) {
   const ProcessInfo before = Recorder::get().process_info();
   std::copy(std::begin(before.version), std::end(before.version), info.version);
   std::copy(std::begin(before.python_version), std::end(before.python_version), info.python_version);
+  std::copy(std::begin(before.program), std::end(before.program), info.program);
   if (info.rank < 0) info.rank = before.rank;
   if (info.world_size == 0) info.world_size = before.world_size;
+  if (g_start.is_worker) {
+    const Worker worker = worker_of_this_process();
+    set_text(info.worker, sizeof(info.worker), worker.name);
+    info.shares_rank = info.rank >= 0 && (worker.is_data_loader || info.rank == g_start.rank) ? 1 : 0;
+  }
   Recorder::get().describe_process(info);
+}
+
+void describe_worker(int program_pid, std::optional<std::int32_t> rank) {
+  g_start = {true, rank.value_or(-1)};
+  ProcessInfo info = Recorder::get().process_info();
+  const std::string program = program_of(program_pid);
+  if (!program.empty()) set_text(info.program, sizeof(info.program), program);
+  Recorder::get().describe_process(info);
+  describe(process_info_from_environment());
 }
 
 void describe_process(std::int32_t rank, std::uint32_t world_size, const std::string& version) {
@@ -137,6 +161,8 @@ py::dict info(const Recording& recording) {
   result["job"] = field_text(of.job);
   result["pipeline"] = field_text(of.pipeline);
   result["program"] = field_text(of.program);
+  result["worker"] = field_text(of.worker);
+  result["shares_rank"] = of.shares_rank != 0;
   result["host"] = field_text(of.host);
   result["version"] = field_text(of.version);
   result["python_version"] = field_text(of.python_version);
@@ -259,6 +285,10 @@ void define_recording(py::module_& module) {
   module.def("recording_place", recording_place);
   module.def("describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0,
              py::arg("version") = "");
+  module.def("describe_worker", describe_worker, py::arg("program_pid"), py::arg("rank"));
+  module.def(
+      "program_name", [](const py::bytes& arguments) { return text_of(program_name(std::string(arguments))); },
+      py::arg("arguments"));
   module.def("end_recording", [] { Recorder::get().end_recording(); });
   module.def(
       "why_not_in",

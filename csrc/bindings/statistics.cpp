@@ -10,6 +10,7 @@
 #include "object.h"
 #include "reading.h"
 #include "stage_names.h"
+#include "stagespan/histogram.h"
 #include "stagespan/recorder.h"
 #include "stagespan/snapshot.h"
 
@@ -23,6 +24,22 @@ namespace {
 double quantile_of(const Distribution& distribution, double q) {
   if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile must be from 0 to 1, not " + std::to_string(q));
   return distribution.quantile_ticks(q).value();
+}
+
+/// The middle of each bucket in nanoseconds, and how many durations are in it. Durations that are counted, but not in a
+/// bucket yet, have their mean.
+py::list buckets_of(const Distribution& of, double ns_per_tick) {
+  const NoCollection by_allocations;
+  py::list result;
+  const auto low = static_cast<double>(of.min_ticks), high = static_cast<double>(of.max_ticks);
+  const auto add = [&](double ticks, std::uint64_t count) {
+    result.append(py::make_tuple(std::clamp(ticks, low, std::max(low, high)) * ns_per_tick, count));
+  };
+  // The last bucket has no upper bound. The longest duration is the best estimate.
+  for (const auto& [bucket, count] : of.buckets) add(bucket == kBuckets - 1 ? high : bucket_value(bucket), count);
+  if (of.buckets.empty() && of.count != 0)
+    add(static_cast<double>(of.sum_ticks) / static_cast<double>(of.count), of.count);
+  return result;
 }
 
 /// One stage of a snapshot, which has run at least once. It shares the snapshot instead of copying it.
@@ -116,7 +133,8 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("p50_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.50); })
       .def_property_readonly("p95_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.95); })
       .def_property_readonly("p99_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.99); })
-      .def("quantile_ns", &DeviceSummary::quantile_ns, py::arg("q"));
+      .def("quantile_ns", &DeviceSummary::quantile_ns, py::arg("q"))
+      .def("buckets_ns", [](const DeviceSummary& view) { return buckets_of(*view.of, 1); });
 
   // Has the attributes of a Summary for host time, which is stored in ticks.
   py::class_<StageView>(module, "StageSummary")
@@ -134,6 +152,7 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("p95_ns", [](const StageView& view) { return view.quantile_ns(0.95); })
       .def_property_readonly("p99_ns", [](const StageView& view) { return view.quantile_ns(0.99); })
       .def("quantile_ns", &StageView::quantile_ns, py::arg("q"))
+      .def("buckets_ns", [](const StageView& view) { return buckets_of(view.host(), view.snapshot->ns_per_tick); })
       .def_property_readonly("errors", [](const StageView& view) { return view.figures().errors; })
       .def_property_readonly("suspended_ns",
                              [](const StageView& view) { return view.ns(view.figures().suspended_ticks); })

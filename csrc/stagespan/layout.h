@@ -45,7 +45,7 @@ namespace stagespan {
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 6;
+inline constexpr std::uint32_t kLayoutVersion = 7;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -191,11 +191,14 @@ struct TraceId {
 
 /// Texts end with a zero byte unless they fill their field.
 struct ProcessInfo {
-  std::int32_t rank;         // -1 if unknown
-  std::uint32_t world_size;  // 0 if unknown
-  char job[128];             // the common id of a job's ranks, or empty
+  std::int32_t rank;          // -1 if unknown
+  std::uint32_t world_size;   // 0 if unknown
+  std::uint32_t shares_rank;  // a worker with the rank of the process that started it, such as one of a data loader
+  std::uint32_t reserved;
+  char job[128];  // the common id of the processes of a job, or empty
   char pipeline[128];
-  char program[128];
+  char program[128];  // of a worker: the program that started it
+  char worker[64];    // what a worker is called, "worker 2"; empty if the user started this process
   char host[64];
   char version[32];         // of stagespan
   char python_version[32];  // empty if the process does not use Python

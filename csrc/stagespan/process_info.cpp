@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "text.h"
 #include "variables.h"
@@ -20,8 +22,9 @@ std::string_view first_of(std::initializer_list<const char*> names) {
   return {};
 }
 
-// The common id of a job's ranks.
+// The common id of a job's processes.
 std::string job_name() {
+  if (const std::string_view name = variable("STAGESPAN_JOB"); !name.empty()) return std::string(name);
   // The default of torchrun, which all its jobs share.
   if (const std::string_view id = variable("TORCHELASTIC_RUN_ID"); !id.empty() && id != "none") return std::string(id);
   if (const std::string_view id = variable("SLURM_JOB_ID"); !id.empty()) return "slurm-" + std::string(id);
@@ -32,36 +35,41 @@ std::string job_name() {
 
 std::string_view last_part(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
-// The program's name. For an interpreter, also the script or module. Other arguments are left out, because they may
-// contain secrets.
-std::string program_name() {
-  std::string text(4096, '\0');
-  std::FILE* const file = std::fopen("/proc/self/cmdline", "re");
-  if (file == nullptr) return {};
-  text.resize(std::fread(text.data(), 1, text.size(), file));
-  std::fclose(file);
-  std::string result;
-  for (std::size_t at = 0, number = 0; at < text.size(); ++number) {
-    const std::string_view argument(text.c_str() + at);
-    at += argument.size() + 1;
-    if (number == 0) {
-      result = last_part(argument);
-      if (!result.starts_with("python") && !result.starts_with("pypy")) return result;
-      continue;
-    }
-    if (argument == "-m") {
-      result += " -m";
-      continue;
-    }
-    if (argument.starts_with("-")) {
-      if (argument.starts_with("-c")) return result + " -c";
-      if (argument == "-W" || argument == "-X")
-        at += std::string_view(text.c_str() + std::min(at, text.size())).size() + 1;
-      continue;
-    }
-    return result + " " + std::string(last_part(argument));
+bool is_interpreter(std::string_view program) { return program.starts_with("python") || program.starts_with("pypy"); }
+
+// Servers that run an application, which their arguments name as MODULE:NAME.
+bool is_server(std::string_view program) {
+  constexpr std::string_view kServers[] = {"uvicorn", "gunicorn", "hypercorn", "daphne", "granian", "waitress-serve"};
+  return std::find(std::begin(kServers), std::end(kServers), program) != std::end(kServers);
+}
+
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+
+// MODULE:NAME, both of which can have dots.
+bool is_application(std::string_view argument) {
+  const std::size_t colon = argument.find(':');
+  if (colon == std::string_view::npos) return false;
+  for (const std::string_view name : {argument.substr(0, colon), argument.substr(colon + 1)}) {
+    if (name.empty() || !is_letter(name.front())) return false;
+    for (const char c : name)
+      if (!is_letter(c) && c != '.' && !(c >= '0' && c <= '9')) return false;
   }
-  return result;
+  return true;
+}
+
+// The application among a server's arguments; empty if none is recognised.
+std::string_view application_in(const std::vector<std::string_view>& arguments) {
+  std::string_view found;
+  bool follows_option = false;
+  for (const std::string_view argument : arguments) {
+    // What follows an option may be its value, so another argument is preferred.
+    if (is_application(argument) && (found.empty() || !follows_option)) {
+      found = argument;
+      if (!follows_option) break;
+    }
+    follows_option = argument.starts_with("-") && argument.find('=') == std::string_view::npos;
+  }
+  return found;
 }
 
 template <std::size_t size>
@@ -70,6 +78,47 @@ void set(char (&field)[size], std::string_view text) {
 }
 
 }  // namespace
+
+std::string program_name(std::string_view arguments) {
+  std::vector<std::string_view> all;
+  while (!arguments.empty()) {
+    all.push_back(arguments.substr(0, arguments.find('\0')));
+    arguments.remove_prefix(std::min(all.back().size() + 1, arguments.size()));
+  }
+  if (all.empty()) return {};
+  const std::string_view interpreter = last_part(all[0]);
+  std::size_t at = 0;
+  bool is_module = false;
+  if (is_interpreter(interpreter)) {
+    for (at = 1; at < all.size() && all[at].starts_with("-"); ++at) {
+      if (all[at].starts_with("-c")) return std::string(interpreter) + " -c";
+      if (all[at] == "-m") {
+        is_module = true;
+        ++at;
+        break;
+      }
+      if (all[at] == "-W" || all[at] == "-X") ++at;
+    }
+    if (at >= all.size()) return std::string(interpreter) + (is_module ? " -m" : "");
+  }
+  const std::string_view program = last_part(all[at]);
+  if (is_server(program)) {
+    const std::string_view application = application_in({all.begin() + static_cast<std::ptrdiff_t>(at) + 1, all.end()});
+    return std::string(program) + (application.empty() ? "" : " ") + std::string(application);
+  }
+  if (at == 0) return std::string(program);
+  return std::string(interpreter) + (is_module ? " -m " : " ") + std::string(program);
+}
+
+std::string program_of(pid_t pid) {
+  const std::string path = "/proc/" + (pid == getpid() ? std::string("self") : std::to_string(pid)) + "/cmdline";
+  std::FILE* const file = std::fopen(path.c_str(), "re");
+  if (file == nullptr) return {};
+  std::string text(4096, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file));
+  std::fclose(file);
+  return program_name(text);
+}
 
 ProcessInfo process_info_from_environment() {
   ProcessInfo info{};
@@ -80,7 +129,7 @@ ProcessInfo process_info_from_environment() {
   set(info.job, job_name());
   const std::string_view pipeline = first_of({"STAGESPAN_PIPELINE_NAME", "TELEFUSER_PIPELINE_NAME"});
   set(info.pipeline, pipeline.empty() ? "default" : pipeline);
-  set(info.program, program_name());
+  set(info.program, program_of(getpid()));
   char host[sizeof(info.host)] = {};
   if (gethostname(host, sizeof(host)) == 0) set(info.host, text_in(host, sizeof(host)));
   return info;

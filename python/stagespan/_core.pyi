@@ -467,6 +467,9 @@ class Summary:
         """Return the q quantile, with q from 0 to 1 and an error of at most 3 %. Raises ValueError
         for another q.
         """
+    def buckets_ns(self) -> list[tuple[float, int]]:
+        """Return the middle of each bucket of the histogram in ns, ascending, and how many runs are
+        in it."""
 
 class StageSummary:
     """One stage's figures of at least one run, host time in ns."""
@@ -493,6 +496,9 @@ class StageSummary:
         """Return the q quantile, with q from 0 to 1 and an error of at most 3 %. Raises ValueError
         for another q.
         """
+    def buckets_ns(self) -> list[tuple[float, int]]:
+        """Return the middle of each bucket of the histogram in ns, ascending, and how many runs are
+        in it."""
     @property
     def errors(self) -> int: ...
     @property
@@ -672,6 +678,15 @@ def recording_place() -> dict[str, Any]:
 def describe_process(rank: int = ..., world_size: int = ..., version: str = ...) -> None:
     """Write rank, world size, job and pipeline to the recording: those of the environment, else
     those given here."""
+
+def describe_worker(program_pid: int, rank: int | None) -> None:
+    """Write to the recording that this process is a worker of the program of the process
+    ``program_pid``, and how it is called. If its rank is ``rank``, that of the process that started
+    it, the recording says that it shares the rank. Call it again in forked children."""
+
+def program_name(arguments: bytes) -> str:
+    """Return the name of a program, from the content of /proc/PID/cmdline: of an interpreter with
+    its script or module, of a web server with its application. Leaves out other arguments."""
 
 def end_recording() -> None:
     """Record a clean exit, and remove the recording's file."""

@@ -223,6 +223,12 @@ def _become_worker() -> None:
 forks.after_in_child(_become_worker)
 
 
+def describe_worker() -> None:
+    """Write to the recording which worker this process is, if it is one."""
+    if is_worker():
+        _core.describe_worker(_program_pid, _rank_at_start())
+
+
 def check_settings() -> None:
     """Warn early about invalid variables. The first process of a run also warns of unknown ones."""
     settings.check(unknown_names=not _has_joined and not explicit_rank())

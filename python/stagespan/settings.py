@@ -43,6 +43,14 @@ VARIABLES: tuple[Variable, ...] = (
         "name of the pipeline, which is part of the default output folder",
     ),
     Variable(
+        "STAGESPAN_JOB",
+        (),
+        "text",
+        None,
+        "name of the job that this process belongs to, such as a service with several workers; by "
+        "default the id that torchrun or SLURM gives it",
+    ),
+    Variable(
         "STAGESPAN_OUTPUT_DIR",
         ("TELEFUSER_PROFILER_OUTPUT_DIR",),
         "text",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from stagespan import _core, imports, run
@@ -22,14 +25,17 @@ class Summary(Distribution, Protocol):
     def quantile_ns(self, q: float) -> float:
         """Return the ``q`` quantile in ns, with ``q`` from 0 to 1."""
 
+    def buckets_ns(self) -> list[tuple[float, int]]:
+        """Return durations in ns, ascending, and how many runs took about as long."""
+
 
 @dataclass(frozen=True)
 class StageStats:
     """Figures of one stage that has run at least once: host time in ns.
 
     The three device figures are None if no run has a known device time. Each of them has
-    ``count``, ``total_ns``, ``mean_ns``, ``min_ns``, ``max_ns``, ``p50_ns``, ``p95_ns``, ``p99_ns``
-    and ``quantile_ns(q)``.
+    ``count``, ``total_ns``, ``mean_ns``, ``min_ns``, ``max_ns``, ``p50_ns``, ``p95_ns``,
+    ``p99_ns``, ``quantile_ns(q)`` and ``buckets_ns()``.
     """
 
     name: str
@@ -53,6 +59,9 @@ class StageStats:
     lost: Mapping[str, int] = field(repr=False)
     """The losses of all stages together. Deprecated: use `Stats.lost` or `stagespan.lost()`."""
     _quantile: Callable[[float], float] = field(repr=False, compare=False)
+    _buckets: Callable[[], list[tuple[float, int]]] = field(
+        default=list[tuple[float, int]], repr=False, compare=False
+    )
 
     def quantile_ns(self, q: float) -> float:
         """Return the ``q`` quantile of the duration in ns, with ``q`` from 0 to 1.
@@ -60,6 +69,13 @@ class StageStats:
         Raises ValueError if ``q`` is not between 0 and 1.
         """
         return self._quantile(q)
+
+    def buckets_ns(self) -> list[tuple[float, int]]:
+        """Return the distribution: durations in ns, ascending, and how many runs took that long.
+
+        Most are the middle of a bucket of the histogram, within 2.1 % of the duration.
+        """
+        return self._buckets()
 
 
 class Stats(Mapping[str, StageStats]):
@@ -164,9 +180,9 @@ def stats(window_s: float | None = None) -> Stats:
     earlier = past.nearest(began)
     if earlier is not None and abs(earlier.time_ns - began) <= 0.25 * requested_ns:
         return _since(now, earlier)
-    from_rings = _from_rings(began, now.time_ns)
-    if from_rings is not None:
-        return from_rings
+    exact = _from_own_rings(began, now.time_ns)
+    if exact is not None:
+        return exact
     life_ns = (lifetime.window_s or 0.0) * _SECOND
     if earlier is None or abs(life_ns - requested_ns) < abs(
         now.time_ns - earlier.time_ns - requested_ns
@@ -220,13 +236,14 @@ def _from_summary(stage: _core.StageSummary, lost: dict[str, int]) -> StageStats
         stage.device_tail_ns,
         lost,
         stage.quantile_ns,
+        stage.buckets_ns,
     )
 
 
 # --- from the rings -------------------------------------------------------------------------------
 
 
-def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
+def _from_own_rings(began_ns: int, now_ns: int) -> Stats | None:
     """Return exact figures of the spans that ended in the window; None if the rings lost some."""
     lost = _core.lost()
     spans = _core.spans()
@@ -234,8 +251,14 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
         return None
     if lost.get("overwritten", 0) and not _reach_back(spans, began_ns):
         return None
+    return from_rings(spans, _core.stage_names(), lost, began_ns, now_ns)
+
+
+def from_rings(
+    spans: Any, names: Sequence[str], lost: dict[str, int], began_ns: int, now_ns: int
+) -> Stats:
+    """Return exact figures of those of the spans that ended after ``began_ns``."""
     spans = spans[spans["end_ns"] > began_ns]
-    names = _core.stage_names()
     durations = spans["end_ns"] - spans["begin_ns"]
     failed = (spans["flags"] & _core.FLAG_ERROR) != 0
     found = {}
@@ -283,6 +306,9 @@ class _Durations:
     def quantile_ns(self, q: float) -> float:
         return float(self._numpy.quantile(self._sorted, q))
 
+    def buckets_ns(self) -> list[tuple[float, int]]:
+        return [(float(duration), 1) for duration in self._sorted]
+
 
 def _without_unknown(durations: Any) -> _Durations | None:
     known = durations[~imports.load("numpy").isnan(durations)]
@@ -316,4 +342,80 @@ def _from_durations(
         tail,
         lost,
         host.quantile_ns,
+        host.buckets_ns,
     )
+
+
+# --- of several processes -------------------------------------------------------------------------
+
+
+class _Merged:
+    """The figures of several distributions together. Their histograms are added."""
+
+    def __init__(self, parts: Sequence[Summary | StageStats]) -> None:
+        self.count = sum(part.count for part in parts)
+        self.total_ns = sum(part.total_ns for part in parts)
+        self.mean_ns = self.total_ns / self.count
+        self.min_ns = min(part.min_ns for part in parts)
+        self.max_ns = max(part.max_ns for part in parts)
+        # Those of each part are in order, which makes sorting them quick.
+        self._buckets = sorted(bucket for part in parts for bucket in part.buckets_ns())
+        self._below = list(itertools.accumulate(count for _, count in self._buckets))
+        self.p50_ns, self.p95_ns, self.p99_ns = map(self.quantile_ns, (0.50, 0.95, 0.99))
+
+    def quantile_ns(self, q: float) -> float:
+        if not 0 <= q <= 1:
+            raise ValueError(f"a quantile must be from 0 to 1, not {q}")
+        place = bisect.bisect_left(self._below, math.ceil(q * self._below[-1]))
+        duration = self._buckets[place][0]
+        return min(max(duration, float(self.min_ns)), float(self.max_ns))
+
+    def buckets_ns(self) -> list[tuple[float, int]]:
+        return self._buckets
+
+
+def merged_stage(parts: Sequence[StageStats]) -> StageStats:
+    """Return the figures of one stage that ran in several processes; there is at least one."""
+    host = _Merged(parts)
+    work: Counter[str] = Counter()
+    for part in parts:
+        work.update(part.work)
+    device = []
+    for column in _DEVICE_COLUMNS:
+        known = [figure for part in parts if (figure := getattr(part, column)) is not None]
+        device.append(_Merged(known) if known else None)
+    elapsed, queue, tail = device
+    return StageStats(
+        parts[0].name,
+        host.count,
+        host.total_ns,
+        host.mean_ns,
+        host.min_ns,
+        host.max_ns,
+        host.p50_ns,
+        host.p95_ns,
+        host.p99_ns,
+        sum(part.errors for part in parts),
+        sum(part.suspended_ns for part in parts),
+        dict(work),
+        elapsed,
+        queue,
+        tail,
+        parts[0].lost,
+        host.quantile_ns,
+        host.buckets_ns,
+    )
+
+
+def merged(parts: Sequence[Stats], window_s: float | None, *, is_lifetime: bool) -> Stats:
+    """Return the statistics of several processes together: counts, times and histograms add up."""
+    lost: Counter[str] = Counter()
+    for part in parts:
+        lost.update(part.lost)
+    by_name: dict[str, list[StageStats]] = {}
+    for part in parts:
+        for name, stage in part.items():
+            by_name.setdefault(name, []).append(replace(stage, lost=lost))
+    found = {name: merged_stage(stages) for name, stages in by_name.items()}
+    order = sorted(found, key=lambda name: -found[name].total_ns)
+    return Stats({name: found[name] for name in order}, lost, window_s, is_lifetime=is_lifetime)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--stage", metavar="NAME", help="With --stalled: consider only open spans of this stage."
 )
-@click.option("--job", metavar="JOB", help="Show the ranks of a job side by side.")
+@click.option("--job", metavar="JOB", help="Show the processes of a job side by side.")
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from stagespan.recording import Recording
     from stagespan.recording.ranks import Rank
     from stagespan.recording.reading import OpenSpan
+    from stagespan.statistics import Stats
 
 
 @click.command()
 @click.argument("recording", metavar="[FILE|PID]", required=False)
-@click.option("--job", metavar="JOB", help="Show the ranks of a job side by side.")
+@click.option("--job", metavar="JOB", help="Show the processes of a job side by side.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(recording: str | None, job: str | None, as_json: bool) -> None:
     """Show what a process was doing when it died, or what it is doing now.
@@ -115,13 +116,42 @@ def _nested(spans: list[OpenSpan]) -> list[tuple[int, OpenSpan]]:
 
 def print_job(job: str, as_json: bool) -> None:
     """Print the ranks of a job side by side."""
-    from stagespan.recording import ranks
+    from stagespan.recording import jobs, ranks, summary
 
     job_ranks = ranks.ranks(ranks.of_job(job))
+    stats = jobs.job(job).stats()
     if as_json:
-        print_json({"schema_version": 1, "job": job, **ranks.as_dict(job_ranks)})
-    else:
-        _print_ranks(job_ranks)
+        stages = {name: summary.stage_dict(stage) for name, stage in stats.items()}
+        print_json({"schema_version": 1, "job": job, **ranks.as_dict(job_ranks), "stages": stages})
+        return
+    _print_ranks(job_ranks)
+    click.echo("Statistics of all processes")
+    _print_stats(stats)
+
+
+def _print_stats(stats: Stats) -> None:
+    """Print the merged statistics of a job in the width of the terminal."""
+    from rich.console import Console
+
+    from stagespan.console import Column, fitted_table, set_width, trimmed
+    from stagespan.lines import one_line
+    from stagespan.recording.texts import duration
+
+    console = Console()
+    set_width(console, 10_000)
+    columns = [
+        Column("stage", [one_line(name) for name in stats], is_flexible=True),
+        Column("count", [f"{stage.count:,}" for stage in stats.values()], is_number=True),
+    ]
+    for title in ("total", "mean", "p50", "p95", "p99", "max"):
+        times = [getattr(stage, f"{title}_ns") for stage in stats.values()]
+        is_optional = title in ("total", "mean", "max")
+        cells = [duration(round(ns)) for ns in times]
+        columns.append(Column(title, cells, is_number=True, is_optional=is_optional))
+    errors = [f"{stage.errors:,}" for stage in stats.values()]
+    columns.append(Column("errors", errors, is_number=True))
+    with trimmed(console):
+        console.print(fitted_table(columns, console.width), highlight=False)
 
 
 def _print_ranks(job_ranks: list[Rank]) -> None:
@@ -142,6 +172,7 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
     recordings = [rank.recording for rank in job_ranks]
     columns = [
         Column("rank", ["" if one.rank is None else str(one.rank) for one in recordings]),
+        Column("worker", [one.worker or "" for one in recordings]),
         Column("pid", [str(one.pid) for one in recordings]),
         Column("state", [one.state for one in recordings]),
         Column(
@@ -151,6 +182,7 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
         ),
         Column("for", ["" if ns is None else duration(ns) for ns in elapsed]),
     ]
+    columns[:2] = [column for column in columns[:2] if any(column.cells)]
     names = ranks.stages(job_ranks)
     shown = _as_fit(names, console.width)
     for name in shown:

@@ -21,7 +21,7 @@ _KEYS = "q quit   f freeze   s sort   / filter"
 
 @click.command()
 @click.argument("pid", required=False, metavar="[FILE|PID]")
-@click.option("--job", metavar="JOB", help="Show the ranks of a job.")
+@click.option("--job", metavar="JOB", help="Show the processes of a job together.")
 @click.option(
     "--interval",
     metavar="SECONDS",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from stagespan import _core, forks
+from stagespan import _core, forks, run
 
 
 def install(version: str) -> None:
     """Describe this process in its recording, and close the recordings of workers cleanly."""
     _core.describe_process(version=version)
+    run.describe_worker()
+    forks.after_in_child(run.describe_worker)
     # This runs after the exit handler of the service, which still writes spans.
     forks.at_worker_exit(_end, priority=0)
 

@@ -141,7 +141,8 @@ class Page:
     def _title(self, shown: list[list[_Reading]]) -> str:
         frozen = ", frozen" if self.is_frozen else ""
         if self._job is not None:
-            return f"job {self._job}, {len(shown)} ranks{frozen}"
+            what = ("rank", "ranks") if _are_ranks(shown) else ("process", "processes")
+            return f"job {self._job}, {len(shown)} {what[len(shown) != 1]}{frozen}"
         if not shown:
             return "no process"
         recording = shown[0][-1].recording
@@ -157,7 +158,8 @@ class Page:
         for row in rows:
             if self.filter.lower() in row.name.lower():
                 merged.setdefault(row.name, []).append(row)
-        lines = [_line(name, changes, total_ns) for name, changes in merged.items()]
+        are_ranks = _are_ranks(shown)
+        lines = [_line(name, changes, total_ns, are_ranks) for name, changes in merged.items()]
         order = _ORDERS[self._order]
         keys: dict[str, Any] = {
             "share": lambda line: (-line.share, line.name),
@@ -221,7 +223,8 @@ class Page:
 
     def _position_table(self, rows: list[_PositionRow], width: int, total: int) -> Table:
         hidden = f" ({total - len(rows)} more)" if total > len(rows) else ""
-        title = ("rank" if self._job is not None else "thread") + hidden
+        of_job = "rank" if _are_ranks(list(self._readings.values())) else "process"
+        title = ("thread" if self._job is None else of_job) + hidden
         label = [_cut(one_line(row.label), max(width // 3, 12)) for row in rows]
         elapsed = [row.elapsed for row in rows]
         used = sum(max(map(cell_len, cells)) + 3 for cells in ([title, *label], ["for", *elapsed]))
@@ -285,8 +288,14 @@ class _Line:
     device_ns: float | None
 
 
-def _line(name: str, changes: list[_Change], total_ns: int) -> _Line:
+def _are_ranks(shown: list[list[_Reading]]) -> bool:
+    return any(kept[-1].recording.rank is not None for kept in shown)
+
+
+def _line(name: str, changes: list[_Change], total_ns: int, are_ranks: bool) -> _Line:
     recent = [change.recent for change in changes if change.recent is not None]
+    if len(recent) > 1 and not are_ranks:
+        recent = [imports.load("stagespan.statistics").merged_stage(recent)]
     device = [one.device_elapsed_ns.mean_ns for one in recent if one.device_elapsed_ns is not None]
     # If there are several ranks, show the slowest one.
     slowest = [

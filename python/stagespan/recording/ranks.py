@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.errors import StagespanError
-from stagespan.recording.reading import recordings
+from stagespan.recording import jobs
 from stagespan.recording.summary import Position, positions
 from stagespan.recording.texts import duration
 
@@ -29,22 +29,33 @@ class Rank(NamedTuple):
 def of_job(job: str, *, spans: bool = True) -> list[Recording]:
     """Return the recordings of a job, the latest of each rank, ordered by rank.
 
-    Raises StagespanError if there is none.
+    Workers of a rank are left out. Processes without a rank come last. Raises StagespanError if
+    there is none, or if two live processes in different containers have the same rank.
     """
-    found = recordings(spans=spans)
-    in_job = [recording for recording in found if recording.job == job]
-    if not in_job:
-        jobs = sorted({recording.job for recording in found if recording.job})
-        known = f"the jobs are {', '.join(jobs)}" if jobs else "no recording belongs to a job"
-        raise StagespanError(f"There is no recording of the job {job!r}: {known}.")
-    latest: dict[tuple[int | None, int], Recording] = {}
+    in_job = jobs.processes(job, spans=spans)
+    with_rank = {one.rank for one in in_job}
+    latest: dict[int, Recording] = {}
+    others = []
     for recording in in_job:
-        # Workers of a rank, such as those of a data loader, have its rank as well.
-        key = (recording.rank, recording.pid if recording.rank is None else 0)
-        before = latest.get(key)
+        if recording.rank is None:
+            if recording.worker_of_rank is None or recording.worker_of_rank not in with_rank:
+                others.append(recording)
+            continue
+        before = latest.get(recording.rank)
+        if before is not None and _are_of_two_jobs(before, recording):
+            raise StagespanError(
+                f"Two jobs in different containers are called {job!r}, as {before.path} and "
+                f"{recording.path} are both its rank {recording.rank}: set STAGESPAN_JOB to "
+                f"different names."
+            )
+        # A child that a rank forked can have its rank as well.
         if before is None or _preference(recording) > _preference(before):
-            latest[key] = recording
-    return sorted(latest.values(), key=lambda one: (one.rank is None, one.rank or 0, one.pid))
+            latest[recording.rank] = recording
+    return [*(latest[rank] for rank in sorted(latest)), *others]
+
+
+def _are_of_two_jobs(one: Recording, other: Recording) -> bool:
+    return one.state == other.state == "alive" and one.pid_namespace != other.pid_namespace
 
 
 def _preference(recording: Recording) -> tuple[bool, int, int]:
@@ -54,9 +65,13 @@ def _preference(recording: Recording) -> tuple[bool, int, int]:
 
 def ranks(job_recordings: list[Recording]) -> list[Rank]:
     """Return one `Rank` for each recording."""
-    found = []
+    found: list[Rank] = []
     for recording in job_recordings:
         label = f"rank {recording.rank}" if recording.rank is not None else f"pid {recording.pid}"
+        if recording.rank is None and recording.worker is not None:
+            label = f"{recording.worker} ({label})"
+        if label in {one.label for one in found}:  # in another container
+            label += f" in pid namespace {recording.pid_namespace}"
         counts = {name: stage.count for name, stage in recording.stats().items()}
         found.append(Rank(label, recording, counts, next(iter(positions(recording)), None)))
     return found
@@ -74,7 +89,10 @@ def _spread(all_ranks: list[Rank], stage: str) -> int:
 
 
 def findings(all_ranks: list[Rank]) -> list[str]:
-    """Return a sentence for each rank that has ended, is behind, or is elsewhere."""
+    """Return a sentence for each process that has ended, and each rank that is behind or elsewhere.
+
+    Processes without a rank, such as the workers of a service, do not run in step with others.
+    """
     if len(all_ranks) < 2:
         return []
     found = [
@@ -82,6 +100,9 @@ def findings(all_ranks: list[Rank]) -> list[str]:
         for rank in all_ranks
         if rank.recording.state in _ENDED
     ]
+    all_ranks = [rank for rank in all_ranks if rank.recording.rank is not None]
+    if len(all_ranks) < 2:
+        return found
     behind, stage, usual = _behind(all_ranks)
     for rank in behind[:_MOST_NAMED]:
         count = rank.counts.get(stage, 0)
@@ -160,6 +181,7 @@ def as_dict(all_ranks: list[Rank]) -> dict[str, Any]:
             {
                 "rank": rank.recording.rank,
                 "pid": rank.recording.pid,
+                "program": rank.recording.program,
                 "state": rank.recording.state,
                 "stage": rank.position.stages[-1] if rank.position else None,
                 "path": list(rank.position.stages) if rank.position else [],

@@ -110,13 +110,19 @@ class Recording:
         """The id of the process in its pid namespace."""
         self.pid_namespace: int | None = info["pid_namespace"] or None
         """The inode of that namespace, which differs between containers; None if unknown."""
-        self.rank: int | None = info["rank"]
+        self.rank: int | None = None if info["shares_rank"] else info["rank"]
+        """Its rank in the job; None for a worker that a rank started, such as a data loader's."""
+        self.worker_of_rank: int | None = info["rank"] if info["shares_rank"] else None
+        """The rank that started this worker; None if this is not the worker of a rank."""
         self.world_size: int | None = info["world_size"]
         self.job: str | None = info["job"] or None
-        """The id of the job to which the ranks belong: torchrun's run id, SLURM's job id, or
-        MASTER_ADDR:MASTER_PORT."""
+        """The job that the process belongs to: STAGESPAN_JOB, torchrun's run id, SLURM's job id,
+        or MASTER_ADDR:MASTER_PORT."""
         self.pipeline: str = info["pipeline"]
-        self.program: str = info["program"]
+        self.worker: str | None = info["worker"] or None
+        """What a worker is called, as in "worker 2"; None if the user started the process."""
+        self.program: str = _program(info)
+        """The program: "python train.py", or "train.py, data loader worker 0 of rank 1"."""
         self.host: str = info["host"]
         self.version: str = info["version"]
         """The version of stagespan that wrote the recording."""
@@ -127,6 +133,8 @@ class Recording:
         """When the process ended by its own exit; None if it did not."""
         self.read_ns: int | None = info["now_ns"]
         """When this copy was made; None if the recording is from another boot or machine."""
+        self.ring_spans: int = info["ring_spans"]
+        """How many spans the ring of a thread keeps."""
         self._info = info
 
     @property
@@ -381,6 +389,16 @@ def _held_by(pid: int, inner: int, *, without_a_name: bool) -> str | None:
     except OSError:
         return None
     return None
+
+
+def _program(info: dict[str, Any]) -> str:
+    program = str(info["program"])
+    if not info["worker"]:
+        return program
+    # Of "python train.py" and "python -m train", the script or module says enough.
+    named = re.sub(r"^(?:python|pypy)\S* (?:-m )?(?=[^-])", "", program)
+    of_rank = f" of rank {info['rank']}" if info["shares_rank"] else ""
+    return f"{named}, {info['worker']}{of_rank}"
 
 
 # --- by process id --------------------------------------------------------------------------------

@@ -1,0 +1,177 @@
+"""The processes of a job on this machine, and their statistics together."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from stagespan import _core, imports
+from stagespan.errors import StagespanError
+from stagespan.history import History
+from stagespan.recording.reading import Recording, recordings
+
+if TYPE_CHECKING:
+    from stagespan.statistics import Stats
+
+
+class _Reading(NamedTuple):
+    """The statistics of all processes of a job at one time."""
+
+    time_ns: int
+    by_path: dict[str, _core.Snapshot]
+
+
+class Job:
+    """The processes of a job: the workers of a service, or the ranks of a training.
+
+    `stagespan.recording.job` returns one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._history: History[_Reading] = History()
+        self.recordings: list[Recording] = []
+        """Copies of the processes' recordings, as they were last read."""
+        self._read(spans=False)
+
+    def _read(self, *, spans: bool) -> _Reading:
+        self.recordings = processes(self.name, spans=spans)
+        known = [one.read_ns for one in self.recordings if one.read_ns is not None]
+        by_path = {one.path: one.snapshot() for one in self.recordings}
+        return _Reading(max(known, default=time.time_ns()), by_path)
+
+    def stats(self, window_s: float | None = None) -> Stats:
+        """Read the processes again, and return the statistics of all of them together.
+
+        Counts and times are sums, and percentiles are those of all runs. Without ``window_s``, they
+        cover the whole life of the processes. A window covers about the last ``window_s`` seconds;
+        `Stats.window_s` is its actual length. It begins at an earlier call of this method, if one
+        was made at about that time. Otherwise, the figures are exactly those of the spans in the
+        rings, and the window is shorter if a ring does not reach back so far; ``work`` is then
+        empty.
+
+        Raises ValueError if ``window_s`` is not above 0, and StagespanError if all recordings of
+        the job are gone.
+        """
+        if window_s is not None and not window_s > 0:
+            raise ValueError(f"window_s is {window_s!r}: pass a number of seconds above 0.")
+        now = self._read(spans=window_s is not None)
+        earlier = None
+        if window_s is not None:
+            began_ns = now.time_ns - int(window_s * 1e9)
+            earlier = self._history.nearest(began_ns)
+            if earlier is not None and abs(earlier.time_ns - began_ns) > 0.25e9 * window_s:
+                earlier = None
+        self._history.add(now)
+        if window_s is None:
+            return self._lifetime(now)
+        return self._since(now, earlier) if earlier is not None else self._ringed(now, began_ns)
+
+    def _lifetime(self, now: _Reading) -> Stats:
+        statistics = imports.load("stagespan.statistics")
+        began_ns = min(one.begin_ns for one in self.recordings)
+        found: Stats = statistics.merged(
+            [one.stats() for one in self.recordings],
+            max((now.time_ns - began_ns) / 1e9, 0.0),
+            is_lifetime=True,
+        )
+        return found
+
+    def _since(self, now: _Reading, earlier: _Reading) -> Stats:
+        statistics = imports.load("stagespan.statistics")
+        parts = []
+        for one in self.recordings:
+            snapshot, before = now.by_path[one.path], earlier.by_path.get(one.path)
+            # A process that was not there before has begun since.
+            recent = snapshot if before is None else snapshot.since(before)
+            parts.append(statistics.of_recording(recent, one.lost(), one.begin_ns))
+        window_s = (now.time_ns - earlier.time_ns) / 1e9
+        found: Stats = statistics.merged(parts, window_s, is_lifetime=False)
+        return found
+
+    def _ringed(self, now: _Reading, began_ns: int) -> Stats:
+        statistics = imports.load("stagespan.statistics")
+        if any(one.lost()["threads"] for one in self.recordings):  # some threads had no ring
+            return self._lifetime(now)
+        first_ns = max(began_ns, *map(_complete_from_ns, self.recordings))
+        parts = [
+            statistics.from_rings(one.spans(), one.stage_names(), one.lost(), first_ns, now.time_ns)
+            for one in self.recordings
+            if one.has_spans
+        ]
+        found: Stats = statistics.merged(
+            parts, max(now.time_ns - first_ns, 0) / 1e9, is_lifetime=False
+        )
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name!r}, {len(self.recordings)} processes>"
+
+
+def _complete_from_ns(recording: Recording) -> int:
+    """Return the Unix time from which the rings of a recording contain every span."""
+    if not recording.has_spans:
+        return 0
+    spans = recording.spans()
+    if not recording.lost()["overwritten"] or not len(spans):
+        return 0
+    # A ring is in the order of ends, apart from spans that were timed elsewhere.
+    spans = spans[(spans["flags"] & _core.FLAG_RECORDED) == 0]
+    full = [t["thread"] for t in recording.threads() if t["spans"] > recording.ring_spans]
+    firsts = [spans["end_ns"][spans["thread"] == thread] for thread in full]
+    return max((int(ends.min()) for ends in firsts if len(ends)), default=0)
+
+
+def job(name: str) -> Job:
+    """Return the processes of a job on this machine.
+
+    The job is STAGESPAN_JOB, or else torchrun's run id, or SLURM's job id as ``slurm-ID``, or else
+    ``MASTER_ADDR:MASTER_PORT``. Raises StagespanError if there is no recording of it.
+
+    Example:
+        ```python
+        from stagespan import recording
+
+        service = recording.job("svc")
+        print(service.stats()["decode"].p99_ns, service.stats(window_s=10)["decode"].count)
+        ```
+    """
+    return Job(name)
+
+
+def processes(name: str, *, spans: bool) -> list[Recording]:
+    """Return the recordings of a job's processes, ordered by rank and then by begin.
+
+    Processes without a rank that ended before the first live one began belong to an earlier run of
+    the job, and are left out. Raises StagespanError if there is no recording of the job.
+    """
+    found = recordings()
+    in_job = [one for one in found if one.job == name]
+    if not in_job:
+        jobs = sorted({one.job for one in found if one.job})
+        known = f"the jobs are {', '.join(jobs)}" if jobs else "no recording belongs to a job"
+        raise StagespanError(f"There is no recording of the job {name!r}: {known}.")
+    begins = [one.begin_ns for one in in_job if one.state in ("alive", "unknown")]
+    if begins:
+        in_job = [
+            one
+            for one in in_job
+            if one.state in ("alive", "unknown")
+            or one.rank is not None
+            or _last_known_ns(one) >= min(begins)
+        ]
+    if spans:
+        in_job = [_with_spans(one) for one in in_job]
+    return sorted(in_job, key=lambda one: (one.rank is None, one.rank or 0, one.begin_ns, one.pid))
+
+
+def _last_known_ns(recording: Recording) -> int:
+    return recording.end_ns or _with_spans(recording).last_ns or recording.begin_ns
+
+
+def _with_spans(recording: Recording) -> Recording:
+    """Return a copy with the finished spans, or the copy that was passed if the file is gone."""
+    try:
+        return Recording(recording.path)
+    except StagespanError:
+        return recording

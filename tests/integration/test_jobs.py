@@ -1,0 +1,396 @@
+"""The processes of a job together: their statistics, and what each of them is called."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recorded_process import command_here, end, ready, recordings_in, start
+from recording import eventually
+
+from stagespan import _core, recording
+from stagespan.errors import StagespanError
+
+# Two ways to be busy, so that the percentiles of the workers differ.
+SERVE = """
+    import os, sys, time
+    import stagespan
+
+    def run(count, length_ns):
+        for i in range(count):
+            end_ns = time.time_ns()
+            stagespan.record("decode", end_ns - length_ns * (1 + i % 7), end_ns)
+            try:
+                with stagespan.span("check") as span:
+                    span.add(tokens=3)
+                    if i % 10 == 0:
+                        raise KeyError
+            except KeyError:
+                pass
+
+    run(int(sys.argv[1]), int(sys.argv[2]))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        run(*map(int, line.split()))
+        print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two workers of one service without ranks, and a program that does not belong to it."""
+    programs = [
+        start(SERVE, "300", "1000000", STAGESPAN_JOB="svc"),
+        start(SERVE, "100", "30000000", STAGESPAN_JOB="svc"),
+        start(SERVE, "5", "900000000", STAGESPAN_JOB="other"),
+    ]
+    try:
+        for program in programs:
+            ready(program)
+        yield programs
+    finally:
+        for program in programs:
+            end(program)
+
+
+def tell(program: subprocess.Popen[str], count: int, length_ns: int) -> None:
+    """Let a worker do more."""
+    assert program.stdin is not None
+    program.stdin.write(f"{count} {length_ns}\n")
+    program.stdin.flush()
+    assert ready(program) == "done"
+
+
+def test_statistics_of_a_service_are_those_of_all_its_workers(
+    service: list[subprocess.Popen[str]],
+) -> None:
+    parts = [recording.open(program.pid).stats() for program in service[:2]]
+
+    found = recording.job("svc").stats()
+
+    # THEN they have the type of the statistics of one process
+    assert type(found) is type(parts[0])
+    assert found.is_lifetime
+    for name in ("decode", "check"):
+        mine, theirs = found[name], [part[name] for part in parts]
+        assert (mine.count, mine.errors) == (400, sum(one.errors for one in theirs))
+        assert mine.min_ns == min(one.min_ns for one in theirs)
+        assert mine.max_ns == max(one.max_ns for one in theirs)
+        assert mine.total_ns == pytest.approx(sum(one.total_ns for one in theirs), rel=1e-6)
+        assert mine.work == ({"tokens": 1200.0} if name == "check" else {})
+        assert sum(count for _, count in mine.buckets_ns()) == 400
+    # AND percentiles are those of all runs, and not of one worker
+    durations = [1e6 * (1 + i % 7) for i in range(300)] + [3e7 * (1 + i % 7) for i in range(100)]
+    for q in (0.0, 0.5, 0.74, 0.76, 0.95, 0.99, 1.0):
+        exact = float(np.quantile(durations, q, method="inverted_cdf"))
+        assert found["decode"].quantile_ns(q) == pytest.approx(exact, rel=0.03)
+    assert found["decode"].p99_ns == found["decode"].quantile_ns(0.99)
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        found["decode"].quantile_ns(1.5)
+    assert found.lost["overwritten"] == sum(part.lost["overwritten"] for part in parts)
+
+
+def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
+    # GIVEN the statistics of a service, read some time ago
+    job = recording.job("svc")
+    began_s = time.time()
+    assert job.stats()["decode"].count == 400
+    # WHEN its workers do more, so much that their rings do not reach back
+    tell(service[0], 200, 2_000_000)
+    tell(service[1], 250, 2_000_000)
+    # THEN a window that begins at the earlier reading has all that was done since, as soon as the
+    # time that a reading takes is small against the window
+    assert eventually(lambda: job.stats(window_s=time.time() - began_s)["decode"].count == 450)
+    found = job.stats(window_s=time.time() - began_s)
+    assert not found.is_lifetime
+    assert found.window_s == pytest.approx(time.time() - began_s, rel=0.5)
+    assert found["decode"].total_ns == pytest.approx(
+        sum(2_000_000 * (1 + i % 7) for n in (200, 250) for i in range(n)), rel=0.001
+    )
+    assert found["check"].work == {"tokens": 1350.0}
+    # AND without an earlier reading, a window is as long as the rings allow
+    short = recording.job("svc").stats(window_s=3600)
+    assert short.window_s is not None
+    assert 0 < short.window_s < 3000
+    assert 0 < short["decode"].count < 450
+    with pytest.raises(ValueError, match="above 0"):
+        job.stats(window_s=0)
+
+
+def test_a_window_from_the_rings(folder: Path) -> None:
+    # GIVEN workers whose rings have everything
+    programs = [start(SERVE, "20", "1000000", STAGESPAN_JOB="svc") for _ in range(2)]
+    try:
+        for program in programs:
+            ready(program)
+        # WHEN the first call asks for a window
+        found = recording.job("svc").stats(window_s=3600)
+        # THEN the spans in it are all there
+        assert (found["decode"].count, found["check"].errors) == (40, 4)
+        assert found["decode"].quantile_ns(0.5) == pytest.approx(4e6, rel=0.001)
+        assert found.window_s == pytest.approx(3600)
+    finally:
+        for program in programs:
+            end(program)
+
+
+def test_the_commands_show_a_service_together(service: list[subprocess.Popen[str]]) -> None:
+    pages = {verb: command_here(verb, "--job", "svc") for verb in ("ps", "recover")}
+    pages["top"] = command_here("top", "--once", "--interval", "0.1", "--job", "svc")
+    for page in pages.values():
+        assert page.returncode == 0, page.stderr
+        # THEN a worker that does less is not accused, because workers do not run in step
+        assert "finished" not in page.stdout
+    assert "job svc, 2 processes" in pages["top"].stdout
+    for verb in ("ps", "recover"):
+        assert "Statistics of all processes" in pages[verb].stdout
+        (line,) = (one for one in pages[verb].stdout.splitlines() if one.startswith(" decode"))
+        assert line.split()[1] == "400"
+    told = json.loads(command_here("recover", "--job", "svc", "--json").stdout)
+    assert told["findings"] == []
+    assert told["stages"]["check"]["count"] == 400
+    # WHEN a job is not there
+    with pytest.raises(StagespanError, match="the jobs are other, svc"):
+        recording.job("nobody")
+
+
+def test_a_job_that_is_named_is_not_that_of_the_launcher(folder: Path) -> None:
+    launcher = {"TORCHELASTIC_RUN_ID": "run-1", "SLURM_JOB_ID": "7"}
+    code = "import stagespan\nwith stagespan.span('x'): print('ready', flush=True); input()"
+    programs = [
+        start(code, STAGESPAN_JOB=" mine ", **launcher),
+        start(code, STAGESPAN_JOB="", **launcher),
+    ]
+    try:
+        for program in programs:
+            ready(program)
+        assert [recording.open(program.pid).job for program in programs] == ["mine", "run-1"]
+    finally:
+        for program in programs:
+            end(program)
+
+
+def test_workers_of_an_earlier_run_of_the_job_do_not_count(folder: Path) -> None:
+    earlier = start(SERVE, "1000", "1000000", STAGESPAN_JOB="svc")
+    ready(earlier)
+    end(earlier)
+    # GIVEN two workers, of which one dies
+    now = [start(SERVE, "10", "1000000", STAGESPAN_JOB="svc") for _ in range(2)]
+    try:
+        for program in now:
+            ready(program)
+        tell(now[0], 5, 1000)
+        end(now[0])
+        # THEN it counts, and that of the earlier run does not
+        assert recording.job("svc").stats()["decode"].count == 25
+        end(now[1])
+        # WHEN all have ended
+        # THEN all count
+        assert recording.job("svc").stats()["decode"].count == 1025
+    finally:
+        for program in now:
+            end(program)
+
+
+def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
+    # GIVEN two live processes that are both rank 0 of a job, in different pid namespaces
+    program = "import stagespan\nwith stagespan.span('x'): print('ready', flush=True); input()"
+    here = start(program, STAGESPAN_JOB="svc", RANK="0")
+    there = start(
+        program,
+        python=("unshare", "--pid", "--fork", "--kill-child", sys.executable),
+        STAGESPAN_JOB="svc",
+        RANK="0",
+    )
+    try:
+        ready(here)
+        assert there.stdout is not None
+        if not there.stdout.readline():
+            pytest.skip("cannot create a namespace: run as root")
+        done = command_here("recover", "--job", "svc")
+        assert done.returncode == 2
+        assert "Two jobs in different containers are called 'svc'" in done.stderr
+    finally:
+        end(here)
+        end(there)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ("python3.11 -X dev -W error serve.py --token secret", "python3.11 serve.py"),
+        ("/usr/bin/python -m package.serve --port 80", "python -m package.serve"),
+        ("python -c print(1) secret", "python -c"),
+        ("python -u", "python"),
+        ("./engine secret", "engine"),
+        ("/venv/bin/python /venv/bin/uvicorn service:app --workers 2", "uvicorn service:app"),
+        ("python -m uvicorn --host 0.0.0.0 --port 80 my.app:make", "uvicorn my.app:make"),
+        ("python /bin/gunicorn -w 2 -b localhost:80 pkg.wsgi:app.x", "gunicorn pkg.wsgi:app.x"),
+        ("/opt/gunicorn --reload service:app", "gunicorn service:app"),
+        ("hypercorn --keyfile-password user:word service:app", "hypercorn service:app"),
+        ("python -m uvicorn --uds /run/x.sock", "uvicorn"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_name_of_a_program_has_no_other_arguments(arguments: str, name: str) -> None:
+    assert _core.program_name(arguments.replace(" ", "\0").encode() + b"\0") == name
+
+
+WORKERS = """
+    import multiprocessing, sys
+
+    def work(pipe):
+        import stagespan
+        with stagespan.span("work"):
+            pipe.send(1)
+            pipe.recv()
+
+    if __name__ == "__main__":
+        method = sys.argv[1]
+        if sys.argv[2] == "imported":
+            import stagespan
+        context = multiprocessing.get_context(method)
+        pipes = [context.Pipe() for _ in range(3)]
+        for i, (_, there) in enumerate(pipes):
+            name = "decoder" if i == 2 else None
+            context.Process(target=work, args=(there,), name=name, daemon=True).start()
+        for here, _ in pipes:
+            here.recv()
+        print("ready", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("imported", ["imported", "not imported"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_are_called_by_what_they_are(
+    method: str, imported: str, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "serve.py").write_text(textwrap.dedent(WORKERS))
+    program = subprocess.Popen(
+        [sys.executable, str(tmp_path / "serve.py"), method, imported],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        ready(program)
+        found = {one.program: one for one in recordings_in(folder)}
+        assert set(found) == {
+            *("serve.py, worker 1", "serve.py, worker 2", "serve.py, decoder"),
+        }
+        assert found["serve.py, worker 2"].worker == "worker 2"
+        shown = command_here("ps").stdout
+        assert "serve.py, worker 2" in shown
+    finally:
+        program.communicate("", timeout=30)
+
+
+LOADING = """
+    import multiprocessing, os, sys
+    import torch
+    import stagespan
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, i):
+            with stagespan.span("getitem"):
+                return torch.zeros(1)
+
+    if __name__ == "__main__":
+        with stagespan.span("train"):
+            loader = torch.utils.data.DataLoader(
+                Data(), num_workers=2, persistent_workers=True, multiprocessing_context="fork"
+            )
+            for _ in loader:
+                pass
+            print("ready", flush=True)
+            sys.stdin.read()
+"""
+
+
+def test_workers_of_a_data_loader_are_not_ranks(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    # GIVEN two ranks with two workers each
+    (tmp_path / "train.py").write_text(textwrap.dedent(LOADING))
+    programs = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "train.py")],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "STAGESPAN_JOB": "training",
+                "OMP_NUM_THREADS": "1",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for program in programs:
+            ready(program)
+        found = recordings_in(folder)
+        # THEN each rank is there once, and its workers say whose they are
+        workers = {one.program for one in found if one.worker is not None}
+        assert workers == {
+            f"train.py, data loader worker {number} of rank {rank}"
+            for number in range(2)
+            for rank in range(2)
+        }
+        assert sorted(one.rank for one in found if one.rank is not None) == [0, 1]
+        told = json.loads(command_here("recover", "--job", "training", "--json").stdout)
+        assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
+        # AND the statistics are those of all processes
+        assert told["stages"]["getitem"]["count"] == 8
+        assert told["findings"] == []
+    finally:
+        for program in programs:
+            program.communicate("", timeout=60)
+
+
+def test_a_rank_that_a_launcher_forked_is_a_rank(folder: Path) -> None:
+    # GIVEN a launcher that sets the rank of each child before or after it forks
+    program = start(
+        """
+        import os, sys, time
+        import stagespan
+        for rank in range(2):
+            if rank == 0:
+                os.environ["RANK"] = "0"
+            if os.fork() == 0:
+                os.environ["RANK"] = str(rank)
+                with stagespan.span("step"):
+                    os.write(1, b"ready\\n")
+                    time.sleep(60)
+                os._exit(0)
+        time.sleep(60)
+        """,
+        STAGESPAN_JOB="launched",
+    )
+    try:
+        ready(program)
+        ready(program)
+        found = [one for one in recordings_in(folder) if one.job == "launched"]
+        assert sorted(one.rank for one in found if one.rank is not None) == [0, 1]
+    finally:
+        for one in recordings_in(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+        end(program)
