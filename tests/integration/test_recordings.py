@@ -441,7 +441,7 @@ def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> Non
 def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
     # GIVEN threads with long names, one of which has ended, and one that Python did not start
     process = start("""
-        import ctypes, threading, time
+        import os, threading, time
         import stagespan
 
         def work(wait):
@@ -451,6 +451,9 @@ def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
         ended = threading.Thread(target=work, args=(bool,), name="loader of the first shard")
         ended.start()
         ended.join()
+        # Before Python 3.13, `join` returns before the system has ended the thread.
+        while os.path.exists(f"/proc/self/task/{ended.native_id}"):
+            time.sleep(0.001)
         working = threading.Event()
         def wait():
             working.set()

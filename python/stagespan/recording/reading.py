@@ -74,6 +74,8 @@ class Thread(TypedDict):
     """A thread that has opened spans.
 
     ``thread`` is the id that the system gives it, ``spans`` is the number of finished spans.
+    ``is_alive`` is False once the system has ended the thread. Before Python 3.13, that can be a
+    moment after `threading.Thread.join` has returned.
     """
 
     thread: int
