@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from stagespan.escaping import one_line
+
 
 class StagespanError(Exception):
-    """Base class of stagespan's own exceptions."""
+    """Base class of stagespan's own exceptions.
+
+    Its text is one line. Names that it quotes can come from a program or a file, so characters that
+    end a line or control a terminal are escaped.
+    """
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class SettingsError(StagespanError, ValueError):

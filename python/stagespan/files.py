@@ -1,21 +1,29 @@
-"""File names from stage names, and files that are written completely or not at all."""
+"""File names from stage names, JSON, and files that are written completely or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from stagespan.imports import importing
+from stagespan.imports import importing, load
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 # A single blank between other characters is left alone.
 _UNSAFE_BUT_BLANKS = re.compile(r"(?:[^A-Za-z0-9._ -]| (?= )|(?<= ) )+")
 _LONGEST_STEM = 100
+# Beyond ASCII: C1 controls, separators of lines, characters without a width, and those that change
+# the direction of the text after them.
+_CONTROLS = re.compile(
+    "[\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u08e2\u180e\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\ufeff\ufff9-\ufffb\U000110bd\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0001-\U000e007f]"
+)
 
 
 def safe_name(stage: str, *, blanks: bool = False) -> str:
@@ -94,3 +102,22 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str, *, private: boo
     with whole_file(path, private=private) as file:
         file.write(raw)
     return Path(path)
+
+
+def json_bytes(value: Any, *, indent: int | None = None) -> bytes:
+    """Return a value as JSON in UTF-8, with ``\\u`` escapes for all controls in its strings.
+
+    JSON itself requires escapes for controls of ASCII only, but those beyond it also act on
+    terminals and editors. Raises what `msgspec.json.encode` raises.
+    """
+    msgspec = load("msgspec")
+    encoded: bytes = msgspec.json.encode(value)
+    if indent is not None:
+        encoded = msgspec.json.format(encoded, indent=indent)
+    if encoded.isascii() and b"\x7f" not in encoded:
+        return encoded
+    return _CONTROLS.sub(_as_json, encoded.decode()).encode()
+
+
+def _as_json(found: re.Match[str]) -> str:
+    return "\\u007f" if found[0] == "\x7f" else json.dumps(found[0])[1:-1]

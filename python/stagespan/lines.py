@@ -7,10 +7,22 @@ import logging
 import sys
 from collections.abc import Iterator
 
-from stagespan import _core
+from stagespan import _core, escaping
 from stagespan.requests import current_request
 
 LOGGER = logging.getLogger("stagespan")
+one_line = escaping.one_line
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    """Escape what ends a line or controls a terminal in a message: names can contain anything."""
+    message = record.getMessage()
+    if not message.isprintable():
+        record.msg, record.args = one_line(message), ()
+    return True
+
+
+LOGGER.addFilter(_escape)
 _GIGABYTE = 1 << 30
 
 
@@ -20,6 +32,7 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
     def __init__(self) -> None:
         logging.Handler.__init__(self, logging.NOTSET)
         self.setFormatter(logging.Formatter("%(message)s"))
+        self.addFilter(_escape)
 
     @property
     def stream(self) -> object:
@@ -167,13 +180,6 @@ def date(record: logging.LogRecord, time_ns: int, thread: int, thread_name: str)
     record.created = created
     record.msecs = float(time_ns % 10**9 // 10**6)
     record.thread, record.threadName = thread, thread_name
-
-
-def one_line(name: str) -> str:
-    """Return a name without characters that end a line or control a terminal."""
-    if name.isprintable():
-        return name
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def _record(message: str, args: tuple[object, ...], level: int = logging.INFO) -> logging.LogRecord:

@@ -33,6 +33,6 @@ def write_to(file: str, text: str | bytes) -> None:
 
 def print_json(page: dict[str, Any]) -> None:
     """Print a page as JSON, with indentation."""
-    import msgspec
+    from stagespan.files import json_bytes
 
-    click.echo(msgspec.json.format(msgspec.json.encode(page), indent=2).decode())
+    click.echo(json_bytes(page, indent=2).decode())

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from stagespan import forks, imports, lines, run, service, settings
 from stagespan.atomic import Count
 from stagespan.context import Call
 from stagespan.errors import StagespanError
-from stagespan.files import stage_path, write_whole
+from stagespan.files import json_bytes, stage_path, write_whole
 from stagespan.platforms import current_platform
 from stagespan.profiling.controller import (
     MAX_SECONDS,
@@ -185,7 +183,7 @@ class ProfiledHook:
             if runs is not None:
                 table["runs"] = runs
             self._check_kernels(trace, stage)
-            write_whole(target, msgspec.json.format(msgspec.json.encode(table), indent=2))
+            write_whole(target, json_bytes(table, indent=2))
             self.log_written("Kernel breakdown", target)
         except OSError as error:
             self._warn_once(

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
 from stagespan import _core, live
+from stagespan.files import json_bytes
 
 PROCESS = "stagespan"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -120,12 +119,12 @@ def _events(spans: Iterable[TimelineSpan], base_ns: int) -> Iterator[bytes]:
             b'{"ph": "X", "cat": "user_annotation", "name": %s, "pid": "%s", "tid": %d, '
             b'"ts": %s, "dur": %s, "args": %s}'
             % (
-                msgspec.json.encode(span.stage.encode("utf-8", "replace").decode()),
+                json_bytes(span.stage.encode("utf-8", "replace").decode()),
                 PROCESS.encode(),
                 span.thread,
                 _microseconds(span.begin_ns - base_ns),
                 _microseconds(span.end_ns - span.begin_ns),
-                msgspec.json.encode(args),
+                json_bytes(args),
             )
         )
     if threads:
@@ -137,7 +136,7 @@ def _events(spans: Iterable[TimelineSpan], base_ns: int) -> Iterator[bytes]:
 
 
 def _metadata(name: str, thread: int, args: dict[str, object]) -> bytes:
-    return msgspec.json.encode(
+    return json_bytes(
         {"ph": "M", "name": name, "pid": PROCESS, "tid": thread, "ts": 0, "args": args}
     )
 

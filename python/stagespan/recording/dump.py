@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
 from stagespan.errors import StagespanError
+from stagespan.escaping import csv_cell
+from stagespan.files import json_bytes
 from stagespan.recording import summary
 
 if TYPE_CHECKING:
@@ -65,11 +67,15 @@ def rows(recording: Recording) -> Iterator[dict[str, Any]]:
 
 
 def as_csv(recording: Recording) -> str:
-    """Return CSV with one line per span. Unknown values are empty."""
+    """Return CSV with one line per span. Unknown values are empty.
+
+    Names are changed as by `csv_cell`, so that no program takes them for more than text.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows(recording))
+    for row in rows(recording):
+        writer.writerow({k: csv_cell(v) if isinstance(v, str) else v for k, v in row.items()})
     return text.getvalue()
 
 
@@ -247,9 +253,7 @@ def _flow(number: int, slices: list[_Slice], base_ns: int) -> Iterator[dict[str,
 
 
 def _encoded(page: dict[str, Any]) -> str:
-    import msgspec
-
-    return msgspec.json.encode(page).decode() + "\n"
+    return json_bytes(page).decode() + "\n"
 
 
 FORMATS: dict[str, Callable[[Recording], str | bytes]] = {

@@ -7,11 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from stagespan.environment import machine
 from stagespan.errors import ReportError
-from stagespan.files import write_whole
+from stagespan.files import json_bytes, write_whole
 from stagespan.report.changes import machine_differences
 from stagespan.report.noise import Times
 from stagespan.report.timed import BASELINE, NoTimesError, Timed, read
@@ -60,7 +58,7 @@ def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> 
         "stages": dict(sorted(stages.items())),
     }
     try:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+        write_whole(path, json_bytes(content, indent=2) + b"\n")
     except OSError as error:
         raise ReportError(
             f"the baseline {path} cannot be written: {error.strerror or error}; choose another file"

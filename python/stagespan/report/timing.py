@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import msgspec
-
 from stagespan import _core, files, forks, imports, memory, requests, run, service
 from stagespan.environment import environment
 from stagespan.errors import ReportError, SettingsError
@@ -157,7 +155,7 @@ def dump_timing_report(path: str | os.PathLike[str]) -> Path:
     Raises ReportError if it cannot be written.
     """
     report = _report
-    encoded = msgspec.json.format(msgspec.json.encode(plain(timing_report())), indent=2)
+    encoded = files.json_bytes(plain(timing_report()), indent=2)
     try:
         written = files.write_whole(path, encoded + b"\n")
     except (OSError, ValueError, TypeError) as error:

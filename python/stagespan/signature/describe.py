@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from stagespan.escaping import one_line as printable
 from stagespan.signature.kinds.base import describe_node
+
+__all__ = ["describe", "printable"]
 
 
 def describe(node: Any) -> str:
     """Return a text such as ``bfloat16[1, 16, 21, 60, 104] cuda:0``, ``5.0`` or ``tuple(2)``."""
     return printable(describe_node(node, 0))
-
-
-def printable(text: str) -> str:
-    """Return any text as one line without control characters, for terminals and logs."""
-    return text if text.isprintable() else repr(text)[1:-1]

@@ -17,6 +17,10 @@ class ReplayError(ValueError):
     inputs_may_help = True
     """Whether other inputs could be the remedy."""
 
+    def __str__(self) -> str:
+        # Names in a signature can contain anything, and scripts do not have StagespanError.
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in super().__str__())
+
 
 def signature_of(function: Any) -> inspect.Signature:
     """Return the signature of a callable; for a torch module, that of its ``forward``.

@@ -1,0 +1,22 @@
+"""Text that cannot end a line, control a terminal or become a formula. Imports nothing else."""
+
+from __future__ import annotations
+
+_STARTS_A_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+def one_line(text: str) -> str:
+    """Return text without characters that end a line or control a terminal, which are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def csv_cell(text: str) -> str:
+    """Return text for a cell of a CSV file, which neither a terminal nor a spreadsheet runs.
+
+    Controls are escaped as in `one_line`. A text that a spreadsheet would take for a formula gets
+    an apostrophe in front of it.
+    """
+    shown = one_line(text)
+    return f"'{shown}" if shown.lstrip(" ").startswith(_STARTS_A_FORMULA) else shown

@@ -1,0 +1,63 @@
+"""Recordings with names that spreadsheets and terminals would run, dumped for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from recorded_process import command_here, end, ready, start
+
+from stagespan.escaping import csv_cell
+
+NAMES = [
+    "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1", "a,b\n=1",
+    "\x1b]0;title\x07", "\x9b31m", "\u202efdp.exe", "\u2028", "plain",
+]  # fmt: skip
+CONTROLS = {*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), "\u202e", "\u2028"} - {"\n"}
+FORMULAS = ("=", "+", "-", "@", "\uff1d")
+
+
+def test_dumps_are_safe_for_spreadsheets_and_terminals(folder: Path) -> None:
+    # GIVEN a program whose stages, requests and threads have such names
+    process = start(
+        """
+        import json, sys, threading
+        import stagespan
+        def work(name):
+            with stagespan.request(name), stagespan.span(name):
+                pass
+        for name in json.loads(sys.argv[1]):
+            thread = threading.Thread(target=work, args=(name,), name=name)
+            thread.start()
+            thread.join()
+        with stagespan.span("open"):
+            print("ready", flush=True)
+            threading.Event().wait()
+        """,
+        json.dumps(NAMES),
+    )
+    try:
+        ready(process)
+        # WHEN its recording is dumped and shown
+        table = command_here("dump", str(process.pid), "--format", "csv").stdout
+        spans = command_here("dump", str(process.pid), "--format", "json").stdout
+        trace = command_here("dump", str(process.pid)).stdout
+        page = command_here("recover", str(process.pid), "--json").stdout
+    finally:
+        end(process)
+    # THEN no cell is a formula, and numbers are numbers
+    rows = list(csv.DictReader(io.StringIO(table)))
+    assert [row["stage"] for row in rows] == [*map(csv_cell, NAMES), "open"]
+    assert [row["request"] for row in rows] == [*map(csv_cell, NAMES), ""]
+    assert [
+        cell for row in rows for cell in row.values() if cell.strip().startswith(FORMULAS)
+    ] == []
+    assert all(int(row["end_ns"]) >= int(row["begin_ns"]) for row in rows[:-1])
+    # THEN nothing controls a terminal, and programs read the names from JSON as they are
+    for text in (table, spans, trace, page):
+        assert not CONTROLS & set(text)
+    assert [row["stage"] for row in json.loads(spans)["spans"]] == [*NAMES, "open"]
+    events = [event["name"] for event in json.loads(trace)["traceEvents"] if event["ph"] == "X"]
+    assert set(events) == {*NAMES, "open"}
