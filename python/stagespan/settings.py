@@ -147,9 +147,11 @@ VARIABLES: tuple[Variable, ...] = (
         "STAGESPAN_REDACT",
         (),
         "choice",
-        "none",
-        "what signatures leave out; strings means the content of strings, bytes and paths",
-        ("none", "strings"),
+        "secrets",
+        "what files leave out; secrets means the text of fields with names such as password, "
+        "api_key or authorization, strings means also all other strings, bytes and paths of "
+        "signatures",
+        ("none", "secrets", "strings"),
     ),
     Variable(
         "STAGESPAN_ENABLED",

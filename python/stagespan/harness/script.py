@@ -18,6 +18,7 @@ from stagespan.harness.config import HarnessConfig
 from stagespan.harness.fidelity import COMPARED
 from stagespan.signature import source
 from stagespan.signature.capture import capture
+from stagespan.signature.hiding import without_secrets
 from stagespan.signature.kinds import KINDS
 from stagespan.signature.kinds.base import source_of
 from stagespan.signature.model import UNREPLAYABLE, StageSignature
@@ -146,7 +147,7 @@ def script_text(
     from stagespan.signature.mock import captured_device
 
     made = config.inputs() if callable(config.inputs) else config.inputs
-    overrides = {name: capture(value) for name, value in (made or {}).items()}
+    overrides = {name: capture(value, name=name) for name, value in (made or {}).items()}
     variants = {signature.key or "0": signature}
     for other in signature.variants[: MOST_VARIANTS - 1]:
         variants.setdefault(other.key or str(len(variants)), other)
@@ -226,6 +227,7 @@ def _variants_source(variants: Mapping[str, StageSignature], overrides: Mapping[
 
 
 def _input(node: Any, name: str) -> source.Source:
+    node = without_secrets(name, node)
     if has_unreplayable(node):  # the user must pass the whole argument
         kind = node.get(UNREPLAYABLE, "value") if isinstance(node, dict) else "value"
         node = {UNREPLAYABLE: kind}

@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 from stagespan import _core, files, forks, imports, memory, requests, run, service
 from stagespan.environment import environment
 from stagespan.errors import ReportError, SettingsError
+from stagespan.redaction import without_secrets
 from stagespan.report.entries import RequestEntry, RequestStageEntry, TimingReport
 from stagespan.report.stages import stage_entries, top_level_ns
 
@@ -138,7 +139,7 @@ def timing_report() -> TimingReport:
         "stages": entries,
         "requests": _requests(report.begin_ns or 0),
         "memory_snapshots": memory.snapshots(),
-        "metadata": plain(report.metadata.copy()),
+        "metadata": without_secrets(plain(report.metadata.copy())),
         "environment": environment(),
         "lost": {
             cause: count - report.lost_before.get(cause, 0) for cause, count in _core.lost().items()
@@ -225,7 +226,7 @@ def _requests(since_ns: int) -> list[RequestEntry]:
                 "complete": request["complete"],
                 "error": request["error"],
                 "stages": stages,
-                "metadata": plain(request["metadata"]),
+                "metadata": without_secrets(plain(request["metadata"])),
             }
         )
     return found

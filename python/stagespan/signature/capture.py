@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stagespan import settings
+from stagespan.redaction import is_secret, names_secret
 from stagespan.signature.kinds import kind_for
 from stagespan.signature.kinds.base import Capture, float_node, integer_node, unreplayable
 from stagespan.signature.kinds.scalars import TEXT
@@ -21,15 +22,16 @@ MAX_DEPTH = 16
 MAX_NODES = 4096
 
 
-def capture(value: Any, *, read_values: bool = True) -> Any:
+def capture(value: Any, *, read_values: bool = True, name: str = "") -> Any:
     """Return the node of a value, see `stagespan.signature.model`.
 
     ``read_values`` also reads ranges of integer tensors and the content of small ones, which copies
-    them to the host. With ``STAGESPAN_REDACT=strings``, strings, bytes and paths become their
-    lengths. Never raises an exception: values that cannot be described are represented by their
-    type.
+    them to the host. ``name`` is the name of the argument. Strings, bytes and paths become their
+    lengths if the names of their arguments, keys or attributes are those of secrets, and with
+    ``STAGESPAN_REDACT=strings`` always. Never raises an exception: values that cannot be described
+    are represented by their type.
     """
-    return _Pass(read_values, settings.get("STAGESPAN_REDACT") == "strings").node(value, "")
+    return _Pass(read_values).field(name, value, name)
 
 
 def capture_arguments(arguments: dict[str, Any], *, read_values: bool = True) -> dict[str, Any]:
@@ -38,11 +40,11 @@ def capture_arguments(arguments: dict[str, Any], *, read_values: bool = True) ->
     In a replay, a tensor that was passed twice is one tensor, and tensors that shared memory share
     it.
     """
-    walk = _Pass(read_values, settings.get("STAGESPAN_REDACT") == "strings", {})
+    walk = _Pass(read_values, {})
     nodes = {}
     for name, value in arguments.items():
         walk.nodes = 0
-        nodes[name] = walk.node(value, name)
+        nodes[name] = walk.field(name, value, name)
     walk.storages.write()
     return nodes
 
@@ -51,11 +53,12 @@ class _Pass(Capture):
     def __init__(
         self,
         read_values: bool,
-        redact: bool,
         tensors: dict[int, tuple[str, Any]] | None = None,
     ) -> None:
         self.read_values = read_values
-        self.redact = redact
+        redaction = settings.get("STAGESPAN_REDACT")
+        self.redact = redaction == "strings"
+        self._hides_secrets = redaction == "secrets"
         self.nodes = 0
         self.in_object = False
         self.storages = SharedStorages()
@@ -92,7 +95,23 @@ class _Pass(Capture):
         finally:
             self._above.discard(identity)
 
+    def field(self, name: Any, value: Any, path: str) -> Any:
+        if self._hides_secrets and isinstance(name, (str, bytes)):
+            text = name if isinstance(name, str) else name.decode("latin-1")
+            if is_secret(text):
+                return self._redacted(value, path)
+        return self.node(value, path)
+
+    def _redacted(self, value: Any, path: str) -> Any:
+        redact, self.redact = self.redact, True
+        try:
+            return self.node(value, path)
+        finally:
+            self.redact = redact
+
     def items(self, values: Sequence[Any], path: str) -> list[Any]:
+        if self._hides_secrets and len(values) == 2 and names_secret(values):
+            return [self.node(values[0], f"{path}[0]"), self._redacted(values[1], f"{path}[1]")]
         # By index, because an iterator could be an object of the user.
         return [self.node(values[index], f"{path}[{index}]") for index in range(len(values))]
 

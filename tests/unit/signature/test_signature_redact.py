@@ -1,4 +1,4 @@
-"""STAGESPAN_REDACT=strings: signatures without the content of strings, bytes and paths."""
+"""STAGESPAN_REDACT: files without secrets, or without the content of all strings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pathlib
 import stat
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import preloaded
-from stagespan.signature import capture
+from stagespan.signature import capture, hiding
+from stagespan.signature.capture import capture_arguments
 from stagespan.signature.key import key_of
 from stagespan.signature.kinds import contains_text
 from stagespan.signature.model import StageSignature
@@ -139,6 +141,140 @@ def test_a_replay_gets_texts_of_the_same_length() -> None:
     # and texts of different arguments differ
     made = make_inputs(StageSignature("s", {f"a{i}": capture(SECRET) for i in range(5)}))
     assert len(set(made.values())) > 1
+
+
+# --- secrets, by default --------------------------------------------------------------------------
+
+KEY = "sk-hidden-4f1b"
+
+SECRETS: dict[str, Any] = {
+    "api_key": KEY,
+    "OPENAI_API_KEY": KEY.encode(),
+    "use_auth_token": KEY,
+    "hfToken": bytearray(KEY.encode()),
+    "db-password": KEY,
+    "passwords": [KEY, KEY],
+    "client.secret": (KEY,),
+    "credentials": {"user": KEY, "id": 5},
+    "password2": pathlib.PurePosixPath(KEY),
+    "token": KEY * 1000,
+    "headers": {"Authorization": f"Bearer {KEY}", "X-Api-Key": KEY, b"cookie": KEY, "n": 1},
+    "pairs": [("authorization", KEY), ["Set-Cookie", KEY.encode()], (b"x-api-key", KEY.encode())],
+    "user": collections.UserDict(access_token=KEY),
+    "keys": {("a", 1): {"secret": {KEY}}, 2: {"passwd": frozenset({KEY})}},
+    "login": collections.namedtuple("Login", ["name", "passwd"])("me", KEY),
+}
+KEPT: dict[str, Any] = {
+    "max_tokens": 256,
+    "eos_token": "</s>",
+    "eos_token_id": [1, 2],
+    "token_ids": [5, 6, 7],
+    "tokenizer": "bpe",
+    "tokens": ["a", "b"],
+    "author": "someone",
+    "attention_key": "self",
+    "password": 1234,
+    "use_auth_token": True,
+    "secret": [1.5, [None, False]],
+    "cookies": {"number": 7},
+    "pair": ["prompt", "an image"],
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_secrets_are_left_out_by_default(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN arguments that contain a secret, on their own and in an object
+    value = {name: SECRETS[name], "prompt": "a cat"}
+    holder = types.SimpleNamespace(**value)
+    pytest.importorskip("torch", reason="objects are captured for replays, which need torch")
+
+    monkeypatch.delenv("STAGESPAN_REDACT", raising=False)
+    hidden = [capture_arguments(value), capture(value), capture(holder)]
+    monkeypatch.setenv("STAGESPAN_REDACT", "none")
+    shown = [capture_arguments(value), capture(value), capture(holder)]
+
+    # THEN only the secret is left out, and the form of the input is the same
+    for without, whole in zip(hidden, shown, strict=True):
+        text = json.dumps(without)
+        assert (KEY in text, KEY.encode().hex() in text) == (False, False)
+        assert "a cat" in text
+        assert key_of({"x": without}) == key_of({"x": whole})
+    # AND files that are made later from a signature with secrets leave them out in the same way
+    monkeypatch.delenv("STAGESPAN_REDACT")
+    again = {each: hiding.without_secrets(each, node) for each, node in shown[0].items()}
+    assert again == hidden[0]
+
+
+def test_other_values_stay() -> None:
+    for name, value in KEPT.items():
+        node = capture_arguments({name: value})[name]
+        assert node == value
+        assert hiding.without_secrets(name, node) == value
+
+
+def test_tensors_with_the_name_of_a_secret_stay() -> None:
+    torch = pytest.importorskip("torch", reason="captures a tensor")
+
+    node = capture_arguments({"access_token": torch.arange(5), "auth": [torch.ones(2)]})
+
+    assert node["access_token"]["values"] == [0, 1, 2, 3, 4]
+    assert node["auth"][0]["values"] == [1.0, 1.0]
+
+
+def test_a_signature_without_secrets_is_replayed() -> None:
+    pytest.importorskip("torch", reason="mock inputs need torch")
+    from stagespan.signature import make_inputs
+
+    names = [name for name in SECRETS if name != "login"]
+    nodes = json.loads(json.dumps(capture_arguments({name: SECRETS[name] for name in names})))
+
+    made = make_inputs(StageSignature("s", nodes))
+
+    assert (type(made["api_key"]), len(made["api_key"])) == (str, len(KEY))
+    assert made["OPENAI_API_KEY"] == bytes(len(KEY))
+    assert made["credentials"]["id"] == 5
+    assert len(made["headers"]["Authorization"]) == len(f"Bearer {KEY}")
+    assert made["pairs"][0][0] == "authorization"
+
+
+def test_reports_contain_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import stagespan
+
+    def written() -> str:
+        stagespan.reset_timing_registry("r", {"api_key": KEY, "nested": [{"cookie": KEY}]})
+        stagespan.set_timing_metadata("headers", [("Authorization", KEY), ("Accept", "json")])
+        stagespan.set_timing_metadata("password", 7)
+        with stagespan.request("r", hf_token=KEY, user="someone"):
+            pass
+        return stagespan.dump_timing_report(tmp_path / "timing.json").read_text()
+
+    monkeypatch.delenv("STAGESPAN_REDACT", raising=False)
+    report = json.loads(text := written())
+    assert KEY not in text
+    assert report["metadata"] == {
+        "api_key": "(redacted)",
+        "nested": [{"cookie": "(redacted)"}],
+        "headers": [["Authorization", "(redacted)"], ["Accept", "json"]],
+        "password": 7,
+    }
+    assert report["requests"][-1]["metadata"] == {"hf_token": "(redacted)", "user": "someone"}
+    monkeypatch.setenv("STAGESPAN_REDACT", "none")
+    assert written().count(KEY) == 4
+
+
+def test_scripts_contain_no_secrets() -> None:
+    pytest.importorskip("torch", reason="scripts need torch")
+    from stagespan.harness import HarnessConfig
+    from stagespan.harness.script import script_text
+
+    # GIVEN a signature with a secret, as of another program, and another secret that is passed in
+    signature = StageSignature("s", {"x": 1, "api_key": "sk-old"}, metadata={"auth": "sk-other"})
+    config = HarnessConfig(inputs={"password": KEY, "prompt": "a cat"})
+
+    text = script_text(signature, None, config, stem="s")
+
+    assert [secret for secret in (KEY, "sk-old", "sk-other") if secret in text] == []
+    assert "a cat" in text
 
 
 PROGRAM = f"""

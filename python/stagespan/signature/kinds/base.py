@@ -33,6 +33,9 @@ class Capture(Protocol):
     def node(self, value: Any, path: str) -> Any:
         """Return the node of a value of any kind."""
 
+    def field(self, name: Any, value: Any, path: str) -> Any:
+        """Return the node of a value that has a name, which decides whether it is a secret."""
+
     def items(self, values: Sequence[Any], path: str) -> list[Any]:
         """Return the nodes of several values."""
 

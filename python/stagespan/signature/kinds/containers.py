@@ -120,14 +120,14 @@ class _Dict(Kind):
             and UNREPLAYABLE not in value
             and not ("shape" in value and "dtype" in value)
         ):
-            return {key: to.node(item, f"{path}.{key}") for key, item in pairs}
+            return {key: to.field(key, item, f"{path}.{key}") for key, item in pairs}
         node: Node = {TYPE: self.name}
         if not plain:
             node["class"] = class_path(type(value))
         items = node["items"] = []
         for key, item in pairs:
             name = to.key(key)
-            items.append([name, to.node(item, f"{path}.{name}")])
+            items.append([name, to.field(key, item, f"{path}.{name}")])
         return node
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:

@@ -39,7 +39,7 @@ class _Dataclass(Kind):
         return self._node(value, {name: getattr(value, name) for name in names}, path, to)
 
     def _node(self, value: Any, fields: dict[str, Any], path: str, to: Capture) -> Node:
-        nodes = {name: to.node(item, f"{path}.{name}") for name, item in fields.items()}
+        nodes = {name: to.field(name, item, f"{path}.{name}") for name, item in fields.items()}
         return {TYPE: self.name, "class": class_path(type(value)), "fields": nodes}
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
