@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from stagespan.escaping import one_line
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class StagespanError(Exception):
@@ -14,6 +19,14 @@ class StagespanError(Exception):
 
     def __str__(self) -> str:
         return one_line(super().__str__())
+
+    def with_note(self, note: str) -> Self:
+        """Add text that commands, and tracebacks of Python 3.11 and later, show below the message.
+
+        Returns the exception.
+        """
+        self.__notes__ = [*getattr(self, "__notes__", ()), note]
+        return self
 
 
 class SettingsError(StagespanError, ValueError):

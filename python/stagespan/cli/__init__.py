@@ -75,7 +75,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except StagespanError as error:
-            raise _Refused(str(error)) from error
+            notes = getattr(error, "__notes__", ())
+            raise _Refused("\n\n".join((str(error), *notes))) from error
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -36,6 +36,8 @@ from stagespan.harness.script import has_unreplayable
 from stagespan.lines import log_info
 from stagespan.signature.describe import printable
 from stagespan.signature.fit import ReplayError, bound_by
+from stagespan.signature.kinds import losses
+from stagespan.signature.loaded import owner_of
 from stagespan.signature.model import SignatureFile, StageSignature
 
 if TYPE_CHECKING:
@@ -147,14 +149,15 @@ class StageBenchHarness:
                 f"A replay needs torch, which cannot be imported ({error}): install torch."
             ) from None
         self._device = self.config.device or captured_device(self.signature)
+        self._target = self._what_was_captured()
         make = partial(
             make_inputs,
             self.signature,
             self.config.device,
             self.config.seed,
             dtype=self.config.dtype,
+            stage=owner_of(self._target),
         )
-        self._target = self._what_was_captured()
         bound = {
             name: value
             for name, value in bound_by(self._target).items()
@@ -168,7 +171,14 @@ class StageBenchHarness:
                 seed=self.config.seed,
                 device=self._device,
             )
+        for sentence in losses(self._created()):
+            log_info("[Harness] %s", sentence)
         log_info("[Harness] Setup complete for stage '%s'", self._shown)
+
+    def _created(self) -> dict[str, Any]:
+        """Return the nodes of the arguments that are created and not passed in."""
+        given = self.config.inputs if isinstance(self.config.inputs, Mapping) else {}
+        return {k: v for k, v in self.signature.arguments.items() if k not in given}
 
     def _make_step(self, inputs: dict[str, Any]) -> Step:
         if self.config.step_fn is not None:

@@ -20,13 +20,20 @@ def without_missing(inputs: dict[str, Any], bound: Mapping[str, Any]) -> dict[st
 
     Raises ReplayError if a placeholder is left.
     """
-    for name, value in list(inputs.items()):
-        if isinstance(value, Missing) and name in bound:
-            inputs[name] = bound[name]
-        elif isinstance(value, Missing):
-            raise ReplayError(
-                f"input {name!r} is a {value.kind}, which cannot be created from its signature: "
-                f"pass it with profile_stage(stage, inputs={{{name!r}: ...}}), or write it into "
-                f"create_inputs()"
-            )
-    return inputs
+    missing = {name: value.kind for name, value in inputs.items() if isinstance(value, Missing)}
+    for name in missing.keys() & bound.keys():
+        inputs[name] = bound[name]
+        del missing[name]
+    if not missing:
+        return inputs
+    if len(missing) == 1:
+        ((name, kind),) = missing.items()
+        what = f"input {name!r} is a {kind}, which cannot be created from its signature: pass it"
+    else:
+        listed = ", ".join(f"{name!r} (a {kind})" for name, kind in missing.items())
+        what = f"the inputs {listed} cannot be created from their signatures: pass them"
+    passed = ", ".join(f"{name!r}: ..." for name in missing)
+    raise ReplayError(
+        f"{what} with profile_stage(stage, inputs={{{passed}}}), or write "
+        f"{'it' if len(missing) == 1 else 'them'} into create_inputs()"
+    )

@@ -16,6 +16,7 @@ from stagespan.redaction import is_secret, names_secret
 from stagespan.signature.kinds import kind_for
 from stagespan.signature.kinds.base import Capture, float_node, integer_node, unreplayable
 from stagespan.signature.kinds.scalars import TEXT
+from stagespan.signature.loaded import attribute_path
 from stagespan.signature.storages import SharedStorages
 
 MAX_DEPTH = 16
@@ -34,13 +35,15 @@ def capture(value: Any, *, read_values: bool = True, name: str = "") -> Any:
     return _Pass(read_values).field(name, value, name)
 
 
-def capture_arguments(arguments: dict[str, Any], *, read_values: bool = True) -> dict[str, Any]:
-    """Return the nodes of a call's arguments.
+def capture_arguments(
+    arguments: dict[str, Any], *, read_values: bool = True, stage: Any = None
+) -> dict[str, Any]:
+    """Return the nodes of a call's arguments. ``stage`` is the object whose method was called.
 
     In a replay, a tensor that was passed twice is one tensor, and tensors that shared memory share
     it.
     """
-    walk = _Pass(read_values, {})
+    walk = _Pass(read_values, {}, stage)
     nodes = {}
     for name, value in arguments.items():
         walk.nodes = 0
@@ -54,13 +57,14 @@ class _Pass(Capture):
         self,
         read_values: bool,
         tensors: dict[int, tuple[str, Any]] | None = None,
+        stage: Any = None,
     ) -> None:
         self.read_values = read_values
         redaction = settings.get("STAGESPAN_REDACT")
         self.redact = redaction == "strings"
         self._hides_secrets = redaction == "secrets"
         self.nodes = 0
-        self.in_object = False
+        self._stage = stage
         self.storages = SharedStorages()
         self._above: set[int] = set()  # ids of the containers around the current value
         # The tensors so far by id, with their paths; None if they are not needed. Temporary
@@ -122,6 +126,9 @@ class _Pass(Capture):
         finally:
             self.redact = redact
 
+    def path_in_stage(self, value: Any) -> list[Any] | None:
+        return attribute_path(self._stage, value)
+
     def first_with(self, tensor: Any, path: str) -> str | None:
         if self._tensors is None:
             return None
@@ -134,14 +141,10 @@ class _Pass(Capture):
 
     @contextlib.contextmanager
     def inside_object(self) -> Iterator[Callable[[], None]]:
-        outside, self.in_object = self.in_object, True
         tensors = None if self._tensors is None else dict(self._tensors)
         storages = self.storages.copy()
 
         def undo() -> None:
             self._tensors, self.storages = tensors, storages
 
-        try:
-            yield undo
-        finally:
-            self.in_object = outside
+        yield undo

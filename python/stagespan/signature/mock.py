@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagespan.errors import HarnessError, SignatureError
+from stagespan.escaping import one_line
 from stagespan.signature import dtypes, values
 from stagespan.signature.kinds import kind_of, tensors_of
-from stagespan.signature.kinds.base import Builder, top
-from stagespan.signature.kinds.tensors import content_of
-from stagespan.signature.model import TYPE, StageSignature, TensorSignature
+from stagespan.signature.kinds.base import Builder
+from stagespan.signature.kinds.tensors import SHARED, content_of
+from stagespan.signature.model import (
+    TYPE,
+    StageSignature,
+    TensorSignature,
+    Unreplayable,
+    argument_of,
+)
 from stagespan.signature.resources import check_device, check_memory
+from stagespan.signature.source import quoted
 
 
 def make_inputs(
@@ -21,15 +30,18 @@ def make_inputs(
     *,
     dtype: str | None = None,
     inputs: Mapping[str, Any] | None = None,
+    stage: Any = None,
 ) -> dict[str, Any]:
     """Return values for all arguments of a stage by name; ``*args`` is a list under ``"*args"``.
 
     ``device`` replaces the captured device, ``dtype`` the type of floating-point tensors.
-    ``inputs`` replace captured inputs and are returned unchanged. The same seed gives the same
+    ``inputs`` replace captured inputs and are returned unchanged. ``stage`` is the object whose
+    method is replayed, which methods among the inputs can belong to. The same seed gives the same
     values.
 
     Raises SignatureError if an entry is not valid, and HarnessError if an argument cannot be
-    replayed, a device is missing, or there is too little memory.
+    replayed, a device is missing, or there is too little memory. One error names all arguments that
+    cannot be replayed, and its note is a function that returns them, to be completed.
     """
     replaced = dict(inputs or {})
     if dtype is not None:
@@ -41,17 +53,62 @@ def make_inputs(
                 f"{dtypes.unknown_dtype(dtype, known)}."
             )
     nodes = {name: node for name, node in signature.arguments.items() if name not in replaced}
-    _check_memory(signature.stage_name, nodes, device, dtype)
-    builder = _Builder(values.MockInputs(seed, device, captured_device(signature), dtype))
+    refused: dict[str, HarnessError | SignatureError] = {}
+    _check_memory(signature.stage_name, nodes, device, refused)
+    mock = values.MockInputs(seed, device, captured_device(signature), dtype, stage)
+    mock.made.update(replaced)  # a captured tensor can be one that is passed in
+    builder = _Builder(mock, refused)
+    made: dict[str, Any] = {}
     try:
-        made = {name: builder.build(node, name) for name, node in nodes.items()}
+        for name, node in nodes.items():
+            with builder.refusals_of(name):
+                made[name] = builder.build(node, name)
     except RecursionError:
         raise SignatureError(
             f"The inputs of stage {signature.stage_name!r} are nested too deeply to be replayed."
         ) from None
     except MemoryError as error:  # for values other than tensors, such as a long list
         raise no_memory(f"the inputs of stage {signature.stage_name!r}") from error
+    # What is the same tensor as a refused one needs no refusal of its own.
+    for name, node in reversed(nodes.items()):
+        origin = argument_of(str(node.get("of"))) if kind_of(node) is SHARED else name
+        if len(refused) > 1 and origin != name and origin in refused:
+            refused.pop(name, None)
+    if refused:
+        raise _refusal({name: refused[name] for name in nodes if name in refused})
     return {**made, **replaced}
+
+
+def _refusal(refused: Mapping[str, HarnessError | SignatureError]) -> HarnessError | SignatureError:
+    """Return one error for all arguments that cannot be created, with a function to complete."""
+    first, *others = refused.values()
+    is_wrong = all(isinstance(error, SignatureError) for error in refused.values())
+    if is_wrong and not others:
+        return first
+    reasons = {name: _reason(name, error) for name, error in refused.items()}
+    lines = [f"        {quoted(name)}: ...,  # {one_line(why)}" for name, why in reasons.items()]
+    note = (
+        "To pass what is missing on the command line, complete this function in a module, and add "
+        "--inputs MODULE:inputs:\n\ndef inputs():\n    return {\n" + "\n".join(lines) + "\n    }"
+    )
+    if not others:
+        return first.with_note(note)
+    passed = ", ".join(f"{name!r}: ..." for name in refused)
+    listed = [f"{name!r} ({why})" for name, why in reasons.items()]
+    return (SignatureError if is_wrong else HarnessError)(
+        f"Inputs {', '.join(listed[:-1])} and {listed[-1]} cannot be created from their "
+        f"signatures; pass them with HarnessConfig(inputs={{{passed}}})."
+    ).with_note(note)
+
+
+def _reason(name: str, error: HarnessError | SignatureError) -> str:
+    """Return why an argument cannot be created, without its name and without the remedy."""
+    if isinstance(error, Unreplayable):
+        return error.what if error.path == name else f"{error.path} is {error.what}"
+    reason = str(error).partition(", or pass it with")[0].rstrip(".")
+    for begin in (f"Input {name!r} cannot be created: ", f"Input {name!r}: ", "Input "):
+        reason = reason.removeprefix(begin)
+    return reason
 
 
 def captured_device(signature: StageSignature) -> str:
@@ -63,15 +120,26 @@ def captured_device(signature: StageSignature) -> str:
     return "cpu"
 
 
-def _check_memory(stage: str, nodes: dict[str, Any], device: str | None, dtype: str | None) -> None:
+def _check_memory(
+    stage: str,
+    nodes: dict[str, Any],
+    device: str | None,
+    refused: dict[str, HarnessError | SignatureError],
+) -> None:
+    """Check devices and memory. Add tensors that cannot be created to ``refused``, by argument."""
     place = values.MockInputs(
         device=device, captured_device=captured_device(StageSignature(stage, nodes))
     )
     needed: dict[str, int] = {}
     storages: set[tuple[str, str]] = set()
     largest, most, working = "", -1, 0
-    for path, node in tensors_of(nodes):
-        tensor = TensorSignature.from_json(node, f"input {path!r} of stage {stage!r}")
+    each = ((name, *found) for name, node in nodes.items() for found in tensors_of({name: node}))
+    for name, path, node in each:
+        try:
+            tensor = TensorSignature.from_json(node, path)
+        except (SignatureError, Unreplayable) as error:
+            refused.setdefault(name, error)
+            continue
         target = place.place(tensor.device)
         if target not in needed:
             check_device(target, f"Input {path!r} of stage {stage!r}")
@@ -105,11 +173,33 @@ def no_memory(what: str) -> HarnessError:
     )
 
 
+class _NotLoaded(HarnessError):
+    """A class or function that the program has not imported."""
+
+
+def _not_loaded(path: str, error: LookupError) -> HarnessError:
+    return _NotLoaded(
+        f"Input {path!r} cannot be created: {error}, or pass it with "
+        f"HarnessConfig(inputs={{{argument_of(path)!r}: ...}})."
+    )
+
+
 class _Builder(Builder):
     module = values
 
-    def __init__(self, mock: values.MockInputs) -> None:
+    def __init__(
+        self, mock: values.MockInputs, refused: dict[str, HarnessError | SignatureError]
+    ) -> None:
         self.values = mock
+        self.refused = refused
+
+    @contextlib.contextmanager
+    def refusals_of(self, name: str) -> Iterator[None]:
+        """Keep the error of an argument that cannot be created, to go on with the others."""
+        try:
+            yield
+        except (SignatureError, Unreplayable, _NotLoaded) as error:
+            self.refused.setdefault(name, error)
 
     def build(self, node: Any, path: str) -> Any:
         kind = kind_of(node)
@@ -122,10 +212,7 @@ class _Builder(Builder):
                 f"Input {path!r}: its entry of type {node[TYPE]!r} has no {error}."
             ) from None
         except LookupError as error:
-            raise HarnessError(
-                f"Input {path!r} cannot be created: {error}, or pass it with "
-                f"HarnessConfig(inputs={{{top(path)!r}: ...}})."
-            ) from None
+            raise _not_loaded(path, error) from None
         except SignatureError:
             raise
         except (TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
@@ -138,12 +225,14 @@ class _Builder(Builder):
             ) from None
 
     def tensor(self, node: dict[str, Any], path: str) -> Any:
-        tensor = TensorSignature.from_json(node, f"input {path!r}")
+        tensor = TensorSignature.from_json(node, path)
         content = content_of(tensor)
         try:
             if TYPE in node:
                 return self.values.array(path, tensor.shape, tensor.dtype, **content)
             return self.values.tensor(path, tensor.shape, tensor.dtype, tensor.device, **content)
+        except LookupError as error:
+            raise _not_loaded(path, error) from None
         except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
             shown = f"input {path!r} with shape {list(tensor.shape)} and dtype {tensor.dtype}"
             if values.is_out_of_memory(error):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stagespan.errors import SignatureError
+from stagespan.errors import HarnessError, SignatureError
 from stagespan.files import write_whole
 from stagespan.signature import dtypes
 
@@ -30,6 +30,25 @@ UNREPLAYABLE = "unreplayable"
 _BARE_TYPES = frozenset(
     {"dict", "tuple", "set", "bytes", "ndarray", "Image", "Generator", "function", "partial"}
 )
+
+
+class Unreplayable(HarnessError):
+    """An input that cannot be created from its signature, because the file describes too little.
+
+    ``path`` is its name, or that of the value inside it; ``what`` says what it is.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(
+            f"Input {path!r} is {what}, which cannot be created from its signature; pass it with "
+            f"HarnessConfig(inputs={{{argument_of(path)!r}: ...}})."
+        )
+        self.path, self.what = path, what
+
+
+def argument_of(path: str) -> str:
+    """Return the name of the argument from the path of a value inside it."""
+    return path.partition(".")[0].partition("[")[0]
 
 
 def is_tensor(node: object) -> bool:
@@ -58,6 +77,8 @@ class TensorSignature:
     storage: tuple[str, int, int] | None = None
     """Memory that is shared with other inputs: its name, its size and this tensor's offset in
     bytes."""
+    subclass: str | None = None
+    """The path of its class, ``package.module:Name``; None for `torch.Tensor`."""
 
     @property
     def numel(self) -> int:
@@ -98,18 +119,21 @@ class TensorSignature:
             node["content"] = self.content
         if self.storage is not None:
             node["storage"] = list(self.storage)
+        if self.subclass is not None:
+            node["class"] = self.subclass
         return node
 
     @classmethod
-    def from_json(cls, node: dict[str, Any], where: str) -> TensorSignature:
-        """Read and check a node. Raises SignatureError, with ``where`` in its message."""
+    def from_json(cls, node: dict[str, Any], path: str) -> TensorSignature:
+        """Read and check the node of an input.
+
+        Raises SignatureError if it is not valid, and Unreplayable if mock inputs cannot have it.
+        """
+        where = f"Input {path!r}"
         shape = _sizes(node["shape"], where, "shape")
         dtype = node["dtype"]
         if isinstance(dtype, str) and dtypes.is_quantized(dtype):
-            raise SignatureError(
-                f"{where}: mock inputs cannot be quantized tensors ({dtype}); pass the tensor "
-                f"itself with HarnessConfig(inputs={{...}})."
-            )
+            raise Unreplayable(path, f"a quantized tensor ({dtype})")
         if not isinstance(dtype, str) or dtypes.canonical(dtype) not in dtypes.ELEMENT_BYTES:
             raise SignatureError(
                 f"{where}: mock inputs cannot have dtype {dtype!r}; "
@@ -129,10 +153,7 @@ class TensorSignature:
                     f"{where}: {len(strides)} strides do not fit a shape of {len(shape)} sizes."
                 )
         if node.get("layout", "strided") != "strided":
-            raise SignatureError(
-                f"{where}: a tensor of layout {node['layout']!r} cannot be created from its "
-                f"signature; pass it with HarnessConfig(inputs={{...}})."
-            )
+            raise Unreplayable(path, f"a tensor of layout {node['layout']!r}")
         signature = cls(
             shape=shape,
             dtype=dtypes.canonical(dtype),
@@ -142,6 +163,7 @@ class TensorSignature:
             value_range=_range(node.get("value_range"), dtypes.canonical(dtype), where),
             true_fraction=_fraction(node.get("true_fraction"), where),
             content=_content(node.get("content"), where),
+            subclass=_subclass(node.get("class"), where),
         )
         signature = replace(signature, storage=_storage(node.get("storage"), signature, where))
         values = node.get("values")
@@ -169,6 +191,12 @@ def _sizes(value: object, where: str, what: str) -> tuple[int, ...]:
                 f"have."
             )
     return tuple(value)
+
+
+def _subclass(value: object, where: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise SignatureError(f"{where}: its class {value!r} is not a name such as 'package:Name'.")
+    return value
 
 
 def _range(value: object, dtype: str, where: str) -> tuple[float, float] | None:

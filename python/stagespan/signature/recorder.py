@@ -10,6 +10,7 @@ from stagespan.device_table import DEVICE_TYPES
 from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
 from stagespan.signature.capture import capture, capture_arguments
 from stagespan.signature.key import key_of
+from stagespan.signature.loaded import owner_of
 from stagespan.signature.model import StageSignature
 from stagespan.signature.store import SCALARS, STORE
 from stagespan.signature.target import callable_of
@@ -53,13 +54,14 @@ class SignatureHook:
 
 def _begin(stage: str, arguments: dict[str, Any], call: Call | None = None) -> tuple[str, bool]:
     """Store the signature of these arguments. Returns its key, and whether its shape is new."""
-    nodes = capture_arguments(arguments, read_values=False)
+    stage_object = _stage_of(call)
+    nodes = capture_arguments(arguments, read_values=False, stage=stage_object)
     form = key_of(nodes)
     key = STORE.key_for(stage, form, key_of(nodes, sizes=False))
     target: dict[str, str] = {}
     # Only for new signatures, because reading values may wait for a device.
     if not STORE.knows(stage, key):
-        nodes = capture_arguments(arguments)
+        nodes = capture_arguments(arguments, stage=stage_object)
         if call is not None:
             function = undecorated(call.function)
             target = callable_of(function, receiver_of(call.function, call.args))
@@ -72,6 +74,14 @@ def _begin(stage: str, arguments: dict[str, Any], call: Call | None = None) -> t
         target=target,
     )
     return key, STORE.begin(signature, form)
+
+
+def _stage_of(call: Call | None) -> Any:
+    """Return the object whose method was called, or the callable object; None for a block."""
+    if call is None or call.function is None:
+        return None
+    receiver = receiver_of(call.function, call.args)
+    return owner_of(undecorated(call.function)) if receiver is None else receiver
 
 
 def _mode_inside(result: Any) -> dict[str, bool]:
@@ -91,7 +101,7 @@ def signature_key(call: Call) -> str:
         if call.function is not None
         else call.inputs or {}
     )
-    return key_of(capture_arguments(arguments, read_values=False))
+    return key_of(capture_arguments(arguments, read_values=False, stage=_stage_of(call)))
 
 
 def torch_settings() -> dict[str, Any]:

@@ -19,7 +19,7 @@ _LARGEST_SCANNED = 1 << 24
 
 
 def tensor_node(tensor: Any, torch: Any, read_values: bool) -> dict[str, Any]:
-    """Return the node of a torch tensor of any subclass, layout and device."""
+    """Return the node of a torch tensor of any layout and device; its class is left out."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(int(size) for size in tensor.shape)
     signature = TensorSignature(

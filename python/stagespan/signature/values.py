@@ -5,16 +5,22 @@ The generated scripts contain the source of this module, so it needs only torch.
 
 from __future__ import annotations
 
+import collections
+import datetime
+import decimal
 import enum
-import sys
+import fractions
+import functools
 import types
+import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from stagespan.signature.contents import make_content
+from stagespan.signature.loaded import find_loaded, is_harmless, part_at
 
 # Content is repeated beyond this many elements, because creating it would take too long.
 RANDOM_BLOCK = 1 << 24
@@ -25,6 +31,7 @@ class MockInputs:
     """Creates values. The same seed and name give the same values on any device.
 
     ``device`` replaces the device of the stage, ``dtype`` the type of floating-point tensors.
+    ``stage`` is the object whose method is replayed, of whose parts methods can be inputs.
     """
 
     def __init__(
@@ -33,11 +40,13 @@ class MockInputs:
         device: str | None = None,
         captured_device: str = "cpu",
         dtype: str | None = None,
+        stage: Any = None,
     ) -> None:
         self.seed = seed
         self.device = device
         self.captured_device = captured_device
         self.dtype = dtype
+        self.stage = stage
         self.made: dict[str, Any] = {}
         self.storages: dict[tuple[str, str], Any] = {}
 
@@ -55,10 +64,12 @@ class MockInputs:
         strides: Sequence[int] | None = None,
         requires_grad: bool = False,
         storage: Sequence[Any] | None = None,
+        subclass: str | None = None,
     ) -> Any:
         """Return a tensor with the given values, or with random values.
 
         ``storage`` is the name of shared memory, its size, and the offset of the tensor.
+        ``subclass`` is the path of its class. Raises LookupError if that is not loaded.
         """
         captured = dtype
         if self.dtype is not None and dtype.startswith(("float", "bfloat")):
@@ -83,6 +94,8 @@ class MockInputs:
             made = self._in_storage(made, storage, strides, self.place(device))
         else:
             made = made.to(self.place(device))
+        if subclass is not None:
+            made = of_subclass(made, subclass)
         self.made[name] = made.requires_grad_() if requires_grad else made
         return self.made[name]
 
@@ -107,6 +120,12 @@ class MockInputs:
                 f"pipeline again for a new signature file"
             )
         return self.made[name]
+
+    def part(self, path: Sequence[Any]) -> Any:
+        """Return the stage's object, or the part of it to which a path leads."""
+        if self.stage is None:
+            raise LookupError("it belongs to the stage's object; pass the object or its method")
+        return part_at(self.stage, path)
 
     def array(self, name: str, shape: Sequence[int], dtype: str, **content: Any) -> Any:
         """Return a numpy array with the values of such a tensor."""
@@ -251,13 +270,30 @@ def sparse_tensor(layout: str, shape: Sequence[int], offsets: Any, values: Any) 
     )
 
 
-def jagged_tensor(values: Any, offsets: Any, lengths: Any, dim: int) -> Any:
-    """Return a nested tensor with the layout jagged."""
+def jagged_tensor(
+    values: Any,
+    offsets: Any,
+    lengths: Any,
+    dim: int,
+    min_seqlen: int | None = None,
+    max_seqlen: int | None = None,
+) -> Any:
+    """Return a nested tensor with the layout jagged.
+
+    ``min_seqlen`` and ``max_seqlen`` are bounds of the lengths that the captured tensor knew, so
+    that operators did not compute them. The result knows bounds that also hold for its lengths.
+    """
     size = values.shape[dim - 1]
     offsets = made_monotonic(offsets, size)
     if lengths is not None:
         lengths = torch.minimum(lengths.clamp(min=0), offsets.diff().to(lengths.dtype))
-    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim)
+    known: dict[str, int] = {}
+    sizes = offsets.diff() if lengths is None else lengths
+    if min_seqlen is not None:
+        known["min_seqlen"] = min(min_seqlen, int(sizes.min())) if len(sizes) else min_seqlen
+    if max_seqlen is not None:
+        known["max_seqlen"] = max(max_seqlen, int(sizes.max())) if len(sizes) else max_seqlen
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim, **known)
 
 
 def nested_tensor(tensors: Sequence[Any]) -> Any:
@@ -274,13 +310,19 @@ def made_monotonic(offsets: Any, end: int) -> Any:
 
 def find_class(path: str) -> Any:
     """Return a loaded class by ``package.module:Name``. Imports nothing. Raises LookupError."""
-    module, _, name = path.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    found = find_loaded(path)
     if not isinstance(found, type):
+        module = path.partition(":")[0]
         raise LookupError(f"the class {path!r} is not loaded; import {module!r} first")
     return found
+
+
+def named_class(path: str) -> Any:
+    """Return a loaded class that is itself an input. Raises LookupError if it must not be used."""
+    kind = find_class(path)
+    if not is_harmless(kind):
+        raise LookupError(f"the class {path!r} is not one that a signature file may name")
+    return kind
 
 
 def instance(path: str, fields: dict[str, Any]) -> Any:
@@ -306,14 +348,7 @@ def plain_object(path: str, fields: dict[str, Any]) -> Any:
     # object.__new__ refuses namespaces.
     is_namespace = issubclass(kind, types.SimpleNamespace)
     made = (types.SimpleNamespace if is_namespace else object).__new__(kind)
-    for name, value in fields.items():
-        held = (vars(base).get(name) for base in kind.__mro__)
-        slot = next((each for each in held if isinstance(each, types.MemberDescriptorType)), None)
-        if slot is not None:
-            slot.__set__(made, value)
-        else:
-            made.__dict__[name] = value
-    return made
+    return with_attributes(made, fields)
 
 
 def member(path: str, name: str) -> Any:
@@ -326,14 +361,92 @@ def member(path: str, name: str) -> Any:
     return kind[name]
 
 
-def mapping(path: str, data: Any) -> Any:
-    """Return a dictionary of a loaded class, such as the output of a tokenizer."""
-    from collections import UserDict
+def mapping(path: str, data: Any, fields: Any = None, default: Any = None) -> Any:
+    """Return a dictionary of a loaded class, such as the output of a tokenizer.
 
+    With ``fields``, its attributes, no code of its class runs. ``default`` is the default factory
+    of a `collections.defaultdict`.
+    """
     kind = find_class(path)
-    if not issubclass(kind, (dict, UserDict)):
+    bases = (collections.defaultdict, collections.OrderedDict, dict, collections.UserDict)
+    base: Any = next((base for base in bases if issubclass(kind, base)), None)
+    if base is None:
         raise LookupError(f"the class {path!r} is not a dictionary")
-    return kind(data)
+    if fields is None and base is not collections.defaultdict:
+        return kind(data)
+    made = base.__new__(kind)
+    base.__init__(made, *((default, data) if base is collections.defaultdict else (data,)))
+    return with_attributes(made, fields or {})
+
+
+def container_of(
+    path: str, items: Sequence[Any], fields: Any = None, maxlen: int | None = None
+) -> Any:
+    """Return a list, tuple, set or deque of a loaded class. Runs no code of its class."""
+    kind = find_class(path)
+    bases = (list, tuple, set, frozenset, collections.deque)
+    base: Any = next((base for base in bases if issubclass(kind, base)), None)
+    if base is None:
+        raise LookupError(f"the class {path!r} is not a list, tuple, set or deque")
+    # Some classes of C, such as torch.Size, are created only by their own function.
+    new = next(
+        vars(each)["__new__"]
+        for each in kind.__mro__
+        if isinstance(vars(each).get("__new__"), types.BuiltinMethodType)
+    )
+    if base in (tuple, frozenset):
+        made = new(kind, items)
+    else:
+        made = new(kind)
+        base.__init__(made, *((items, maxlen) if base is collections.deque else (items,)))
+    return with_attributes(made, fields or {})
+
+
+def with_attributes(made: Any, fields: dict[str, Any]) -> Any:
+    """Set attributes of an object without running code of its class, and return it."""
+    for name, value in fields.items():
+        held = (vars(base).get(name) for base in type(made).__mro__)
+        slot = next((each for each in held if isinstance(each, types.MemberDescriptorType)), None)
+        if slot is not None:
+            slot.__set__(made, value)
+        else:
+            made.__dict__[name] = value
+    return made
+
+
+def of_subclass(tensor: Any, path: str) -> Any:
+    """Return a tensor of a loaded class with the same memory."""
+    kind = find_class(path)
+    if not issubclass(kind, torch.Tensor):
+        raise LookupError(f"the class {path!r} is not a tensor")
+    return tensor.as_subclass(kind)
+
+
+def partial_of(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return a partial function."""
+    return functools.partial(function, *args, **kwargs)
+
+
+def moment(kind: str, value: Any, zone: str | None = None, fold: int = 0) -> Any:
+    """Return a value of the module datetime, or an exact number, from its text or its parts."""
+    if kind == "timedelta":
+        return datetime.timedelta(*value)
+    if kind == "timezone":
+        return datetime.timezone(datetime.timedelta(*value))
+    if kind in ("datetime", "time"):
+        made = getattr(datetime, kind).fromisoformat(value).replace(fold=fold)
+        if zone is None:
+            return made
+        from zoneinfo import ZoneInfo
+
+        return made.replace(tzinfo=ZoneInfo(zone))
+    makers: dict[str, Callable[[Any], Any]] = {
+        "date": datetime.date.fromisoformat,
+        "Decimal": decimal.Decimal,
+        "Fraction": fractions.Fraction,
+        "UUID": uuid.UUID,
+    }
+    return makers[kind](value)
 
 
 def repeat(items: Sequence[Any], length: int) -> list[Any]:

@@ -251,7 +251,8 @@ def test_mistakes_are_reported_in_one_sentence(
     # THEN one sentence says what to do, and nothing was written
     assert done.exit_code == 2
     assert says in done.stderr
-    errors = [line for line in done.stderr.splitlines() if not line.startswith("[Harness]")]
+    sentence = done.stderr.partition("\n\nTo pass what is missing on the command line")[0]
+    errors = [line for line in sentence.splitlines() if not line.startswith("[Harness]")]
     assert len(errors) == 1
     assert errors[0].startswith("Error: ")
     assert "Traceback" not in done.output

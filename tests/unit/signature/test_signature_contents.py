@@ -368,7 +368,7 @@ def test_arrays_of_floats_stay_within_their_bounds() -> None:
 )
 def test_wrong_contents_of_floats_are_refused_in_a_sentence(wrong: dict[str, Any]) -> None:
     node = {"shape": [4, 40], "dtype": "float32", **wrong}
-    with pytest.raises(SignatureError, match="input 'x'"):
+    with pytest.raises(SignatureError, match="Input 'x'"):
         make_inputs(StageSignature("s", {"x": node}))
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
 import enum
+import functools
 import json
 import math
 import pathlib
@@ -19,7 +21,7 @@ import numpy as np
 import pytest
 
 from stagespan.errors import SignatureError
-from stagespan.signature import SignatureFile, StageSignature, capture, describe
+from stagespan.signature import SignatureFile, StageSignature, capture, describe, loaded
 from stagespan.signature.capture import capture_arguments
 from stagespan.signature.key import key_of
 from stagespan.signature.kinds import KINDS, kind_of
@@ -43,6 +45,9 @@ class Words(dict):  # type: ignore[type-arg]
 @dataclasses.dataclass
 class Options:
     scale: float
+
+    def scaled(self, x: Any) -> Any:
+        return self.scale * x
 
 
 class Pair(NamedTuple):
@@ -88,6 +93,11 @@ EXAMPLES: dict[str | None, Any] = {
     "slice": slice(1, None),
     "image": image.new("RGB", (4, 3)),
     "class": Cache(),
+    "container": collections.deque([1, "two", torch.ones(2)], maxlen=5),
+    "moment": datetime.datetime(2026, 1, 2, 3, 4, 5, 6, datetime.timezone.utc),
+    "function": torch.nn.functional.gelu,
+    "partial": functools.partial(torch.nn.functional.softmax, dim=-1),
+    "method": Options(2.0).scaled,
     "object": Cache(),
 }
 
@@ -108,6 +118,7 @@ def test_every_kind_is_captured_described_created_and_written_into_a_script(kind
     names = {name: getattr(values, name) for name in dir(values)}
     names.update(mock=values.MockInputs(), torch=torch, Path=pathlib.Path)
     names.update({helper.__name__: helper for helper in kind.helpers})
+    names.update({name: getattr(loaded, name) for name in dir(loaded)})
     written = eval(render(source_of(node, "x"), 4), names)
 
     # THEN both have the form of the example

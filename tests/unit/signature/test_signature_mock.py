@@ -224,7 +224,7 @@ def test_dtype_changes_floating_point_inputs_only() -> None:
         (tensor([1 << 40, 4]), "GiB on cpu"),
         (tensor([1 << 61, 1 << 61]), "EiB on cpu"),
         (tensor([2], "float33"), "the closest is float3"),
-        (tensor([2], "qint8"), "cannot be quantized tensors (qint8)"),
+        (tensor([2], "qint8"), "is a quantized tensor (qint8), which cannot be created"),
         (tensor([2], "__class__"), "known types are"),
         ({"shape": 3, "dtype": "float32"}, "not a list of integers"),
         ({"shape": [2.5], "dtype": "float32"}, "not a list of integers"),

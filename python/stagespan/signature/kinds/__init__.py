@@ -11,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stagespan.signature.kinds import containers, objects, scalars, tensors
-from stagespan.signature.kinds.base import Kind, Node, kind_of, register
+from stagespan.escaping import one_line
+from stagespan.signature.kinds import callables, containers, objects, scalars, tensors
+from stagespan.signature.kinds.base import LOST, Kind, Node, kind_of, register
+from stagespan.signature.model import TYPE, is_tensor
 
 KINDS = (
     *tensors.KINDS,
     *objects.KINDS,
     *containers.KINDS,
     *scalars.KINDS,
+    *callables.KINDS,
     *objects.LAST,
 )
 """All kinds. The first one that matches a value captures it."""
 
 register(KINDS, tensors.TENSOR)
 
-__all__ = ["KINDS", "Kind", "contains_text", "kind_for", "kind_of", "tensors_of"]
+__all__ = ["KINDS", "Kind", "contains_text", "kind_for", "kind_of", "losses", "tensors_of"]
 
 
 def kind_for(value: Any) -> Kind | None:
@@ -47,6 +50,19 @@ def tensors_of(arguments: dict[str, Any]) -> Iterator[tuple[str, Node]]:
     """Yield (path, node) of each tensor and numpy array, in the order of the arguments."""
     for path, node in arguments.items():
         yield from _tensors_below(node, path)
+
+
+def losses(arguments: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each value that a replay makes without a part of the captured one."""
+    for path, node in arguments.items():
+        yield from _losses_below(node, path)
+
+
+def _losses_below(node: Any, path: str) -> Iterator[str]:
+    if isinstance(node, dict) and LOST in node and (TYPE in node or is_tensor(node)):
+        yield f"Input {path!r} is replayed without {one_line(str(node[LOST]))}."
+    for inner, part in kind_of(node).parts(node, path):
+        yield from _losses_below(part, inner)
 
 
 def _tensors_below(node: Any, path: str) -> Iterator[tuple[str, Node]]:

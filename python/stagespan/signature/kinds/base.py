@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from stagespan import imports
-from stagespan.errors import HarnessError, SignatureError
-from stagespan.signature.model import TYPE, UNREPLAYABLE, is_tensor
+from stagespan.errors import SignatureError
+from stagespan.signature.loaded import main_name
+from stagespan.signature.model import TYPE, UNREPLAYABLE, Unreplayable, is_tensor
 from stagespan.signature.source import Group, Source, call, literal, quoted
 
 Node = dict[str, Any]
 
+LOST = "lost"
+"""The key of a node with a type, or of a tensor, that says what a replay does not make again."""
 MAX_ITEMS = 256
 """The most items of a list that are captured; a longer list keeps its length and first items."""
 _MAX_INT_BITS = 1024
@@ -27,8 +32,6 @@ class Capture(Protocol):
     """Whether the content of tensors may be read."""
     redact: bool
     """Whether strings, bytes and paths become their lengths."""
-    in_object: bool
-    """Whether the value is an attribute of an object that is not a dataclass."""
 
     def node(self, value: Any, path: str) -> Any:
         """Return the node of a value of any kind."""
@@ -41,6 +44,9 @@ class Capture(Protocol):
 
     def key(self, key: Any) -> Any:
         """Return the node of a key. Keys are part of the structure and are never redacted."""
+
+    def path_in_stage(self, value: Any) -> list[Any] | None:
+        """Return the names that lead from the stage's object to a value, or None."""
 
     def first_with(self, tensor: Any, path: str) -> str | None:
         """Return the path at which the same tensor was found before, or None."""
@@ -154,7 +160,7 @@ class _List(Kind):
     """A list of up to `MAX_ITEMS` items."""
 
     def matches(self, value: Any) -> bool:
-        return isinstance(value, list) and len(value) <= MAX_ITEMS
+        return type(value) is list and len(value) <= MAX_ITEMS
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return to.items(value, path)
@@ -199,10 +205,7 @@ class _Unreplayable(Kind):
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
         reason = f" ({node['reason']})" if "reason" in node else ""
-        raise HarnessError(
-            f"Input {path!r} is a {node[UNREPLAYABLE]}{reason}, which cannot be created from its "
-            f"signature; pass it with HarnessConfig(inputs={{{top(path)!r}: ...}})."
-        )
+        raise Unreplayable(path, f"a {node[UNREPLAYABLE]}{reason}")
 
     def source(self, node: Any, path: str) -> Source:
         return call("Missing", quoted(str(node[UNREPLAYABLE])))
@@ -288,7 +291,29 @@ def type_name(value: object) -> str:
 
 def class_path(kind: type) -> str:
     """Return ``package.module:Outer.Inner``, by which a replay finds the class."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+    is_main = kind.__module__ in ("__main__", "__mp_main__")
+    return f"{(is_main and main_name()) or kind.__module__}:{kind.__qualname__}"
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots included. Runs no code of its class."""
+    attributes = getattr(value, "__dict__", None)
+    found = dict(attributes) if type(attributes) is dict else {}
+    for kind in type(value).__mro__:
+        if not vars(kind).get("__slots__"):  # members of C types are not attributes
+            continue
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not set
+                    found.setdefault(name, slot.__get__(value))
+    return found
+
+
+def contains_key(node: Any, key: str) -> bool:
+    """Whether an object below a node has a key."""
+    if isinstance(node, dict):
+        return key in node or any(contains_key(item, key) for item in node.values())
+    return isinstance(node, list) and any(contains_key(item, key) for item in node)
 
 
 def float_node(value: float) -> Any:
@@ -301,11 +326,6 @@ def integer_node(value: int) -> Any:
     if value.bit_length() > _MAX_INT_BITS:
         return unreplayable(value, f"{value.bit_length()} bits, more than {_MAX_INT_BITS}")
     return value
-
-
-def top(path: str) -> str:
-    """Return the name of the argument from the path of a value inside it."""
-    return path.partition(".")[0].partition("[")[0]
 
 
 def sequence_source(nodes: Any, path: str, opening: str, closing: str) -> Group:

@@ -1,27 +1,35 @@
-"""Kinds of lists, tuples, sets and dictionaries."""
+"""Kinds of lists, tuples, sets, deques and dictionaries, and of their subclasses."""
 
 from __future__ import annotations
 
 import collections
+import types
 from collections.abc import Iterator
 from typing import Any
 
 from stagespan.signature.kinds.base import (
+    LOST,
     MAX_ITEMS,
+    PLAIN,
     PLAIN_LIST,
     Builder,
     Capture,
     Kind,
     Node,
+    attributes_of,
     class_path,
+    contains_key,
     items_of,
     items_text,
     length_of,
     list_of,
     sequence_source,
+    short,
     source_of,
+    type_name,
     unreplayable,
 )
+from stagespan.signature.loaded import path_of
 from stagespan.signature.model import TYPE, UNREPLAYABLE
 from stagespan.signature.source import Group, Source, call, literal, quoted
 
@@ -34,7 +42,7 @@ class _Tuple(Kind):
     name = "tuple"
 
     def matches(self, value: Any) -> bool:
-        return isinstance(value, tuple) and len(value) <= MAX_ITEMS
+        return type(value) is tuple and len(value) <= MAX_ITEMS
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return {TYPE: self.name, "items": to.items(value, path)}
@@ -58,7 +66,7 @@ class _LongList(_Tuple):
     name = "list"
 
     def matches(self, value: Any) -> bool:
-        return isinstance(value, (list, tuple)) and len(value) > MAX_ITEMS
+        return type(value) in (list, tuple) and len(value) > MAX_ITEMS
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         kept = to.items([value[index] for index in range(KEPT_ITEMS)], path)
@@ -83,7 +91,7 @@ class _Set(_Tuple):
     name = "set"
 
     def matches(self, value: Any) -> bool:
-        return isinstance(value, (set, frozenset))
+        return type(value) is set
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         if len(value) > MAX_ITEMS:
@@ -100,6 +108,84 @@ class _Set(_Tuple):
         return self.name
 
 
+class _Container(_Tuple):
+    """A list, tuple or set of a subclass, a frozenset or a deque, with its attributes."""
+
+    name = "container"
+    BASES = (list, tuple, set, frozenset, collections.deque)
+
+    def matches(self, value: Any) -> bool:
+        return isinstance(value, self.BASES)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        base: Any = next(base for base in self.BASES if isinstance(value, base))
+        items = list(base.__iter__(value))  # not the iterator of the user's class
+        is_set = base in (set, frozenset)
+        if is_set and len(items) > MAX_ITEMS:
+            return unreplayable(value, f"{len(items)} items, more than {MAX_ITEMS}")
+        kept = items if len(items) <= MAX_ITEMS else items[:KEPT_ITEMS]
+        node: Node = {TYPE: self.name, **_class_of(value, base)}
+        node["items"] = [to.node(item, "") for item in kept] if is_set else to.items(kept, path)
+        if len(items) > MAX_ITEMS:
+            node["length"] = len(items)
+        if isinstance(value, collections.deque) and value.maxlen is not None:
+            node["maxlen"] = value.maxlen
+        return _with_attributes(node, value, path, to)
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        items = mock.build(list_of(node, "items"), path)
+        if "length" in node:
+            items = mock.module.repeat(items, length_of(node)) if items else []
+        fields = PLAIN.build(dict(node.get("fields") or {}), path, mock)
+        return mock.module.container_of(node["class"], items, fields, node.get("maxlen"))
+
+    def source(self, node: Any, path: str) -> Source:
+        items: Source = sequence_source(node["items"], path, "[", "]")
+        if "length" in node:
+            items = call("repeat", items, literal(length_of(node)))
+        more: dict[str, Source] = {}
+        if node.get("fields"):
+            more["fields"] = PLAIN.source(dict(node["fields"]), path)
+        if node.get("maxlen") is not None:
+            more["maxlen"] = literal(node["maxlen"])
+        return call("container_of", quoted(str(node["class"])), items, **more)
+
+    def describe(self, node: Any, depth: int) -> str:
+        name = str(node.get("class")).rpartition(":")[2]
+        return short(name) + items_text("(", node.get("items"), ")", depth)
+
+    def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        yield from super().parts(node, path)
+        yield from _attributes_in(node, path)
+
+
+def _class_of(value: Any, base: type) -> Node:
+    """Return the path of a value's class, or that of its base and what is lost."""
+    kind = type(value)
+    found = path_of(kind)
+    if found is not None:
+        return {"class": found}
+    return {"class": class_path(base), LOST: f"its class {type_name(value)}"}
+
+
+def _with_attributes(node: Node, value: Any, path: str, to: Capture) -> Node:
+    """Add the attributes of a container to its node, or say which cannot be made again."""
+    attributes = {} if LOST in node else attributes_of(value)
+    fields = {name: to.field(name, item, f"{path}.{name}") for name, item in attributes.items()}
+    lost = [name for name, item in fields.items() if contains_key(item, UNREPLAYABLE)]
+    fields = {name: item for name, item in fields.items() if name not in lost}
+    if fields:
+        node["fields"] = fields
+    if lost:
+        node[LOST] = f"its attributes {', '.join(lost)}"
+    return node
+
+
+def _attributes_in(node: Node, path: str) -> Iterator[tuple[str, Any]]:
+    fields = node.get("fields")
+    return PLAIN.parts(fields if isinstance(fields, dict) else {}, path)
+
+
 class _Dict(Kind):
     """A dictionary with any keys; one that only has strings becomes plain JSON."""
 
@@ -112,9 +198,8 @@ class _Dict(Kind):
         if len(value) > MAX_ENTRIES:
             return unreplayable(value, f"{len(value)} entries, more than {MAX_ENTRIES}")
         pairs = list(dict.items(value))
-        plain = type(value) in (dict, collections.OrderedDict, collections.defaultdict)
         if (
-            plain
+            type(value) is dict
             and all(type(key) is str for key, _ in pairs)
             and TYPE not in value
             and UNREPLAYABLE not in value
@@ -122,12 +207,20 @@ class _Dict(Kind):
         ):
             return {key: to.field(key, item, f"{path}.{key}") for key, item in pairs}
         node: Node = {TYPE: self.name}
-        if not plain:
-            node["class"] = class_path(type(value))
+        if type(value) is not dict:
+            node |= _class_of(value, dict)
         items = node["items"] = []
         for key, item in pairs:
             name = to.key(key)
             items.append([name, to.field(key, item, f"{path}.{name}")])
+        if isinstance(value, collections.defaultdict):
+            node["default"] = to.node(value.default_factory, f"{path}.default_factory")
+        has_init = not isinstance(
+            getattr(type(value), "__init__", None), types.WrapperDescriptorType
+        )
+        node = _with_attributes(node, value, path, to)
+        if has_init and LOST not in node:
+            node.setdefault("fields", {})
         return node
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
@@ -135,7 +228,13 @@ class _Dict(Kind):
             mock.build(key, f"{path}.key"): mock.build(item, f"{path}.{key}")
             for key, item in list_of(node, "items")
         }
-        return mock.module.mapping(node["class"], pairs) if "class" in node else pairs
+        if "class" not in node:
+            return pairs
+        fields = node.get("fields")
+        if fields is not None:
+            fields = PLAIN.build(dict(fields), path, mock)
+        default = mock.build(node.get("default"), f"{path}.default_factory")
+        return mock.module.mapping(node["class"], pairs, fields, default)
 
     def source(self, node: Any, path: str) -> Source:
         pairs = [
@@ -147,12 +246,22 @@ class _Dict(Kind):
             for key, item in node["items"]
         ]
         made = call("dict", Group("[", [("", pair) for pair in pairs], "]"))
-        return call("mapping", quoted(node["class"]), made) if "class" in node else made
+        if "class" not in node:
+            return made
+        more: dict[str, Source] = {}
+        if node.get("fields") is not None:
+            more["fields"] = PLAIN.source(dict(node["fields"]), path)
+        if node.get("default") is not None:
+            more["default"] = source_of(node["default"], f"{path}.default_factory")
+        return call("mapping", quoted(str(node["class"])), made, **more)
 
     def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
         for pair in items_of(node, "items"):
             if isinstance(pair, list) and len(pair) == 2:
                 yield f"{path}.{pair[0]}", pair[1]
+        yield from _attributes_in(node, path)
+        if "default" in node:
+            yield f"{path}.default_factory", node["default"]
 
 
 class _UserDict(Kind):
@@ -165,13 +274,13 @@ class _UserDict(Kind):
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         inner = _DICT.capture(value.data, path, to)
-        return {TYPE: self.name, "class": class_path(type(value)), "data": inner}
+        return {TYPE: self.name, **_class_of(value, collections.UserDict), "data": inner}
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
         return mock.module.mapping(node["class"], mock.build(node["data"], path))
 
     def source(self, node: Any, path: str) -> Source:
-        return call("mapping", quoted(node["class"]), source_of(node["data"], path))
+        return call("mapping", quoted(str(node["class"])), source_of(node["data"], path))
 
     def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
         if "data" in node:
@@ -179,4 +288,6 @@ class _UserDict(Kind):
 
 
 _DICT = _Dict()
-KINDS: tuple[Kind, ...] = (PLAIN_LIST, _Tuple(), _LongList(), _DICT, _UserDict(), _Set())
+KINDS: tuple[Kind, ...] = (
+    *(PLAIN_LIST, _Tuple(), _LongList(), _DICT, _UserDict(), _Set(), _Container()),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import types
@@ -15,11 +14,14 @@ from stagespan.signature.kinds.base import (
     Capture,
     Kind,
     Node,
+    attributes_of,
     class_path,
+    contains_key,
     pairs_text,
     torch_module,
     unreplayable,
 )
+from stagespan.signature.loaded import is_harmless, path_of
 from stagespan.signature.model import TYPE, UNREPLAYABLE
 from stagespan.signature.source import Source, call, quoted
 
@@ -79,19 +81,19 @@ class _Object(_Dataclass):
         torch = torch_module()
         if torch is None or isinstance(value, (type, torch.nn.Module)):
             return False
-        return _can_be_made(type(value)) and 0 < len(_attributes(value)) <= MAX_ATTRIBUTES
+        return _can_be_made(type(value)) and 0 < len(attributes_of(value)) <= MAX_ATTRIBUTES
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         with to.inside_object() as undo:
-            node = self._node(value, _attributes(value), path, to)
-            if not _some(node["fields"], UNREPLAYABLE):
+            node = self._node(value, attributes_of(value), path, to)
+            if not contains_key(node["fields"], UNREPLAYABLE):
                 return node
             undo()
         return unreplayable(value)
 
 
 class _Class(Kind):
-    """A class among the attributes of an object; elsewhere it is not captured."""
+    """A class that a replay finds by its name."""
 
     name = "class"
 
@@ -99,15 +101,16 @@ class _Class(Kind):
         return isinstance(value, type)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
-        if not to.in_object or torch_module() is None or not _has_name(value):
+        found = path_of(value)
+        if found is None or not is_harmless(value):
             return unreplayable(value)
-        return {TYPE: self.name, "class": class_path(value)}
+        return {TYPE: self.name, "class": found}
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return mock.module.find_class(node["class"])
+        return mock.module.named_class(node["class"])
 
     def source(self, node: Any, path: str) -> Source:
-        return call("find_class", quoted(node["class"]))
+        return call("named_class", quoted(node["class"]))
 
 
 class _Enum(Kind):
@@ -145,30 +148,9 @@ def _can_be_made(kind: type) -> bool:
     )
 
 
-def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, those in slots included. Runs no code of its class."""
-    attributes = getattr(value, "__dict__", None)
-    found = dict(attributes) if type(attributes) is dict else {}
-    for kind in type(value).__mro__:
-        if not vars(kind).get("__slots__"):  # members of C types are not attributes
-            continue
-        for name, slot in vars(kind).items():
-            if isinstance(slot, types.MemberDescriptorType):
-                with contextlib.suppress(AttributeError):  # not set
-                    found.setdefault(name, slot.__get__(value))
-    return found
-
-
 def _has_name(kind: type) -> bool:
     """Whether a replay can find a class by its path."""
     return "<" not in kind.__qualname__ and kind.__module__ is not None
-
-
-def _some(node: Any, key: str) -> bool:
-    """Whether an object below a node has a key."""
-    if isinstance(node, dict):
-        return key in node or any(_some(item, key) for item in node.values())
-    return isinstance(node, list) and any(_some(item, key) for item in node)
 
 
 def _class_name(node: Node) -> str:

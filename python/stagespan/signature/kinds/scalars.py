@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import fractions
 import pathlib
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from stagespan.signature.kinds.base import (
+    LOST,
     SCALAR,
     Builder,
     Capture,
     Kind,
+    Node,
     float_node,
     items_of,
     length_of,
     list_of,
+    short,
     source_of,
+    type_name,
     unreplayable,
 )
 from stagespan.signature.model import TYPE
@@ -133,20 +141,72 @@ class _Bytes(_Leaf):
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         if len(value) > MAX_BYTES:
             return unreplayable(value, f"{len(value)} bytes, more than {MAX_BYTES}")
+        node: Node = {TYPE: self.name}
+        if isinstance(value, bytearray):
+            node["of"] = "bytearray"
+        if type(value) not in (bytes, bytearray):
+            node[LOST] = f"its class {type_name(value)}"
         if to.redact:
-            return {TYPE: self.name, "length": len(value)}
-        return {TYPE: self.name, "hex": bytes(value).hex()}
+            return {**node, "length": len(value)}
+        return {**node, "hex": bytes(value).hex()}
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return bytes.fromhex(node["hex"]) if "hex" in node else bytes(length_of(node))
+        made = bytes.fromhex(node["hex"]) if "hex" in node else bytes(length_of(node))
+        return bytearray(made) if node.get("of") == "bytearray" else made
 
     def source(self, node: Any, path: str) -> Source:
-        return repr(bytes.fromhex(node["hex"])) if "hex" in node else f"bytes({length_of(node)})"
+        made = repr(bytes.fromhex(node["hex"])) if "hex" in node else f"bytes({length_of(node)})"
+        return call("bytearray", made) if node.get("of") == "bytearray" else made
 
     def describe(self, node: Any, depth: int) -> str:
         if "length" in node:
             return f"bytes of {node['length']} bytes"
         return super().describe(node, depth)
+
+
+class _Moment(_Leaf):
+    """A date, time or duration of the module datetime, or an exact number."""
+
+    name = "moment"
+    KINDS = (
+        *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+        *(decimal.Decimal, fractions.Fraction, uuid.UUID),
+    )
+
+    def matches(self, value: Any) -> bool:
+        return type(value) in self.KINDS
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        node: Node = {TYPE: self.name, "of": type(value).__name__}
+        if isinstance(value, datetime.timezone):
+            value = value.utcoffset(None)
+        if isinstance(value, datetime.timedelta):
+            return {**node, "value": [value.days, value.seconds, value.microseconds]}
+        if not isinstance(value, (datetime.date, datetime.time)):
+            return {**node, "value": str(value)}
+        zone = getattr(value, "tzinfo", None)
+        if zone is not None and type(zone) is not datetime.timezone:
+            key = getattr(zone, "key", None)  # of zoneinfo.ZoneInfo
+            if type(zone).__module__ != "zoneinfo" or not isinstance(key, str):
+                return unreplayable(value, f"with a time zone of class {type_name(zone)}")
+            assert isinstance(value, (datetime.datetime, datetime.time))  # a date has no zone
+            node["zone"], value = key, value.replace(tzinfo=None)
+        if getattr(value, "fold", 0):
+            node["fold"] = 1
+        return {**node, "value": value.isoformat()}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        more = (node.get("zone"), node.get("fold", 0))
+        return mock.module.moment(node["of"], node["value"], *more)
+
+    def source(self, node: Any, path: str) -> Source:
+        more = [literal(node[name]) for name in ("zone", "fold") if name in node]
+        if "fold" in node and "zone" not in node:
+            more.insert(0, "None")
+        return call("moment", quoted(str(node["of"])), literal(node["value"]), *more)
+
+    def describe(self, node: Any, depth: int) -> str:
+        return short(f"{node.get('of')} {node.get('value')}")
 
 
 class _Range(Kind):
@@ -208,5 +268,6 @@ class _Image(Kind):
 
 TEXT = _Text()
 KINDS: tuple[Kind, ...] = (
-    *(TEXT, SCALAR, _Float(), _Complex(), _Path(), _Bytes(), _Range(), _Slice(), _Image()),
+    *(TEXT, SCALAR, _Float(), _Complex(), _Path(), _Bytes(), _Moment(), _Range(), _Slice()),
+    _Image(),
 )

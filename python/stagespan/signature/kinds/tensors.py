@@ -7,6 +7,7 @@ from typing import Any
 
 from stagespan import imports
 from stagespan.signature.kinds.base import (
+    LOST,
     MAX_ITEMS,
     UNKNOWN,
     Builder,
@@ -21,8 +22,10 @@ from stagespan.signature.kinds.base import (
     short,
     source_of,
     torch_module,
+    type_name,
     unreplayable,
 )
+from stagespan.signature.loaded import path_of
 from stagespan.signature.model import TYPE, TensorSignature
 from stagespan.signature.source import Group, Source, call, literal, quoted
 from stagespan.signature.tensors import array_node, tensor_node
@@ -41,15 +44,30 @@ class _Tensor(Kind):
         first = to.first_with(value, path)
         if first is not None:
             return {TYPE: SHARED.name, "of": first}
-        node = tensor_node(value, torch_module(), to.read_values)
+        torch, kind = torch_module(), type(value)
+        if kind is torch.Tensor or kind.__module__.startswith("torch._subclass"):
+            node = tensor_node(value, torch, to.read_values)
+            to.keep_storage(value, node)
+            return node
+        # No operator runs under a mode that sees them.
+        reads = to.read_values and not torch._C._len_torch_dispatch_stack()
+        node = tensor_node(value.as_subclass(torch.Tensor) if reads else value, torch, reads)
         to.keep_storage(value, node)
+        found = path_of(kind)
+        names = [] if kind is torch.nn.Parameter else sorted(vars(value))
+        if found is None:
+            node[LOST] = f"its class {type_name(value)}"
+        else:
+            node["class"] = found
+            if names:
+                node[LOST] = f"its attributes {', '.join(names)}"
         return node
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
         return mock.tensor(node, path)
 
     def source(self, node: Any, path: str) -> Source:
-        tensor = TensorSignature.from_json(node, f"input {path!r}")
+        tensor = TensorSignature.from_json(node, path)
         return _tensor_source("mock.tensor", path, tensor, quoted(tensor.device))
 
     def describe(self, node: Any, depth: int) -> str:
@@ -57,7 +75,8 @@ class _Tensor(Kind):
 
     def form(self, node: Any, sizes: bool) -> list[str]:
         device = str(node.get("device", "host")).partition(":")[0]
-        return [f"{node['dtype']}{node['shape'] if sizes else len(node['shape'])}{device}"]
+        found = [f"{node['dtype']}{node['shape'] if sizes else len(node['shape'])}{device}"]
+        return [*found, str(node["class"])] if "class" in node else found
 
 
 class _Shared(Kind):
@@ -153,6 +172,13 @@ class _Nested(Kind):
 
     name = "torch.nested"
     exact = ("layout", "dim")
+    BOUNDS = ("min_seqlen", "max_seqlen")
+
+    def _bounds(self, node: Node) -> dict[str, int]:
+        found = {name: node[name] for name in self.BOUNDS if node.get(name) is not None}
+        if not all(type(bound) is int and 0 <= bound < 1 << 62 for bound in found.values()):
+            raise ValueError("a bound of its lengths is not a number from 0")
+        return found
 
     def matches(self, value: Any) -> bool:
         torch = torch_module()
@@ -167,6 +193,11 @@ class _Nested(Kind):
                 found = getattr(value, part)()
                 node[part] = to.node(None if found is None else found.detach(), f"{path}.{part}")
             node["dim"] = int(value._ragged_idx)
+            # The bounds that operators know without a wait for the device.
+            for bound in self.BOUNDS:
+                known = getattr(value, f"_maybe_{bound}", None)
+                if type(known) is int:
+                    node[bound] = known
         else:
             tensors = value.unbind()
             if len(tensors) > MAX_ITEMS:
@@ -177,7 +208,7 @@ class _Nested(Kind):
     def build(self, node: Any, path: str, mock: Builder) -> Any:
         if node["layout"] == "jagged":
             parts = [mock.build(node[k], f"{path}.{k}") for k in ("values", "offsets", "lengths")]
-            made = mock.module.jagged_tensor(*parts, int(node["dim"]))
+            made = mock.module.jagged_tensor(*parts, int(node["dim"]), **self._bounds(node))
         else:
             made = mock.module.nested_tensor(mock.build(list_of(node, "items"), path))
         return made.requires_grad_() if node.get("requires_grad") else made
@@ -185,7 +216,8 @@ class _Nested(Kind):
     def source(self, node: Any, path: str) -> Source:
         if node["layout"] == "jagged":
             parts = (source_of(node[k], f"{path}.{k}") for k in ("values", "offsets", "lengths"))
-            made = call("jagged_tensor", *parts, literal(node["dim"]))
+            bounds = {name: literal(bound) for name, bound in self._bounds(node).items()}
+            made = call("jagged_tensor", *parts, literal(node["dim"]), **bounds)
         else:
             made = call("nested_tensor", source_of(list(node["items"]), path))
         if not node.get("requires_grad"):
@@ -274,15 +306,20 @@ class _Array(Kind):
         return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
-        if isinstance(value, imports.load("numpy").generic):
+        numpy = imports.load("numpy")
+        if isinstance(value, numpy.generic):
             return to.node(value.item(), path)
-        return array_node(value, to.read_values) or unreplayable(value)
+        node = array_node(numpy.asarray(value), to.read_values)
+        if node is None:
+            return unreplayable(value)
+        is_plain = type(value) in (numpy.ndarray, numpy.memmap)
+        return node if is_plain else {**node, LOST: f"its class {type_name(value)}"}
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
         return mock.tensor(node, path)
 
     def source(self, node: Any, path: str) -> Source:
-        tensor = TensorSignature.from_json(node, f"input {path!r}")
+        tensor = TensorSignature.from_json(node, path)
         return _tensor_source("mock.array", path, tensor)
 
     def describe(self, node: Any, depth: int) -> str:
@@ -315,6 +352,8 @@ def content_of(tensor: TensorSignature) -> dict[str, Any]:
         content["strides"] = list(tensor.strides)
     if tensor.storage is not None:
         content["storage"] = list(tensor.storage)
+    if tensor.subclass is not None:
+        content["subclass"] = tensor.subclass
     if tensor.requires_grad and tensor.dtype.startswith(("float", "bfloat", "complex")):
         content["requires_grad"] = True
     return content

@@ -1,0 +1,164 @@
+"""Kinds of functions, partial functions and methods, which a replay finds by their names."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from stagespan.signature import loaded
+from stagespan.signature.kinds.base import (
+    PLAIN,
+    PLAIN_LIST,
+    Builder,
+    Capture,
+    Kind,
+    describe_node,
+    items_of,
+    list_of,
+    short,
+    source_of,
+    type_name,
+    unreplayable,
+)
+from stagespan.signature.model import TYPE, UNREPLAYABLE
+from stagespan.signature.source import Source, call, literal, quoted
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type(functools.lru_cache(len)))
+
+
+class _Function(Kind):
+    """A function of a module. Functions without a name of their own cannot be found again."""
+
+    name = "function"
+    exact = ("name",)
+
+    def matches(self, value: Any) -> bool:
+        if isinstance(value, _FUNCTIONS):
+            return True
+        if type(value).__module__.partition(".")[0] not in _EXTENSIONS or not callable(value):
+            return False
+        return loaded.path_of(value) is not None  # such as numpy.exp
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        found = loaded.path_of(value)
+        if found is not None and loaded.is_harmless(value):
+            return {TYPE: self.name, "name": found}
+        name = str(getattr(value, "__qualname__", ""))
+        reason = "it is not found under its name"
+        if "<lambda>" in name:
+            reason = "a lambda"
+        elif "<locals>" in name:
+            reason = "defined inside another function"
+        elif found is not None:
+            reason = "of a module whose functions are not replayed"
+        return unreplayable(value, reason)
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return loaded.find_function(str(node["name"]))
+
+    def source(self, node: Any, path: str) -> Source:
+        return call("find_function", quoted(str(node["name"])))
+
+    def describe(self, node: Any, depth: int) -> str:
+        return short(f"function {node.get('name')}")
+
+
+class _Partial(Kind):
+    """A `functools.partial` of a function or class."""
+
+    name = "partial"
+
+    def matches(self, value: Any) -> bool:
+        return type(value) is functools.partial
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        named = {key: to.field(key, item, f"{path}.{key}") for key, item in value.keywords.items()}
+        return {
+            TYPE: self.name,
+            "function": to.node(value.func, f"{path}.func"),
+            "args": to.items(value.args, f"{path}.args"),
+            "kwargs": named,
+        }
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        function = mock.build(node["function"], f"{path}.func")
+        if isinstance(function, type) and not loaded.is_harmless(function):
+            raise LookupError(f"the class {function!r} is not one that a signature file may name")
+        args = PLAIN_LIST.build(list_of(node, "args"), f"{path}.args", mock)
+        return functools.partial(function, *args, **PLAIN.build(dict(node["kwargs"]), path, mock))
+
+    def source(self, node: Any, path: str) -> Source:
+        function = source_of(node["function"], f"{path}.func")
+        args = PLAIN_LIST.source(list_of(node, "args"), f"{path}.args")
+        return call("partial_of", function, args, PLAIN.source(dict(node["kwargs"]), path))
+
+    def describe(self, node: Any, depth: int) -> str:
+        return f"partial of {describe_node(node.get('function'), depth + 1)}"
+
+    def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        yield f"{path}.func", node.get("function")
+        yield from ((f"{path}.args[{at}]", item) for at, item in enumerate(items_of(node, "args")))
+        named = node.get("kwargs")
+        yield from PLAIN.parts(named if isinstance(named, dict) else {}, path)
+
+
+class _Method(Kind):
+    """A bound method: of the stage or of a part of it, of a class, or of an object of values."""
+
+    name = "method"
+    exact = ("name",)
+
+    def matches(self, value: Any) -> bool:
+        return isinstance(value, types.MethodType)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        owner, name = value.__self__, getattr(value.__func__, "__name__", "")
+        try:
+            is_found = loaded.bound_method(owner, name) == value
+        except LookupError:
+            is_found = False
+        if not is_found:
+            return unreplayable(value, f"{type_name(owner)} does not have it under its name")
+        part = to.path_in_stage(owner)
+        if part is not None:
+            return {TYPE: self.name, "part": part, "name": name}
+        node = to.node(owner, f"{path}.self")
+        if isinstance(node, dict) and UNREPLAYABLE in node:
+            of = f"of a {node[UNREPLAYABLE]}, which is not a part of the stage"
+            return unreplayable(value, of)
+        return {TYPE: self.name, "self": node, "name": name}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        if "part" in node:
+            owner = mock.values.part(list_of(node, "part"))
+        else:
+            owner = mock.build(node["self"], f"{path}.self")
+        return loaded.bound_method(owner, str(node["name"]))
+
+    def source(self, node: Any, path: str) -> Source:
+        if "part" in node:
+            names = list_of(node, "part")
+            if not all(type(name) in (str, int) for name in names):
+                raise ValueError("the path of a part is not a list of names and numbers")
+            owner: Source = call("mock.part", literal(names))
+        else:
+            owner = source_of(node["self"], f"{path}.self")
+        return call("bound_method", owner, quoted(str(node["name"])))
+
+    def describe(self, node: Any, depth: int) -> str:
+        owner = "the stage"
+        if "part" in node:
+            owner = ".".join(map(str, ["the stage", *items_of(node, "part")]))
+        elif "self" in node:
+            owner = describe_node(node["self"], depth + 1)
+        return short(f"method {node.get('name')} of {owner}")
+
+    def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if "self" in node:
+            yield f"{path}.self", node["self"]
+
+
+_EXTENSIONS = ("numpy", "stagespan")
+KINDS: tuple[Kind, ...] = (_Function(), _Partial(), _Method())
