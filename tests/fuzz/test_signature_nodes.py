@@ -21,10 +21,24 @@ torch = pytest.importorskip("torch")
 from stagespan.harness.script import script_text  # noqa: E402
 from stagespan.signature.mock import make_inputs  # noqa: E402
 
-CLASSES = ["os:system", "subprocess:Popen", "antigravity:x", "builtins:object", "x", "", "a:b:c", 3]
+CLASSES = [
+    "os:system",
+    "subprocess:Popen",
+    "antigravity:x",
+    "builtins:object",
+    "x",
+    "",
+    "a:b:c",
+    3,
+    "collections:deque",
+    "collections:OrderedDict",
+    "builtins:frozenset",
+    "torch:Size",
+]
 KINDS = [
     "tuple", "set", "list", "dataclass", "namedtuple", "dict", "userdict", "object", "class",
     "shared", "enum", "str", "float", "complex", "path", "bytes", "range", "slice", "image",
+    "function", "partial", "method", "container", "moment",
     "ndarray", "torch.Generator", "torch.sparse", "torch.nested", "torch.device", "torch.dtype",
     "no such kind", 5,
 ]  # fmt: skip
@@ -75,7 +89,18 @@ def specials(inner: Any) -> Any:
             "fields": st.one_of(inner, st.dictionaries(st.text(max_size=3), inner, max_size=2)),
             "class": st.sampled_from(CLASSES),
             "length": st.sampled_from(SIZES),
-            "of": st.text(max_size=3),
+            "of": st.one_of(
+                st.text(max_size=3), st.sampled_from(["Decimal", "Fraction", "UUID", "datetime"])
+            ),
+            "function": inner,
+            "kwargs": st.dictionaries(st.text(max_size=3), inner, max_size=2),
+            "self": inner,
+            "part": st.one_of(leaves, st.lists(leaves, max_size=2)),
+            "maxlen": leaves,
+            "default": inner,
+            "lost": leaves,
+            "zone": st.sampled_from(["UTC", "..", "Europe", "\0", 3]),
+            "min_seqlen": leaves,
             "layout": st.sampled_from(["sparse_coo", "sparse_csr", "sparse_bsc", "jagged", "x", 2]),
             "shape": st.lists(st.sampled_from(SIZES), max_size=3),
             "offsets": inner,
@@ -84,7 +109,7 @@ def specials(inner: Any) -> Any:
             "dim": leaves,
             "data": inner,
             "args": st.lists(inner, max_size=4),
-            "name": leaves,
+            "name": st.one_of(leaves, st.sampled_from([*CLASSES, "math:sqrt", "__class__"])),
             "value": leaves,
             "size": st.lists(st.sampled_from(SIZES), max_size=3),
             "mode": leaves,

@@ -184,6 +184,10 @@ def _not_loaded(path: str, error: LookupError) -> HarnessError:
     )
 
 
+# What building from a wrong entry can raise.
+_WRONG = (TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, OSError)
+
+
 class _Builder(Builder):
     module = values
 
@@ -215,7 +219,7 @@ class _Builder(Builder):
             raise _not_loaded(path, error) from None
         except SignatureError:
             raise
-        except (TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        except _WRONG as error:
             if isinstance(error, (HarnessError, RecursionError)):
                 raise
             if values.is_out_of_memory(error):
