@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import sys
+from collections import Counter
 from typing import Any
 
 import click
@@ -65,7 +66,10 @@ class _Commands(click.Group):
                 else f"the commands are {', '.join(_COMMANDS)}."
             )
             ctx.fail(f"No such command {name!r}; {hint}")
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        if found[1] is not None and not ctx.resilient_parsing:
+            _refuse_repeated(found[1], ctx, found[2])
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -85,6 +89,23 @@ class _Commands(click.Group):
             raise _Refused(
                 f"the output cannot be written: {error.strerror}; free some space"
             ) from error
+
+
+def _refuse_repeated(command: click.Command, ctx: click.Context, args: list[str]) -> None:
+    """Refuse an option with one value that is given twice, of which click would use the last."""
+    own = click.Context(command, ctx, command.name, **command.context_settings)
+    try:
+        _, _, given = command.make_parser(own).parse_args(list(args))
+    except click.UsageError:
+        return  # click reports it when it parses the arguments for the command
+    for option, count in Counter(given).items():
+        if count == 1 or not isinstance(option, click.Option):
+            continue
+        if not (option.multiple or option.is_flag or option.count):
+            times = "twice" if count == 2 else f"{count} times"
+            raise click.UsageError(
+                f"{option.opts[-1]} is given {times}, but takes one value: give it once.", own
+            )
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--profile",
+    "profiled",
     metavar="NAME[,NAME]",
+    multiple=True,
     help="Run these stages under torch.profiler (* for all), and write a trace and a breakdown of "
-    "each.",
+    "each. Can be repeated.",
 )
 @click.option("--output", metavar="DIR", help="Write the files to this folder.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 def command(
     debug: bool,
     stages: tuple[str, ...],
-    profile: str | None,
+    profiled: tuple[str, ...],
     output: str | None,
     as_module: bool,
     program: str,
@@ -64,14 +66,15 @@ def command(
 
     if output is not None:
         run.set_output_dir(output)
-    if profile is not None:
+    if profiled:
         from stagespan.profiling import enable_profiler_for_names
 
-        os.environ["STAGESPAN_PROFILER_NAMES"] = profile  # also for workers
-        enable_profiler_for_names(profile)
+        names = ",".join(profiled)
+        os.environ["STAGESPAN_PROFILER_NAMES"] = names  # also for workers
+        enable_profiler_for_names(names)
     unused.leave_out()  # printed with the table
     wrapper = named.Wrapper(
-        selected, _decorator_for(debug, profile is not None), program if as_module else ""
+        selected, _decorator_for(debug, bool(profiled)), program if as_module else ""
     )
     script.set_search_path(os.getcwd() if as_module else str(Path(program).resolve().parent))
     wrapper.install()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -67,6 +68,36 @@ def test_report_refuses_other_files_in_one_sentence(content: str | None, tmp_pat
     assert (status, out) == (2, "")
     assert error.startswith("Error: ")
     assert error.count("\n") == 1
+
+
+def options_of_all_verbs() -> list[tuple[str, click.Option]]:
+    assert isinstance(command, click.Group)
+    found = []
+    for verb in command.list_commands(click.Context(command)):
+        made = command.get_command(click.Context(command), verb)
+        assert made is not None
+        found += [(verb, each) for each in made.params if isinstance(each, click.Option)]
+    return [(verb, each) for verb, each in found if not each.is_flag]
+
+
+def test_an_option_that_is_given_twice_adds_up_or_is_refused() -> None:
+    # GIVEN all options of all verbs that take a value
+    found = options_of_all_verbs()
+    assert len(found) > 40
+    for verb, option in found:
+        for spelling in option.opts:
+            # WHEN one is given twice, THEN the first value is never dropped without a word
+            status, _, error = run(verb, spelling, "1", spelling, "2")
+            refusal = f"{option.opts[-1]} is given twice, but takes one value: give it once."
+            assert option.multiple or (status == 2 and refusal in error), (verb, spelling, error)
+
+
+def test_flags_can_be_repeated_and_arguments_may_look_like_options(timing: Path) -> None:
+    # GIVEN a flag that is given twice
+    assert run("doctor", "--json", "--no-device", "--json", "--no-device")[0] == 0
+    # AND two arguments with the name of an option
+    status, _, error = run("report", "--", "--against", "--against")
+    assert (status, "twice" in error) == (2, False)
 
 
 def test_the_module_is_the_command() -> None:
