@@ -10,7 +10,7 @@ from stagespan.profiling.controller import open_window
 from stagespan.profiling.names import is_annotated, set_annotated
 
 
-def annotate(names: str | Iterable[str] = "*") -> None:
+def annotate(names: str | Iterable[str] = "*", *more: str | Iterable[str]) -> None:
     """Show stages as ranges in the application's own torch.profiler traces from now on.
 
     This applies to `ProfilingContext`, to `ProfilingContext4Debug` in debug mode, and to each
@@ -23,11 +23,12 @@ def annotate(names: str | Iterable[str] = "*") -> None:
     Args:
         names: The stages, as one name, names separated by commas, or an iterable of names; ``*``
             for all stages. They replace those of earlier calls; an empty list ends annotating.
+        *more: More stages, in the same forms: ``annotate("encode", "decode")``.
 
     Raises:
         SettingsError: If a name is empty or not a string.
     """
-    set_annotated(names)
+    set_annotated(names, *more)
 
 
 def _is_recording() -> bool:

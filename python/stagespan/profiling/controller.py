@@ -239,8 +239,8 @@ class Window:
             _turn.pop(_OPEN, None)
 
     def _skip(self, reason: str, sentence: str) -> bool:
-        self.skipped = sentence
-        _warn_once(reason, sentence)
+        self.skipped = sentence[:1].upper() + sentence[1:]
+        _warn_once(reason, self.skipped)
         return False
 
 

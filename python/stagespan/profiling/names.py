@@ -29,22 +29,22 @@ _current = _Names((), ())
 """The names that `update` has told the core, replaced as a whole."""
 
 
-def enable_profiler_for_names(names: str | Iterable[str]) -> None:
+def enable_profiler_for_names(names: str | Iterable[str], *more: str | Iterable[str]) -> None:
     """Run the stages `names` under a profiler from now on; `*` stands for all stages.
 
-    `names` is one name, several names separated by commas (as in STAGESPAN_PROFILER_NAMES), or an
-    iterable of names, which are not split. They are added to earlier names and to those of
+    Each argument is one name, several names separated by commas (as in STAGESPAN_PROFILER_NAMES),
+    or an iterable of names, which are not split. They are added to earlier names and to those of
     STAGESPAN_PROFILER_NAMES. A stage that is named again is profiled again. Raises SettingsError if
     a name is empty or not a string.
     """
-    _named.update({name: _named.get(name, 0) + 1 for name in _listed(names)})
+    _named.update({name: _named.get(name, 0) + 1 for name in _listed(names, *more)})
     update()
     imports.load("stagespan.profiling.unused")
 
 
-def set_annotated(names: str | Iterable[str]) -> None:
+def set_annotated(*names: str | Iterable[str]) -> None:
     """Replace the stages that are annotated in the application's traces, see `annotate`."""
-    _annotated[:] = [tuple(_listed(names))]
+    _annotated[:] = [tuple(_listed(*names))]
     update()
 
 
@@ -88,19 +88,25 @@ def not_in_contexts() -> list[str]:
     return [name for name in profiled_names() if name != ALL and name not in _in_contexts]
 
 
-def _listed(names: str | Iterable[object]) -> list[str]:
-    if isinstance(names, str):
-        return [part.strip() for part in names.split(",") if part.strip()]
-    try:
-        listed = list(names)
-    except TypeError:
-        raise SettingsError(
-            f"{names!r} does not name stages: pass a name, several with commas, or a list of names."
-        ) from None
-    for name in listed:
-        if not isinstance(name, str) or not name:
-            raise SettingsError(f"{name!r} is not the name of a stage: pass a string.")
-    return [str(name) for name in listed]
+def _listed(*groups: str | Iterable[object]) -> list[str]:
+    """Return the names of all groups; each is text with commas, or an iterable of names."""
+    listed: list[str] = []
+    for names in groups:
+        if isinstance(names, str):
+            listed += [part.strip() for part in names.split(",") if part.strip()]
+            continue
+        try:
+            found = list(names)
+        except TypeError:
+            raise SettingsError(
+                f"{names!r} does not name stages: pass names, several with commas, or a list of"
+                " names."
+            ) from None
+        for name in found:
+            if not isinstance(name, str) or not name:
+                raise SettingsError(f"{name!r} is not the name of a stage: pass a string.")
+            listed.append(name)
+    return listed
 
 
 def update() -> None:

@@ -70,6 +70,13 @@ def test_stages_can_be_chosen_and_the_choice_replaced() -> None:
     assert [ranges(first), ranges(second), ranges(third)] == [["denoise"], ["decode"], []]
 
 
+def test_several_names_can_be_separate_arguments() -> None:
+    annotate("denoise", ["decode"])
+    with torch.profiler.profile() as profiler:
+        run()
+    assert sorted(ranges(profiler)) == ["decode", "denoise"]
+
+
 def test_a_stage_that_raises_closes_its_range() -> None:
     annotate()
 

@@ -42,6 +42,14 @@ def test_a_star_is_all() -> None:
     assert is_profiled("anything")
 
 
+def test_several_names_can_be_separate_arguments() -> None:
+    enable_profiler_for_names("a", "b, c", ["d, e"])
+    assert profiled_names() == ("a", "b", "c", "d, e")
+    with pytest.raises(SettingsError, match="7 does not name stages"):
+        enable_profiler_for_names("f", 7)  # type: ignore[arg-type]
+    assert not is_profiled("f")
+
+
 @pytest.mark.parametrize("names", [[""], [1], 7, None, [b"denoise"]])
 def test_values_that_are_not_names(names: Any) -> None:
     with pytest.raises(SettingsError, match="name"):

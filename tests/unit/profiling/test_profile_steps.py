@@ -100,13 +100,17 @@ def test_a_loop_that_ends_before_gives_a_warning(
     assert f"[Profiler] {steps.skipped}" in caplog.messages
 
 
-def test_a_running_profiler_is_not_affected(work: Work, folder: Path) -> None:
+def test_a_running_profiler_is_not_affected(
+    work: Work, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     import torch
 
     with torch.profiler.profile() as theirs, profile_steps(wait=0, warmup=0, active=1) as steps:
         work()
         steps.step()
     assert "profiler of the application" in str(steps.skipped)
+    # AND the log has the same sentence
+    assert f"[Profiler] {steps.skipped}" in caplog.messages
     # AND the advice is for profile_steps, not for stages in ENABLE_PROFILER_NAMES
     assert str(steps.skipped).endswith("Stop it, or remove profile_steps.")
     assert "stage" not in str(steps.skipped)
