@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stagespan.cli.output import write_to
+from stagespan.errors import ReportError
 from stagespan.report.amounts import milliseconds, share
 
 if TYPE_CHECKING:
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 
 
-def _tolerance(ctx: click.Context, option: click.Parameter, text: str) -> float:
+def _tolerance(ctx: click.Context, option: click.Parameter, text: str | None) -> float | None:
     try:
-        return share(text) if option.name == "tolerance" else milliseconds(text)
+        if text is None:
+            return None
+        return milliseconds(text) if option.name == "tolerance_ms" else share(text)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, option) from None
 
@@ -43,6 +46,13 @@ def _tolerance(ctx: click.Context, option: click.Parameter, text: str) -> float:
     callback=_tolerance,
     help="Ignore changes up to this time in milliseconds. The larger of the two applies.",
 )
+@click.option(
+    "--noise-limit",
+    metavar="PERCENT",
+    callback=_tolerance,
+    help="Exit with 2 if something is neither slower nor faster, and its noise is larger than this "
+    "percentage or not known. [default: no limit]",
+)
 @click.option("--fail-on-missing", is_flag=True, help="Exit with 1 also if a stage is missing.")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write Markdown; - is stdout.")
 @click.option("--json", "json_file", metavar="FILE", help="Write JSON; - is stdout.")
@@ -53,6 +63,7 @@ def command(
     after: Path,
     tolerance: float,
     tolerance_ms: float,
+    noise_limit: float | None,
     fail_on_missing: bool,
     markdown_file: str | None,
     json_file: str | None,
@@ -60,10 +71,11 @@ def command(
     """Compare two timing reports, kernel breakdowns, bench results or baselines.
 
     A change of a median counts if it is larger than both tolerances and outside of the noise of
-    both files.
+    both files. If the noise is larger than both tolerances, or not known, it is not known whether
+    the time has changed.
 
-    Exit status: 0 if nothing is slower, 1 if something is slower, 2 if the files cannot be
-    compared.
+    Exit status: 0 if nothing is known to be slower, 1 if something is slower, 2 if the files cannot
+    be compared, or not precisely enough for --noise-limit.
     """
     from stagespan.report import changes_pages
     from stagespan.report.changes import Tolerance, compare_files
@@ -75,8 +87,21 @@ def command(
         write_to(json_file, json.dumps(found.to_dict(), indent=2) + "\n")
     if "-" not in (markdown_file, json_file):
         changes_pages.show(found)
-    ctx.exit(_status(found, fail_on_missing))
+    if found.is_slower or (fail_on_missing and found.is_missing):
+        ctx.exit(1)
+    if noise_limit is not None:
+        _check_noise(found, noise_limit)
 
 
-def _status(found: Comparison, fail_on_missing: bool) -> int:
-    return int(found.is_slower or (fail_on_missing and found.is_missing))
+def _check_noise(found: Comparison, limit: float) -> None:
+    """Raise ReportError, which is shown with exit status 2, if the noise is above the limit."""
+    from stagespan.report.changes import listed, percent
+
+    noisy = [change for change in found.changes if change.exceeds_noise(limit)]
+    if noisy:
+        worst = max((change.noise for change in noisy if change.noise is not None), default=None)
+        noise = "not known" if worst is None else f"up to ±{percent(worst)}"
+        raise ReportError(
+            f"the noise of {listed(change.name for change in noisy)} is {noise}, but --noise-limit "
+            f"allows {percent(limit)}: measure in more processes, or on a calmer machine."
+        )

@@ -10,7 +10,14 @@ from typing import Any
 from stagespan.environment import machine
 from stagespan.errors import ReportError
 from stagespan.files import json_bytes, write_whole
-from stagespan.report.changes import machine_differences
+from stagespan.report.changes import (
+    Tolerance,
+    have_same_speed_unit,
+    judge,
+    listed,
+    machine_differences,
+    percent,
+)
 from stagespan.report.noise import Times
 from stagespan.report.timed import BASELINE, NoTimesError, Timed, read
 
@@ -18,6 +25,8 @@ SCHEMA_VERSION = 1
 _DIGITS = 6
 _MOST_RUNS = 1000
 """The number of runs of a stage in a file, which is often kept in a repository."""
+MOST_SESSIONS = 20
+"""The number of sessions of a stage in a file. A new one then replaces the oldest."""
 
 
 def read_baseline(path: str | os.PathLike[str]) -> Timed:
@@ -32,15 +41,19 @@ def read_baseline(path: str | os.PathLike[str]) -> Timed:
     return found
 
 
-def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> list[str]:
-    """Add times to a baseline, or create it. Returns sentences for the user.
+def write_baseline(
+    path: str | os.PathLike[str], times: Mapping[str, Times], *, replace: bool = False
+) -> list[str]:
+    """Add a session to a baseline, or create it. Returns sentences for the user.
 
-    Times with the same names are replaced. Times of another machine are removed, because they are
-    not comparable. An empty file is overwritten. Raises ReportError if the file is not a baseline,
-    or if it cannot be written.
+    A session is a measurement in one process. With ``replace``, the earlier sessions of the
+    measured stages are removed. Times of another machine are removed, because they are not
+    comparable. An empty file is overwritten. Raises ReportError if the file is not a baseline, or
+    if it cannot be written.
     """
     sentences: list[str] = []
-    stages: dict[str, Any] = {}
+    stages: dict[str, Times] = {}
+    same_unit = False
     before = _known(path)
     if before is not None:
         if machine_differences(before.environment, machine()):
@@ -49,13 +62,22 @@ def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> 
                 f"removed."
             )
         else:
-            stages = {name: _entry(known) for (name, _), known in before.times.items()}
-    stages.update({name: _entry(new) for name, new in times.items()})
+            stages = {name: known for (name, _), known in before.times.items()}
+            same_unit = have_same_speed_unit(before.environment, machine())
+    for name, new in times.items():
+        earlier = stages.get(name)
+        if earlier is None or replace:
+            stages[name] = new
+            continue
+        changed = _change(name, earlier, new, same_unit=same_unit)
+        sentences += [] if changed is None else [changed]
+        sessions = (*earlier.each_session, *new.each_session)
+        stages[name] = Times.of_sessions(sessions[-MOST_SESSIONS:])
     content = {
         "kind": BASELINE,
         "schema_version": SCHEMA_VERSION,
         "environment": machine(),
-        "stages": dict(sorted(stages.items())),
+        "stages": {name: _entry(stages[name]) for name in sorted(stages)},
     }
     try:
         write_whole(path, json_bytes(content, indent=2) + b"\n")
@@ -66,6 +88,31 @@ def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> 
     return sentences
 
 
+def disturbance(times: Mapping[str, Times]) -> str | None:
+    """Return a warning if other programs used the machine while a baseline was measured."""
+    names = [name for name, measured in times.items() if measured.disturbed]
+    if not names:
+        return None
+    were = "was" if len(names) == 1 else "were"
+    return (
+        f"warning: other programs used the machine while {listed(names)} {were} measured, so the "
+        f"baseline can hide a change: write it again on a calm machine with "
+        f"--stage-baseline-replace, or add more sessions."
+    )
+
+
+def _change(name: str, earlier: Times, new: Times, *, same_unit: bool) -> str | None:
+    """Return a warning if a session differs from the earlier ones by more than their noise."""
+    change = judge(name, earlier, new, Tolerance(), same_speed_unit=same_unit)
+    if change.verdict not in ("slower", "faster"):
+        return None
+    return (
+        f"warning: {name!r} is {percent(abs(change.change or 0.0))} {change.verdict} than in the "
+        f"earlier sessions of the baseline, which becomes less precise: if the stage was changed, "
+        f"write it with --stage-baseline-replace."
+    )
+
+
 def _known(path: str | os.PathLike[str]) -> Timed | None:
     try:
         return read_baseline(path) if os.path.exists(path) else None
@@ -74,18 +121,31 @@ def _known(path: str | os.PathLike[str]) -> Timed | None:
 
 
 def _entry(times: Times) -> dict[str, Any]:
-    samples_ms = _stored(times.samples_ms)
-    return {
-        "median_ms": round(statistics.median(samples_ms), _DIGITS),
-        "count": len(samples_ms),
+    sessions = times.each_session
+    runs = [_stored(session.samples_ms, len(sessions)) for session in sessions]
+    relative = [_stored(session.relative, len(sessions)) for session in sessions]
+    found: dict[str, Any] = {
+        "median_ms": round(statistics.fmean(map(statistics.median, runs)), _DIGITS),
+        "count": sum(map(len, runs)),
         "disturbed": times.disturbed,
         "fixed_ns": times.fixed_ns,
-        "samples_ms": samples_ms,
-        "relative": _stored(times.relative),
     }
+    if len(sessions) > 1:
+        found["sessions"] = [
+            {
+                "runs": len(own),
+                "relative": len(ratios),
+                "disturbed": session.disturbed,
+                "fixed_ns": session.fixed_ns,
+            }
+            for session, own, ratios in zip(sessions, runs, relative, strict=True)
+        ]
+    found["samples_ms"] = [sample for own in runs for sample in own]
+    found["relative"] = [ratio for ratios in relative for ratio in ratios]
+    return found
 
 
-def _stored(values: Sequence[float]) -> list[float]:
-    """Return at most `_MOST_RUNS` rounded values, spread evenly over the measurement."""
-    count = min(len(values), _MOST_RUNS)
+def _stored(values: Sequence[float], sessions: int) -> list[float]:
+    """Return at most a session's share of `_MOST_RUNS` rounded values, spread evenly over it."""
+    count = min(len(values), _MOST_RUNS // sessions)
     return [round(values[place * len(values) // count], _DIGITS) for place in range(count)]

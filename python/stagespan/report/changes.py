@@ -9,17 +9,27 @@ from typing import Any, Literal
 
 from stagespan.errors import ReportError
 from stagespan.lines import one_line
-from stagespan.report.noise import BEST, Times, interval_of_change
+from stagespan.report.noise import BEST, FEWEST_RUNS, Times, interval_of_change
 from stagespan.report.timed import Timed, read
 
 SCHEMA_VERSION = 1
 Statistic = Literal["median", "fastest"]
-Verdict = Literal["slower", "faster", "same", "added", "removed"]
+Verdict = Literal["slower", "faster", "same", "unknown", "added", "removed"]
+WORDS: dict[Verdict, str] = {
+    "slower": "slower",
+    "faster": "faster",
+    "same": "unchanged",
+    "unknown": "not known",
+    "added": "added",
+    "removed": "missing",
+}
+"""The verdicts as users read them."""
 SPEED_CHANGE = 0.05
 """The relative change of the processor's speed between two measurements that is reported."""
+_MOST_LISTED = 4
 _MACHINE = ("cpu", "cpu_count", "platform", "device")
 _SOFTWARE = ("python", "torch", "stagespan")
-_OTHER_INPUTS = "ran with other inputs: no signature in common"
+OTHER_INPUTS = "ran with other inputs: no signature in common"
 _NAMES = {
     "report": "a timing report",
     "breakdown": "a kernel breakdown",
@@ -30,7 +40,11 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """A change counts if it exceeds the larger of these two limits and the noise."""
+    """A change counts if it exceeds the larger of these two limits and the noise.
+
+    A stage counts as unchanged if the noise is at most this limit. Otherwise, the verdict is
+    ``unknown``.
+    """
 
     relative: float = 0.05
     absolute_ms: float = 0.01
@@ -38,6 +52,17 @@ class Tolerance:
     def limit_ms(self, before_ms: float) -> float:
         """Return the largest change that does not count, in ms."""
         return max(self.relative * before_ms, self.absolute_ms)
+
+    def described(self, before_ms: float) -> str:
+        """Return the limit that applies as text, such as ``5 %`` or ``0.01 ms``."""
+        if self.relative * before_ms >= self.absolute_ms:
+            return percent(self.relative)
+        return f"{self.absolute_ms:,.3g} ms"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction as a percentage with at most three digits."""
+    return f"{100 * fraction:.3g} %" if fraction < 10 else f"{100 * fraction:,.0f} %"
 
 
 @dataclass(frozen=True)
@@ -83,6 +108,30 @@ class Change:
         )
 
     @property
+    def noise_ms(self) -> float | None:
+        """The distance from the change to the farther one of its bounds; None if unknown."""
+        if self.interval_ms is None or self.change_ms is None:
+            return None
+        low, high = self.interval_ms
+        return max(high - self.change_ms, self.change_ms - low)
+
+    @property
+    def noise(self) -> float | None:
+        """`noise_ms` divided by `before_ms`; None if that is not possible."""
+        return (
+            None if self.noise_ms is None or not self.before_ms else self.noise_ms / self.before_ms
+        )
+
+    def exceeds_noise(self, limit: float) -> bool:
+        """Whether neither slower nor faster, with a noise that is unknown or above ``limit``.
+
+        ``limit`` is a fraction of the time before.
+        """
+        if self.verdict not in ("same", "unknown"):
+            return False
+        return self.noise is None or self.noise > limit
+
+    @property
     def slowdown(self) -> float | None:
         """How many times as long a fixed computation took after as before; None if unknown.
 
@@ -101,13 +150,16 @@ class Change:
         found = asdict(self)
         for side in ("before", "after"):
             if found[side] is not None:
-                del found[side]["samples_ms"], found[side]["relative"]
+                for key in ("samples_ms", "relative"):
+                    del found[side][key]
+                found[side]["sessions"] = len(found[side]["sessions"]) or 1
         return {
             **found,
             "before_ms": self.before_ms,
             "after_ms": self.after_ms,
             "change_ms": self.change_ms,
             "change": self.change,
+            "noise": self.noise,
             "slowdown": self.slowdown,
         }
 
@@ -130,18 +182,21 @@ class Comparison:
         return any(change.verdict == "slower" for change in self.changes)
 
     @property
+    def is_unknown(self) -> bool:
+        """Whether it is not known of anything whether it has changed."""
+        return any(change.verdict == "unknown" for change in self.changes)
+
+    @property
     def is_missing(self) -> bool:
         """Whether a stage or kernel is missing after."""
         return any(change.verdict == "removed" for change in self.changes)
 
     @property
     def summary(self) -> str:
-        """The numbers of slower, faster and unchanged stages as text."""
-        words = {"slower": "slower", "faster": "faster", "same": "unchanged"}
-        words |= {"added": "added", "removed": "missing"}
+        """The number of stages with each verdict as text."""
         counts = [
             f"{count} {word}"
-            for verdict, word in words.items()
+            for verdict, word in WORDS.items()
             if (count := sum(change.verdict == verdict for change in self.changes))
         ]
         return ", ".join(counts)
@@ -155,6 +210,7 @@ class Comparison:
             "kind": self.kind,
             "tolerance": asdict(self.tolerance),
             "slower": self.is_slower,
+            "unknown": self.is_unknown,
             "summary": self.summary,
             "changes": [change.to_dict() for change in self.changes],
             "warnings": self.warnings,
@@ -173,6 +229,7 @@ def judge(
 ) -> Change:
     """Return whether ``after`` is slower or faster than ``before``, beyond tolerance and noise.
 
+    Otherwise it is unchanged if the noise is known and at most the tolerance, else not known.
     Compares the medians, or the fastest runs if other programs used the machine. With
     ``same_speed_unit`` (see `have_same_speed_unit`), and if the speed of the processor decides the
     times of both, the compared times are those at the processor's fastest speed before.
@@ -181,7 +238,8 @@ def judge(
     if at_one_speed is not None:
         before, after = at_one_speed
     statistic: Statistic = "median"
-    if (before.disturbed or after.disturbed) and before.best_ms and after.best_ms:
+    is_disturbed = before.disturbed or after.disturbed
+    if at_one_speed is None and is_disturbed and before.best_ms and after.best_ms:
         statistic = "fastest"
     quantile = 0.5 if statistic == "median" else BEST
     change = Change(
@@ -193,26 +251,69 @@ def judge(
         interval_of_change(before, after, quantile),
         statistic=statistic,
     )
-    before_ms, change_ms, interval = (
-        change.before_ms or 0.0,
-        change.change_ms or 0.0,
-        change.interval_ms,
-    )
-    limit_ms = tolerance.limit_ms(before_ms)
-    verdict: Verdict = "slower" if change_ms > 0 else "faster"
-    if abs(change_ms) <= limit_ms:
-        verdict, reason = "same", f"within the tolerance of {limit_ms:,.3g} ms"
-    elif interval is None:
-        reason = "more than the tolerance; the noise is not known"
-    elif interval[0] <= 0 <= interval[1]:
-        verdict, reason = "same", "within the noise"
-    else:
-        reason = "more than the tolerance and the noise"
+    verdict, reason = _verdict(change, tolerance)
     if statistic == "fastest":
         reason += "; by the fastest runs, because other programs used the machine"
     if at_one_speed is not None:
         reason += ", at the same speed of the processor"
     return replace(change, verdict=verdict, reason=reason)
+
+
+def judge_repeated(
+    name: str,
+    before: Times,
+    after: Times,
+    tolerance: Tolerance,
+    *,
+    same_speed_unit: bool = False,
+) -> Change:
+    """Judge a stage that was measured in several processes, the sessions of ``after``.
+
+    The stage counts as slower only if it is slower than the tolerance in the latest process alone,
+    too. Otherwise the earlier ones can have been slow for another reason.
+    """
+    found = judge(name, before, after, tolerance, same_speed_unit=same_speed_unit)
+    *earlier, latest = after.each_session
+    if found.verdict != "slower" or not earlier:
+        return found
+    alone = judge(name, before, latest, tolerance, same_speed_unit=same_speed_unit)
+    if (alone.change_ms or 0.0) > tolerance.limit_ms(alone.before_ms or 0.0):
+        return replace(found, reason=f"{found.reason}, also in a new process")
+    first = judge(
+        name, before, Times.of_sessions(earlier), tolerance, same_speed_unit=same_speed_unit
+    )
+    shown = (f"{change.change or 0.0:+.1%}".replace("%", " %") for change in (first, alone))
+    return replace(
+        found, verdict="unknown", reason="{} in one process, but {} in a new one".format(*shown)
+    )
+
+
+def _verdict(change: Change, tolerance: Tolerance) -> tuple[Verdict, str]:
+    """Return the verdict of a change and the reason for it."""
+    before_ms, change_ms = change.before_ms or 0.0, change.change_ms or 0.0
+    limit_ms, limit = tolerance.limit_ms(before_ms), tolerance.described(before_ms)
+    is_more = abs(change_ms) > limit_ms
+    direction: Verdict = "slower" if change_ms > 0 else "faster"
+    if change.interval_ms is None or change.noise_ms is None:
+        has_runs = all(
+            times is not None and times.samples_ms for times in (change.before, change.after)
+        )
+        if is_more and has_runs:
+            return (
+                "unknown",
+                f"more than the tolerance of {limit}, but of fewer than {FEWEST_RUNS} runs",
+            )
+        if is_more:
+            return direction, "more than the tolerance; the noise is not known"
+        return "unknown", f"within the tolerance of {limit}, but the noise is not known"
+    low_ms, high_ms = change.interval_ms
+    if is_more and not low_ms <= 0 <= high_ms:
+        return direction, "more than the tolerance and the noise"
+    if change.noise_ms > limit_ms:
+        is_in_ms = limit.endswith("ms") or change.noise is None
+        noise = f"{change.noise_ms:,.3g} ms" if is_in_ms else percent(change.noise or 0.0)
+        return "unknown", f"the noise of ±{noise} hides the tolerance of {limit}"
+    return "same", f"within the tolerance of {limit_ms:,.3g} ms"
 
 
 def _at_one_speed(before: Times, after: Times) -> tuple[Times, Times] | None:
@@ -248,8 +349,8 @@ def compare(before: Timed, after: Timed, tolerance: Tolerance) -> Comparison:
     names = {name for name, _ in before.times}
     if after.times and not names & {name for name, _ in after.times}:
         raise ReportError(
-            f"{before.path} and {after.path} have no stage in common: {_listed(names)} before,"
-            f" {_listed(name for name, _ in after.times)} after."
+            f"{before.path} and {after.path} have no stage in common: {listed(names)} before,"
+            f" {listed(name for name, _ in after.times)} after."
         )
     changes = [
         change
@@ -282,7 +383,7 @@ def _of_name(name: str, before: Timed, after: Timed, tolerance: Tolerance) -> li
     if None in old or None in new or not both:
         # Times of different signatures are not comparable, because the inputs differ.
         if None not in old and None not in new:
-            return [Change(name, None, "same", _most(old), _most(new), reason=_OTHER_INPUTS)]
+            return [Change(name, None, "unknown", _most(old), _most(new), reason=OTHER_INPUTS)]
         return [judge(name, _most(old), _most(new), tolerance, same_speed_unit=same_unit)]
     several = len(old) > 1 or len(new) > 1
     return [
@@ -311,15 +412,31 @@ def _notes(changes: Iterable[Change], before: Timed, after: Timed) -> list[str]:
         if change.before
         and change.after
         and change.interval_ms is None
-        and change.reason != _OTHER_INPUTS  # these were not compared at all
+        and change.reason != OTHER_INPUTS  # these were not compared at all
     ]
     if unknown and before.kind == "breakdown":
-        notes.append("A breakdown has one figure for each kernel, so its noise is not known.")
+        notes.append(
+            "A breakdown has one figure for each kernel, so its noise is not known, and only a "
+            "change of more than the tolerance has a verdict."
+        )
     elif unknown:
-        names = _listed(dict.fromkeys(change.name for change in unknown))
+        names = listed(dict.fromkeys(change.name for change in unknown))
         notes.append(
             f"The noise of {names} is not known: the files contain too few runs, or no quartiles. "
-            f"Only the tolerance decides there."
+            f"Only a change of more than the tolerance has a verdict there."
+        )
+    hidden = [
+        change for change in changes if change.verdict == "unknown" and change.noise is not None
+    ]
+    notes += [
+        f"It is not known whether {change.name!r} has changed: {change.reason}."
+        for change in hidden[:_MOST_LISTED]
+    ]
+    if hidden:
+        more = len(hidden) - _MOST_LISTED
+        notes.append(
+            (f"The same applies to {more} more. " if more > 0 else "")
+            + "To reduce the noise, measure in more processes, for longer, or on a calmer machine."
         )
     software = _differences(before.environment, after.environment, _SOFTWARE)
     if software:
@@ -354,7 +471,7 @@ def speed_differences(
     ratios = {change.name: change.slowdown for change in changes if change.slowdown}
     then, now = sides
     return [
-        f"The machine was slower {slow} than {fast}: while it measured {_listed(names)}, even the"
+        f"The machine was slower {slow} than {fast}: while it measured {listed(names)}, even the"
         f" fastest run of a fixed computation took {max(names.values()):.2f} x as long. {advice}"
         for slow, fast, names, advice in (
             (
@@ -387,7 +504,9 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], keys: Iter
     )
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Return names as text, at most four of them."""
     found = [repr(name) for name in names]
-    shown = ", ".join(found[:4])
-    return f"{shown} and {len(found) - 4} more" if len(found) > 4 else shown or "none"
+    shown = ", ".join(found[:_MOST_LISTED])
+    more = len(found) - _MOST_LISTED
+    return f"{shown} and {more} more" if more > 0 else shown or "none"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from stagespan.console import set_width, trimmed
 from stagespan.imports import importing
 from stagespan.lines import one_line
-from stagespan.report.changes import Change, Comparison
+from stagespan.report.changes import OTHER_INPUTS, WORDS, Change, Comparison
 from stagespan.report.markdown import code, escaped
 
 if TYPE_CHECKING:
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 120
 _HEADER = ("stage", "before ms", "after ms", "change", "noise", "runs", "verdict")
-_WORDS = {"same": "unchanged", "removed": "missing"}
-_STYLES = {"slower": "red", "removed": "red", "faster": "green"}
+_STYLES = {"slower": "red", "removed": "red", "faster": "green", "unknown": "yellow"}
 
 
 def show(found: Comparison, console: Console | None = None) -> None:
@@ -70,9 +69,7 @@ def _cells(change: Change) -> tuple[str, ...]:
     name = one_line(change.name)
     if change.signature is not None:
         name = f"{name} ({one_line(change.signature)})"
-    verdict = _WORDS.get(change.verdict, change.verdict)
-    if change.verdict == "same" and change.interval_ms is None and "inputs" in change.reason:
-        verdict = "other inputs"
+    verdict = "other inputs" if change.reason == OTHER_INPUTS else WORDS[change.verdict]
     return (
         name,
         _ms(change.before_ms),
@@ -89,10 +86,7 @@ def _ms(value: float | None) -> str:
 
 
 def _noise(change: Change) -> str:
-    if change.interval_ms is None or not change.before_ms:
-        return ""
-    low, high = change.interval_ms
-    return f"±{(high - low) / 2 / change.before_ms:.1%}".replace("%", " %")
+    return "" if change.noise is None else f"±{change.noise:.1%}".replace("%", " %")
 
 
 def _runs(change: Change) -> str:

@@ -74,16 +74,37 @@ def _of_baseline(path: str, content: dict[str, Any]) -> Timed:
     for name, stage in stages.items() if isinstance(stages, dict) else ():
         samples = _numbers(stage.get("samples_ms")) if isinstance(stage, dict) else ()
         if samples:
-            disturbed = stage.get("disturbed")
-            times[name, None] = Times.of(
-                samples,
-                disturbed if isinstance(disturbed, bool) else None,
-                number(stage.get("fixed_ns")),
-                _numbers(stage.get("relative")),
-            )
+            times[name, None] = _of_sessions(stage, samples, _numbers(stage.get("relative")))
     if not times:
         raise NoTimesError(f"{path} is a baseline without times: {_WRITE_AGAIN}")
     return Timed(path, "baseline", times, _environment(content))
+
+
+def _of_sessions(
+    stage: dict[str, Any], samples: tuple[float, ...], relative: tuple[float, ...]
+) -> Times:
+    """Return the times of a stage of a baseline, of which ``sessions`` says how they divide."""
+    listed = stage.get("sessions")
+    rows = [row for row in (listed if isinstance(listed, list) else ()) if isinstance(row, dict)]
+    counts = [(row.get("runs"), row.get("relative")) for row in rows]
+    known = [(n, m) for n, m in counts if type(n) is int and type(m) is int and n > 0 and m >= 0]
+    totals = sum(n for n, _ in known), sum(m for _, m in known)
+    if len(known) < len(rows) or totals != (len(samples), len(relative)):
+        # One session, or a file that another program has changed.
+        rows, known = [stage], [(len(samples), len(relative))]
+    sessions = []
+    for row, (count, ratio_count) in zip(rows, known, strict=True):
+        disturbed = row.get("disturbed")
+        sessions.append(
+            Times.of(
+                samples[:count],
+                disturbed if isinstance(disturbed, bool) else None,
+                number(row.get("fixed_ns")),
+                relative[:ratio_count],
+            )
+        )
+        samples, relative = samples[count:], relative[ratio_count:]
+    return Times.of_sessions(sessions)
 
 
 def _of_bench(path: str, content: dict[str, Any]) -> Timed:

@@ -40,7 +40,7 @@ def report(**stages: Any) -> dict[str, Any]:
     return {"schema_version": 1, "environment": LINUX, "stages": stages}
 
 
-def stage(p50: float, runs: int = 100, spread: float = 0.1, **more: Any) -> dict[str, Any]:
+def stage(p50: float, runs: int = 100, spread: float = 0.02, **more: Any) -> dict[str, Any]:
     return {
         "duration_ms": p50 * runs,
         "count": runs,
@@ -122,8 +122,8 @@ def test_the_noise_of_a_signature_is_that_of_the_runs_behind_its_percentiles(
     # WHEN their medians differ by less than the noise of 512 runs
     found = verdicts(before, after, tmp_path)
 
-    # THEN nothing has changed
-    assert set(found.values()) == {"same"}
+    # THEN it is not known whether they have changed
+    assert set(found.values()) == {"unknown"}
 
 
 # --- noise --------------------------------------------------------------------------------------
@@ -138,20 +138,22 @@ def test_a_slowdown_of_ten_percent_is_caught_in_nineteen_of_twenty() -> None:
     assert sum(caught) >= 19
 
 
-def test_an_unchanged_stage_passes_fifty_of_fifty() -> None:
-    baseline = Times.of(samples(0))
+@pytest.mark.parametrize(("spread", "verdict"), [(0.02, "same"), (0.06, "unknown")])
+def test_an_unchanged_stage_passes_fifty_of_fifty(spread: float, verdict: str) -> None:
+    baseline = Times.of(samples(0, spread=spread))
     found = [
-        judge("s", baseline, Times.of(samples(seed)), Tolerance()).verdict
+        judge("s", baseline, Times.of(samples(seed, spread=spread)), Tolerance()).verdict
         for seed in range(100, 150)
     ]
-    assert found == ["same"] * 50
+    assert found == [verdict] * 50
 
 
 def test_without_a_tolerance_the_noise_decides() -> None:
     # GIVEN 400 unchanged pairs, whose medians differ a little
     none = Tolerance(0.0, 0.0)
     wrong = sum(
-        judge("s", Times.of(samples(2 * n)), Times.of(samples(2 * n + 1)), none).verdict != "same"
+        judge("s", Times.of(samples(2 * n)), Times.of(samples(2 * n + 1)), none).verdict
+        != "unknown"
         for n in range(400)
     )
     # THEN about one in a thousand is reported as a change
@@ -159,13 +161,11 @@ def test_without_a_tolerance_the_noise_decides() -> None:
 
 
 def test_the_interval_contains_the_change() -> None:
-    low, high = interval_of_change(Times.of(samples(1)), Times.of(samples(2, 1.2))) or (0, 0)
+    before, after = (Times.of(samples(*each, spread=0.04)) for each in ((1, 1.0), (2, 1.2)))
+    low, high = interval_of_change(before, after) or (0, 0)
     assert 1 < low < 2 < high < 3
     # the same from quartiles only
-    before, after = (
-        Times(t.median_ms, t.count, t.quartiles_ms)
-        for t in (Times.of(samples(1)), Times.of(samples(2, 1.2)))
-    )
+    before, after = (Times(t.median_ms, t.count, t.quartiles_ms) for t in (before, after))
     low, high = interval_of_change(before, after) or (0, 0)
     assert 1 < low < 2 < high < 3
     assert before.basis == "quartiles"
@@ -182,9 +182,14 @@ def test_the_noise_of_few_runs_is_not_known(times: Times) -> None:
     assert relative_noise(times) is None
     # so the tolerance decides, and the reason says so
     change = judge("s", times, Times.of([20.0] * 50), Tolerance())
-    assert change.verdict == "slower"
     assert change.interval_ms is None
-    assert "not known" in change.reason
+    if times.samples_ms:  # single runs are known, but they are too few
+        assert (change.verdict, "fewer than 5 runs" in change.reason) == ("unknown", True)
+    else:
+        assert (change.verdict, "not known" in change.reason) == ("slower", True)
+    # AND times within the tolerance do not show that nothing has changed
+    within = judge("s", times, Times.of([10.1] * 50), Tolerance())
+    assert (within.verdict, "noise is not known" in within.reason) == ("unknown", True)
     # unlike the noise of other times
     known = judge("s", Times.of([10.0] * 50), Times.of([20.0] * 50), Tolerance())
     assert known.interval_ms is not None
@@ -207,7 +212,7 @@ def test_reports_are_compared_by_stage(tmp_path: Path) -> None:
     assert verdicts(before, after, tmp_path) == {
         ("a", None): "slower",
         ("b", None): "same",
-        ("c", None): "same",
+        ("c", None): "unknown",
         ("gone", None): "removed",
         ("new", None): "added",
     }
@@ -216,10 +221,13 @@ def test_reports_are_compared_by_stage(tmp_path: Path) -> None:
 def test_a_stage_with_several_signatures_is_compared_by_signature(tmp_path: Path) -> None:
     # GIVEN more runs with large inputs in the second report, so that the median of all runs is
     # higher
-    small, large = {"key": "s", "p50_ms": 10.0}, {"key": "l", "p50_ms": 100.0}
+    small, large = (
+        {"key": key, "p50_ms": p50, "p25_ms": 0.99 * p50, "p75_ms": 1.01 * p50}
+        for key, p50 in (("s", 10.0), ("l", 100.0))
+    )
     before = stage(10, signatures=[{**small, "count": 90}, {**large, "count": 10}])
     after = stage(100, signatures=[{**small, "count": 10}, {**large, "count": 90}])
-    slower = stage(100, signatures=[{**small, "p50_ms": 12.0, "count": 10}])
+    slower = stage(100, signatures=[{**small, "p50_ms": 12.0, "p75_ms": 12.1, "count": 10}])
     assert verdicts(report(a=before), report(a=after), tmp_path) == {
         ("a", "s"): "same",
         ("a", "l"): "same",
@@ -239,7 +247,7 @@ def test_the_noise_of_a_signature_comes_from_its_quartiles(tmp_path: Path) -> No
     before, after = stage(10, signatures=rows(1.0)), stage(12, signatures=rows(1.2))
     assert verdicts(report(a=before), report(a=after), tmp_path) == {
         ("a", "steady"): "slower",
-        ("a", "noisy"): "same",
+        ("a", "noisy"): "unknown",
     }
 
 
@@ -252,8 +260,8 @@ def test_other_inputs_are_not_a_slowdown(tmp_path: Path) -> None:
     )
     found = compare_files(*paths)
     (change,) = found.changes
-    assert change.verdict == "same"
-    # AND not because 90 ms are within the tolerance or the noise
+    assert (change.verdict, found.is_slower, found.summary) == ("unknown", False, "1 not known")
+    # AND not because 90 ms are within the noise
     assert (change.change_ms, change.interval_ms) == (90.0, None)
     assert "no signature in common" in change.reason
     assert found.notes == []
@@ -264,7 +272,8 @@ def test_breakdowns_are_compared_by_kernel_and_step(tmp_path: Path) -> None:
     twice = [{"name": "gemm", "ms": 24.0}, {"name": "copy", "ms": 2.0}]
     before = {"name": "decode", "top_kernels": rows, "profile_steps": 1}
     after = {"name": "decode", "top_kernels": twice, "profile_steps": 2}
-    assert verdicts(before, after, tmp_path) == {("gemm", None): "slower", ("copy", None): "same"}
+    found = {("gemm", None): "slower", ("copy", None): "unknown"}
+    assert verdicts(before, after, tmp_path) == found
 
 
 @pytest.mark.parametrize("key", ["times_ms", "timing_ms"])
@@ -460,6 +469,35 @@ def test_the_exit_status_says_whether_anything_is_slower(tmp_path: Path) -> None
     assert status(before, same, "--tolerance", "lots") == 2
 
 
+def test_noise_that_hides_the_tolerance_can_fail_the_comparison(tmp_path: Path) -> None:
+    # GIVEN a stage that varies by more than the tolerance, and one whose noise is not known
+    before, after = (
+        write(tmp_path / f"{n}.json", report(a=stage(10), b=stage(p50, spread=1.0), c=one_run))
+        for n, p50, one_run in ((1, 10, {"duration_ms": 5.0}), (2, 13, {"duration_ms": 5.1}))
+    )
+
+    def run(*options: str) -> Any:
+        return CliRunner().invoke(command, ["compare", str(before), str(after), *options])
+
+    # THEN it is not known whether they have changed
+    done = run()
+    assert done.exit_code == 0
+    assert "1 unchanged, 2 not known" in done.output
+    assert "It is not known whether 'b' has changed: the noise of ±" in done.output
+    assert "% hides the tolerance of 5 %." in done.output
+    assert "| not known |" in run("--markdown", "-").output
+    found = json.loads(run("--json", "-").output)
+    assert found["unknown"] is True
+    noise = {change["name"]: change["noise"] for change in found["changes"]}
+    assert (noise["a"] <= 0.05, noise["b"] > 0.2, noise["c"]) == (True, True, None)
+    # AND the command fails if there is a limit for the noise
+    done = run("--noise-limit", "20%")
+    assert done.exit_code == 2
+    assert "the noise of 'b', 'c' is up to ±" in done.output
+    assert "--noise-limit allows 20 %" in done.output
+    assert run("--noise-limit", "much").exit_code == 2
+
+
 def test_the_comparison_as_table_markdown_and_json(tmp_path: Path) -> None:
     before = write(tmp_path / "a.json", report(**{"a|b": stage(10)}))
     after = write(tmp_path / "b.json", report(**{"a|b": stage(12)}))
@@ -487,7 +525,7 @@ def busy(seed: int, slowdown: float = 1.0) -> Times:
 def test_on_a_busy_machine_the_fastest_runs_are_judged() -> None:
     baseline = Times.of(samples(0, runs=300))
     unchanged = [judge("s", baseline, busy(seed), Tolerance()) for seed in range(1, 51)]
-    assert {change.verdict for change in unchanged} == {"same"}
+    assert {change.verdict for change in unchanged} == {"unknown"}
     assert {change.statistic for change in unchanged} == {"fastest"}
     slower = [judge("s", baseline, busy(seed, 1.1), Tolerance()) for seed in range(1, 21)]
     assert [change.verdict for change in slower].count("slower") >= 19
@@ -496,7 +534,7 @@ def test_on_a_busy_machine_the_fastest_runs_are_judged() -> None:
 
 def computed(kind: str, slowdown: float, speed: float, share: float = 1.0) -> dict[str, Any]:
     """A baseline or a bench result of a stage that computes, on a processor of another speed."""
-    times = [time / speed for time in samples(round(100 * slowdown), slowdown)]
+    times = [time / speed for time in samples(round(100 * slowdown), slowdown, spread=0.02)]
     fixed = [150_000 / speed] * len(times)
     if kind == "baseline":
         entry = {"samples_ms": times, "fixed_ns": fixed[0]}
@@ -543,7 +581,7 @@ def test_a_baseline_contains_1000_runs_from_the_whole_measurement(tmp_path: Path
     assert times.samples_ms[:3] == (1, 3, 6)
     assert times.relative[-2:] == (2 * 2496, 2 * 2498)
     # AND fewer runs are all there
-    write_baseline(path, {"stage": Times.of(runs[:999])})
+    write_baseline(path, {"stage": Times.of(runs[:999])}, replace=True)
     assert read_baseline(path).times["stage", None].samples_ms == tuple(runs[:999])
 
 
