@@ -1,7 +1,8 @@
 """The pytest plugin: the fixture ``stage_bench`` and the mark ``stage_limit``.
 
 A test that measures a stage fails if the stage takes longer than the mark allows, or is slower than
-in a baseline file, beyond the tolerance and the noise of both measurements.
+in a baseline file, beyond the tolerance and the noise of both measurements. Before it fails because
+of the baseline, it is repeated in a new process.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import subprocess
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -22,16 +28,21 @@ if TYPE_CHECKING:
     from stagespan.report.timed import Timed
 
 _MORE_MEASUREMENTS = 4
+_REPEAT_TIMEOUT_S = 600
+"""A test that takes longer is not repeated."""
 _SHARED = "stagespan_baseline_times"
+_SHARED_VERDICTS = "stagespan_verdicts"
+_SHARED_COMMAND = "stagespan_command"
 _NOT_RUN_BY_A_CALL = (
     inspect.iscoroutinefunction,
     inspect.isgeneratorfunction,
     inspect.isasyncgenfunction,
 )
 _MARK = (
-    "stage_limit(ms=None, regress=None, regress_ms=0.01): a stage measured with stage_bench may"
-    ' take at most "ms" milliseconds, and may be slower than in the baseline by at most "regress",'
-    ' such as "5%", or by "regress_ms" milliseconds if that is more'
+    "stage_limit(ms=None, regress=None, regress_ms=0.01, noise=None): a stage measured with"
+    ' stage_bench may take at most "ms" milliseconds, and may be slower than in the baseline by at'
+    ' most "regress", such as "5%", or by "regress_ms" milliseconds if that is more; the noise of a'
+    ' comparison that does not find it slower may be at most "noise", such as "20%"'
 )
 
 
@@ -48,7 +59,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--stage-baseline-write",
         action="store_true",
-        help="Write the measured times to the file of --stage-baseline instead of comparing them.",
+        help="Add the measured times to the file of --stage-baseline instead of comparing them.",
+    )
+    group.addoption(
+        "--stage-baseline-replace",
+        action="store_true",
+        help="Like --stage-baseline-write, but remove the earlier times of the measured stages.",
+    )
+    group.addoption(
+        "--stage-noise-limit",
+        metavar="PERCENT",
+        help="Fail a test that compares a stage if its noise is larger, so that it is not known "
+        "whether the stage is slower. stage_limit(noise=) sets it for one test. [default: none]",
+    )
+    group.addoption(
+        "--stage-repeats",
+        metavar="N",
+        type=int,
+        default=1,
+        help="Number of new processes that repeat a test before it fails because its stage is "
+        "slower than in the baseline. [default: 1]",
     )
 
 
@@ -57,8 +87,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARK)
     if config.getoption("--stage-baseline") == "":
         raise pytest.UsageError("--stage-baseline names no file: pass --stage-baseline=FILE.")
-    if config.getoption("--stage-baseline-write") and not config.getoption("--stage-baseline"):
-        raise pytest.UsageError("--stage-baseline-write needs a file: pass --stage-baseline=FILE.")
+    for option in ("--stage-baseline-write", "--stage-baseline-replace"):
+        if config.getoption(option) and not config.getoption("--stage-baseline"):
+            raise pytest.UsageError(f"{option} needs a file: pass --stage-baseline=FILE.")
+    if config.getoption("--stage-repeats") < 0:
+        raise pytest.UsageError("--stage-repeats is below 0: pass the number of new processes.")
+    if config.getoption("--stage-noise-limit") is not None:
+        from stagespan.report.amounts import share
+
+        try:
+            share(config.getoption("--stage-noise-limit"))
+        except ValueError as error:
+            raise pytest.UsageError(f"--stage-noise-limit: {error}") from None
     config.pluginmanager.register(_Session(config), "stagespan-session")
 
 
@@ -69,7 +109,13 @@ class _Session:
         self.path: str | None = config.getoption("--stage-baseline")
         # Tests can change the working directory.
         self._absolute_path = os.path.abspath(self.path or "")
-        self.is_writing = bool(config.getoption("--stage-baseline-write"))
+        self.is_replacing = bool(config.getoption("--stage-baseline-replace"))
+        self.is_writing = self.is_replacing or bool(config.getoption("--stage-baseline-write"))
+        self.noise_limit: str | None = config.getoption("--stage-noise-limit")
+        self.repeats: int = config.getoption("--stage-repeats")
+        self._command = _command_of(config)
+        self.verdicts: dict[str, tuple[str, str]] = {}
+        """The verdict and the reason for it, by the key of the measurement."""
         self.measured: dict[str, Times] = {}
         self.sentences: list[str] = []
         self._baseline: Timed | None = None
@@ -93,6 +139,7 @@ class _Session:
         """Write the baseline. A worker of pytest-xdist sends its times to the main process."""
         shared = getattr(session.config, "workeroutput", None)
         if shared is not None:
+            shared[_SHARED_VERDICTS] = self.verdicts
             shared[_SHARED] = {
                 name: (
                     list(times.samples_ms),
@@ -106,29 +153,112 @@ class _Session:
             self.sentences = ["no measurements were written: no test has measured a stage"]
         elif self.is_writing:
             from stagespan.errors import ReportError
-            from stagespan.report.baseline import write_baseline
+            from stagespan.report.baseline import disturbance, write_baseline
 
             try:
-                self.sentences = write_baseline(self._absolute_path, self.measured)
+                self.sentences = write_baseline(
+                    self._absolute_path, self.measured, replace=self.is_replacing
+                )
             except ReportError as error:
                 self.sentences = [f"no measurements were written: {error}"]
                 session.exitstatus = pytest.ExitCode.USAGE_ERROR
                 return
+            warning = disturbance(self.measured)
+            self.sentences += [] if warning is None else [warning]
             self.sentences.append(f"measurements written to {self.path}: {len(self.measured)}")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker of pytest-xdist the command of this process, which repeats its tests."""
+        node.workerinput[_SHARED_COMMAND] = self._command
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: Any) -> None:
         """Add the times that a worker of pytest-xdist has measured."""
         from stagespan.report.noise import Times
 
-        shared = getattr(node, "workeroutput", {}).get(_SHARED, {})
+        output = getattr(node, "workeroutput", {})
+        self.verdicts.update(output.get(_SHARED_VERDICTS, {}))
+        shared = output.get(_SHARED, {})
         for name, figures in shared.items():
             self.measured[name] = Times.of(*figures)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Report the written file."""
-        for sentence in self.sentences:
+        """Report the written file, or the verdicts of the compared stages."""
+        for sentence in (*self.sentences, *self._summary()):
             terminalreporter.write_line(f"stagespan: {sentence}")
+
+    def _summary(self) -> list[str]:
+        """Return the number of stages with each verdict, and a line for each that is not known."""
+        if not self.verdicts:
+            return []
+        from stagespan.report.changes import WORDS
+
+        found = [verdict for verdict, _ in self.verdicts.values()]
+        counts = [f"{found.count(v)} {word}" for v, word in WORDS.items() if v in found]
+        return [
+            f"compared with {self.path}: {', '.join(counts)}",
+            *(
+                f"not known whether {key} is slower: {reason}"
+                for key, (verdict, reason) in sorted(self.verdicts.items())
+                if verdict == "unknown"
+            ),
+        ]
+
+    def measure_again(self, item: pytest.Item, key: str) -> Times | str:
+        """Run a test in a new process. Returns the times of a measurement, or why there are none.
+
+        The process gets the options of this one, but a cache and temporary folders of its own.
+        """
+        from stagespan.errors import ReportError
+        from stagespan.report.baseline import read_baseline
+
+        arguments, folder = self._command
+        variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST_")}
+        has = item.config.pluginmanager.hasplugin
+        with tempfile.TemporaryDirectory(prefix="stagespan-repeat-") as name:
+            own = Path(name)
+            command = [
+                *(sys.executable, "-m", "pytest", *arguments),
+                *(f"--rootdir={item.config.rootpath}", "-o", f"cache_dir={own / 'cache'}"),
+                # pytest empties a folder that --basetemp names, and a log file.
+                *([f"--basetemp={own / 'tmp'}"] if has("tmpdir") else []),
+                *([f"--log-file={os.devnull}"] if has("logging") else []),
+                *(["-n0"] if has("xdist") else []),
+                *(f"--stage-baseline={own / 'times.json'}", "--stage-baseline-replace"),
+                str(item.config.rootpath / item.nodeid),
+            ]
+            try:
+                done = subprocess.run(
+                    command,
+                    cwd=folder,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=_REPEAT_TIMEOUT_S,
+                    check=False,
+                )
+                times = read_baseline(own / "times.json").times.get((key, None))
+            except subprocess.TimeoutExpired:
+                return f"it took more than {_REPEAT_TIMEOUT_S} s"
+            except OSError as error:
+                return f"it did not start: {error.strerror or error}"
+            except ReportError:
+                times = None
+        return times or f"it measured nothing, and its exit status was {done.returncode}"
+
+
+def _command_of(config: pytest.Config) -> tuple[list[str], str]:
+    """Return the options of this test run, without the selected tests, and its folder."""
+    shared = getattr(config, "workerinput", {}).get(_SHARED_COMMAND)
+    if shared is not None:
+        return list(shared[0]), str(shared[1])
+    arguments = [str(argument) for argument in config.invocation_params.args]
+    for selected in reversed(config.option.file_or_dir or ()):
+        if selected in arguments:  # not if it comes from addopts
+            # The last one, because an option before it can have the same value.
+            del arguments[len(arguments) - 1 - arguments[::-1].index(selected)]
+    return arguments, str(config.invocation_params.dir)
 
 
 @pytest.hookimpl(trylast=True)
@@ -225,7 +355,7 @@ class StageBench:
 
     def _check(self, times: Times, key: str) -> Times:
         self._session.measured[key] = times
-        problem = self._problem(key, times)
+        problem = self._above_limit(key, times)
         if problem is not None:
             _fail(problem)
         is_limited = self._limits.get("regress") is not None
@@ -235,20 +365,73 @@ class StageBench:
                 BaselineWarning,
                 stacklevel=3,
             )
+        if is_limited and self._baseline() is not None:
+            self._compare(key, times)
         for sentence in self._speed_differences(key, times) if is_limited else ():
             warnings.warn(f"{self._session.path}: {sentence}", BaselineWarning, stacklevel=3)
         return times
 
-    def _problem(self, key: str, times: Times) -> str | None:
-        """Return a sentence about the limit that the times exceed, or None."""
-        limits = self._limits
-        at_most_ms = limits.get("ms")
-        if at_most_ms is not None and times.median_ms > at_most_ms:
-            return (
-                f"{key} takes {times.median_ms:,.3f} ms (median of {times.count} runs), more than"
-                f" the limit of {at_most_ms:,.3f} ms."
+    def _above_limit(self, key: str, times: Times) -> str | None:
+        """Return a sentence if the times exceed the limit in milliseconds, or None."""
+        at_most_ms = self._limits.get("ms")
+        if at_most_ms is None or times.median_ms <= at_most_ms:
+            return None
+        return (
+            f"{key} takes {times.median_ms:,.3f} ms (median of {times.count} runs), more than"
+            f" the limit of {at_most_ms:,.3f} ms."
+        )
+
+    def _compare(self, key: str, times: Times) -> None:
+        """Compare with the baseline. Fails, after a repetition, if the stage is slower."""
+        change = self._change(key, times)
+        if change is None:
+            _fail(
+                f"{key} is not in the baseline {self._session.path}: add it with"
+                " --stage-baseline-write."
             )
-        return None if limits.get("regress") is None else self._regress(key, times)
+        for _ in range(self._session.repeats):
+            if self._problem(key, times, change) is None:
+                break
+            times, change = self._repeated(key, times, change)
+        self._session.verdicts[key] = (change.verdict, change.reason)
+        problem = self._problem(key, times, change)
+        if problem is not None:
+            _fail(problem)
+
+    def _repeated(self, key: str, times: Times, change: Change) -> tuple[Times, Change]:
+        """Return the times and the change with those of the test in a new process."""
+        from stagespan.report.noise import Times
+
+        fresh = self._session.measure_again(self._item, key)
+        if isinstance(fresh, str):
+            reason = f"{change.reason} (not repeated in a new process: {fresh})"
+            return times, replace(change, reason=reason)
+        times = Times.of_sessions((*times.each_session, *fresh.each_session))
+        self._session.measured[key] = times
+        return times, self._change(key, times) or change
+
+    def _problem(self, key: str, times: Times, change: Change) -> str | None:
+        """Return a sentence about why a comparison fails the test, or None."""
+        from stagespan.report.amounts import share
+        from stagespan.report.changes import percent
+
+        if change.verdict == "slower":
+            speed = "".join(f" {sentence}" for sentence in self._speed_differences(key, times))
+            return (
+                f"{key} takes {change.after_ms:,.3f} ms, {change.change or 0:+.1%} against the"
+                f" baseline's {change.before_ms:,.3f} ms: {change.reason}.{speed}"
+            )
+        limit = self._limits.get("noise")
+        if limit is None and self._session.noise_limit is not None:
+            limit = share(self._session.noise_limit)
+        if limit is None or not change.exceeds_noise(limit):
+            return None
+        noise = "is not known" if change.noise is None else f"is ±{percent(change.noise)}"
+        return (
+            f"{key} cannot be compared: the noise {noise}, but the limit of the noise is"
+            f" {percent(limit)}. Measure it on a calmer machine or for longer (most_seconds=), or"
+            " add sessions to the baseline with --stage-baseline-write."
+        )
 
     @cached_property
     def _limits(self) -> dict[str, Any]:
@@ -256,11 +439,11 @@ class StageBench:
 
         mark = self._item.get_closest_marker("stage_limit")
         limits = dict(mark.kwargs) if mark is not None else {}
-        unknown = sorted(limits.keys() - {"ms", "regress", "regress_ms"})
+        parse = {"ms": milliseconds, "regress": share, "regress_ms": milliseconds, "noise": share}
+        unknown = sorted(limits.keys() - parse.keys())
         if unknown or (mark is not None and mark.args):
             wrong = ", ".join([*map(repr, mark.args if mark else ()), *(f"{n}=" for n in unknown)])
-            _fail(f"stage_limit takes ms=, regress= and regress_ms=, not {wrong}.")
-        parse = {"ms": milliseconds, "regress": share, "regress_ms": milliseconds}
+            _fail(f"stage_limit takes ms=, regress=, regress_ms= and noise=, not {wrong}.")
         try:
             return {key: parse[key](value) for key, value in limits.items() if value is not None}
         except ValueError as error:
@@ -268,12 +451,14 @@ class StageBench:
 
     def _is_clear(self, key: str, times: Times) -> bool:
         """Whether the times are within all limits, and precise enough to be sure."""
-        if self._problem(key, times) is not None:
+        if self._above_limit(key, times) is not None:
             return False
         limits = self._limits
         change = None if limits.get("regress") is None else self._change(key, times)
         if change is None:
             return True
+        if self._problem(key, times, change) is not None:
+            return False
         limit_ms = self._tolerance().limit_ms(change.before_ms or 0.0)
         return (change.change_ms or 0.0) <= limit_ms
 
@@ -298,31 +483,14 @@ class StageBench:
         changes on many machines.
         """
         from stagespan.environment import machine
-        from stagespan.report.changes import have_same_speed_unit, judge
+        from stagespan.report.changes import have_same_speed_unit, judge_repeated
 
         baseline = self._baseline()
         before = None if baseline is None else baseline.times.get((key, None))
         if baseline is None or before is None:
             return None
         same_unit = have_same_speed_unit(baseline.environment, machine())
-        return judge(key, before, times, self._tolerance(), same_speed_unit=same_unit)
-
-    def _regress(self, key: str, times: Times) -> str | None:
-        if self._baseline() is None:
-            return None
-        change = self._change(key, times)
-        if change is None:
-            _fail(
-                f"{key} is not in the baseline {self._session.path}: add it with"
-                " --stage-baseline-write."
-            )
-        if change.verdict != "slower":
-            return None
-        speed = "".join(f" {sentence}" for sentence in self._speed_differences(key, times))
-        return (
-            f"{key} takes {change.after_ms:,.3f} ms, {change.change or 0:+.1%} against the"
-            f" baseline's {change.before_ms:,.3f} ms: {change.reason}.{speed}"
-        )
+        return judge_repeated(key, before, times, self._tolerance(), same_speed_unit=same_unit)
 
     def _speed_differences(self, key: str, times: Times) -> list[str]:
         """Return sentences if the processor's speed has changed and the times depend on it."""

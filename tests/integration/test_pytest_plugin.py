@@ -368,7 +368,7 @@ def test_wrong_limits_and_calls_are_refused_in_one_sentence(tmp_path: Path) -> N
     assert "25 failed" in output
     pages = re.split(r"^_+ (test_\S+) _+$", output.split("= FAILURES =")[1], flags=re.MULTILINE)
     failures = dict(zip(pages[1::2], pages[2::2], strict=True))
-    takes = "stage_limit takes ms=, regress= and regress_ms=, not"
+    takes = "stage_limit takes ms=, regress=, regress_ms= and noise=, not"
     not_ms = "is not a time in milliseconds: write for example 2 or 0.5."
     not_share = "is not a percentage or a fraction: write 5% or 0.05."
     marks = [
@@ -420,3 +420,167 @@ def test_workers_of_xdist_write_one_baseline(tmp_path: Path) -> None:
     project = Project(tmp_path, measures=True)
     project.write("-p", "xdist", "-n", "2")
     assert len(json.loads(project.baseline.read_text())["stages"]) == 2
+
+
+# --- what is not known --------------------------------------------------------------------------
+
+VARYING = """
+    import json, pathlib, random
+    import pytest
+
+    @pytest.mark.stage_limit(regress="5%"{more})
+    def test_varying(stage_bench):
+        slowdown = float(pathlib.Path("slowdown.txt").read_text())
+        stage_bench.check([slowdown * random.uniform(1, 9) for _ in range(60)])
+
+    @pytest.mark.stage_limit(regress="5%")
+    def test_steady(stage_bench):
+        stage_bench.check([random.uniform(1, 1.01) for _ in range(60)])
+"""
+
+
+class VaryingProject(Project):
+    """A folder with a stage whose runs vary by more than the tolerance, and a steady one."""
+
+    def __init__(self, folder: Path, more: str = "") -> None:
+        super().__init__(folder)
+        self.replace_tests(VARYING.format(more=more))
+        (folder / "slowdown.txt").write_text("1")
+        self.write()
+        (folder / "slowdown.txt").write_text("1.3")
+
+    def compare(self, *arguments: str) -> tuple[int, str]:
+        return self.run(1.0, f"--stage-baseline={self.baseline}", *arguments)
+
+
+def test_noise_that_hides_the_tolerance_is_reported_and_can_fail(tmp_path: Path) -> None:
+    project = VaryingProject(tmp_path)
+
+    # WHEN a stage is 30 % slower, and its noise is larger
+    status, output = project.compare()
+
+    # THEN the summary says that it is not known, and names the noise
+    assert status == 0
+    assert f"stagespan: compared with {project.baseline}: 1 unchanged, 1 not known" in output
+    (line,) = (line for line in output.splitlines() if "not known whether" in line)
+    assert "test_stage.py::test_varying is slower: the noise of ±" in line
+    assert line.endswith("% hides the tolerance of 5 %")
+    # AND with a limit for the noise, the test fails in one sentence
+    status, output = project.compare("--stage-noise-limit=10%")
+    assert (status, "1 failed, 1 passed" in output) == (1, True)
+    assert "test_varying cannot be compared: the noise is ±" in output
+    assert "but the limit of the noise is 10 %" in output
+
+
+def test_a_test_can_set_its_own_limit_of_the_noise(tmp_path: Path) -> None:
+    project = VaryingProject(tmp_path, more=', noise="10%"')
+    status, output = project.compare("--stage-noise-limit=900%")
+    assert (status, "1 failed, 1 passed" in output) == (1, True)
+    assert "but the limit of the noise is 10 %" in output
+
+
+def test_workers_of_xdist_report_what_is_not_known(tmp_path: Path) -> None:
+    project = VaryingProject(tmp_path)
+    status, output = project.compare("-p", "xdist", "-n", "2")
+    assert status == 0
+    assert output.count("1 unchanged, 1 not known") == 1
+    assert output.count("not known whether test_stage.py::test_varying") == 1
+
+
+def test_a_baseline_adds_up_over_test_runs(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    for count in (1, 2, 3):
+        project.write()
+        entry = json.loads(project.baseline.read_text())["stages"]["test_stage.py::test_decode"]
+        assert len(entry.get("sessions", [0])) == count
+    project.write("--stage-baseline-replace")
+    entry = json.loads(project.baseline.read_text())["stages"]["test_stage.py::test_decode"]
+    assert len(entry["samples_ms"]) == 60
+
+
+REPEATED = """
+    import os, pathlib
+    import pytest
+
+    @pytest.mark.stage_limit(regress="5%")
+    @pytest.mark.parametrize("case", ["a b", "c::d"])
+    def test_first_process(stage_bench, tmp_path, case):
+        pids = pathlib.Path({folder!r}, case)
+        pids.mkdir(exist_ok=True)
+        (pids / str(os.getpid())).touch()
+        processes = len(list(pids.iterdir()))
+        slow = 1.2 if processes in {slow!r} else 1.0
+        stage_bench.check([slow * (1 + number % 5 / 1000) for number in range(60)])
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-p", "xdist", "-n", "2"]])
+@pytest.mark.parametrize(("slow", "status"), [([2], 0), ([2, 3], 1)])
+def test_a_slow_test_is_repeated_in_a_new_process(
+    tmp_path: Path, slow: list[int], status: int, options: list[str]
+) -> None:
+    # GIVEN a baseline, and a stage that is slow in the next process, or in the next two
+    project = Project(tmp_path)
+    project.replace_tests(REPEATED.format(folder=str(tmp_path), slow=slow))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nlog_file = log.txt\n")
+    project.write()
+
+    # WHEN it is compared
+    found, output = project.run(
+        1.0,
+        f"--stage-baseline={project.baseline}",
+        f"--basetemp={tmp_path / 'temporary'}",
+        "test_stage.py",
+        *options,
+    )
+
+    # THEN each case ran in one more process, and fails only if it is slow there, too
+    assert [len(list((tmp_path / case).iterdir())) for case in ("a b", "c::d")] == [3, 3]
+    assert found == status, output
+    assert ("also in a new process" in output) == (status == 1)
+    assert ("not known whether test_stage.py::test_first_process[a b]" in output) == (status == 0)
+    # AND the files of this test run are still there
+    assert list((tmp_path / "temporary").iterdir())
+
+
+def test_the_repetition_can_be_turned_off_and_may_fail(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write()
+    compare = f"--stage-baseline={project.baseline}"
+    status, output = project.run(1.2, compare, "--stage-repeats=0")
+    assert (status, "new process" in output) == (1, False)
+    # AND if the new process does not measure the stage, the first verdict remains
+    (tmp_path / "conftest.py").write_text(
+        "import os, pytest\n"
+        "if not os.path.exists('began'): open('began', 'w').close()\n"
+        "else: pytest.exit('no device', 3)\n"
+    )
+    status, output = project.run(1.2, compare)
+    assert status == 1
+    assert "(not repeated in a new process: it measured nothing, and its exit status was" in output
+
+
+def test_a_baseline_of_a_busy_machine_is_warned_of(tmp_path: Path) -> None:
+    # GIVEN a stage that keeps other processes busy while it is measured
+    project = Project(tmp_path)
+    project.replace_tests(
+        """
+        import subprocess, sys
+
+        def test_busy(stage_bench):
+            others = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(4)]
+            try:
+                stage_bench(sum, range(1000), most_seconds=0.3)
+            finally:
+                for other in others:
+                    other.kill()
+                    other.wait()
+        """
+    )
+    output = project.write()
+    entry = json.loads(project.baseline.read_text())["stages"]["test_stage.py::test_busy"]
+    assert entry["disturbed"] in (True, None)
+    if entry["disturbed"] is None:
+        pytest.skip("this system does not report the load of the machine")
+    assert "warning: other programs used the machine while 'test_stage.py::test_busy' was" in output
+    assert output.index("warning: other programs") < output.index("measurements written to")
