@@ -89,6 +89,15 @@ VARIABLES: tuple[Variable, ...] = (
         "instead of one trace for each run",
     ),
     Variable(
+        "STAGESPAN_PROFILER_MAX_EVENTS",
+        (),
+        "count",
+        100_000,
+        "how many operators and annotations a profile of a running program records before it ends; "
+        "0 means no limit",
+        least=0,
+    ),
+    Variable(
         "STAGESPAN_PROFILER_RECORD_SHAPES",
         ("TELEFUSER_TORCH_PROFILER_RECORD_SHAPES",),
         "switch",

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -428,6 +429,7 @@ class StageBenchHarness:
             self.stage_name,
             record_shapes=self.config.record_shapes,
             with_stack=self.config.with_stack,
+            max_events=math.inf,
         )
 
         def begin() -> None:

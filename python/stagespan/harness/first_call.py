@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Callable
@@ -113,7 +114,7 @@ def run_first_call(replay: Replay, stage: str, device: str) -> FirstCall:
     step = replay.prepare()
     synchronize(device)
     before = _compile_times()
-    window = profile_window(f"{stage}, first call")
+    window = profile_window(f"{stage}, first call", max_events=math.inf)
     seed_all(replay.seed)
     with window, run_context(replay.context):
         begin = time.perf_counter_ns()

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from stagespan import imports
 from stagespan.device_table import Device
 from stagespan.imports import importing
-from stagespan.profiling.running import was_taken_over
+from stagespan.profiling.counting import OperatorCounter
+from stagespan.profiling.running import is_enabled_here, was_taken_over
+from stagespan.requests import UnboundThread
 
 LOGGER = logging.getLogger("stagespan")
 _KINETO_LEVEL = "KINETO_LOG_LEVEL"
 _ABOVE_MARKS = "6"
+_LET_OPERATORS_END_S = 0.02
+_AT_FIRST_START = "torch._inductor.config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,10 @@ class Options:
     """Level of torch_npu.profiler: ``none``, ``0``, ``1`` or ``2``."""
     npu_result_dir: Path | None = None
     """Folder in which torch_npu.profiler leaves its own result folder; None: it is not kept."""
+    all_threads: bool = False
+    """Whether operators of all threads are recorded, where torch can do that."""
+    trace_only: bool = False
+    """Whether only the trace is needed, and not the profiler's lists and sums of events."""
 
 
 class Backend(Protocol):
@@ -42,9 +53,17 @@ class Backend(Protocol):
     """Requested activities that this profiler cannot record here."""
     profiler: Any
     """The profiler object of torch or torch_npu."""
+    all_threads: bool
+    """Whether it records the operators of all threads, and not only those of its own thread."""
 
     def start(self) -> None:
         """Start recording."""
+
+    def recorded_operators(self) -> int | None:
+        """Return how many operators it has recorded so far, or None if that is not known."""
+
+    def pause(self) -> None:
+        """Record no more events, if the profiler can be told so by any thread."""
 
     def stop(self) -> None:
         """Stop recording, after waiting for the device's work."""
@@ -72,6 +91,24 @@ def make_backend(device: Device, options: Options) -> Backend:
     raise refused or ImportError(f"no profiler is known for {device.name}")
 
 
+def import_beforehand() -> None:
+    """Import in the background what the first start of torch.profiler in a process imports.
+
+    torch imports its compiler there to read one setting, which takes seconds. Does nothing before
+    the program has imported torch.
+    """
+    if imports.loaded("torch") is not None and imports.loaded(_AT_FIRST_START) is None:
+        UnboundThread(target=_import_quietly, name="stagespan-import", daemon=True).start()
+
+
+def _import_quietly() -> None:
+    try:
+        with importing():
+            importlib.import_module(_AT_FIRST_START)
+    except Exception as error:  # older versions of torch do not have it, and do not import it
+        LOGGER.debug("[Profiler] %s was not imported beforehand: %s", _AT_FIRST_START, error)
+
+
 class TorchProfiler:
     """torch.profiler, on CUDA, ROCm, XPU, other accelerators and the CPU."""
 
@@ -85,17 +122,45 @@ class TorchProfiler:
         )
         self._tracker = getattr(torch.autograd.profiler, "KinetoStepTracker", None)
         self._counted = _counts_steps(self._tracker)
+        experimental = _experimental(options)
+        self.all_threads = "profile_all_threads" in experimental
+        config = {}
+        if experimental:
+            config["experimental_config"] = profiler._ExperimentalConfig(**experimental)
         self.profiler: Any = profiler.profile(
             activities=chosen,
             record_shapes=options.record_shapes,
             with_stack=options.with_stack,
             profile_memory=options.profile_memory,
+            **config,
         )
+        self._counter = OperatorCounter()
 
     def start(self) -> None:
         """Start recording."""
         with _quiet_kineto():
             self.profiler.start()
+        self._counter.start()
+
+    def recorded_operators(self) -> int | None:
+        """Return how many operators it has recorded so far, or None if that is not known."""
+        return self._counter.count()
+
+    def pause(self) -> None:
+        """Record no more events. Does nothing if it records only its own thread.
+
+        torch then looks for the profiler in the calling thread, and finds none.
+        """
+        if self.all_threads:
+            self._record_no_more()
+
+    def _record_no_more(self) -> None:
+        from torch.profiler import ProfilerActivity
+
+        # torch warns if some of these are missing, also on a machine without such a device.
+        kinds = _members(ProfilerActivity, ("CPU", "CUDA", "XPU"), None)[0]
+        if hasattr(self.profiler, "toggle_collection_dynamic"):  # new in torch 2.5
+            self.profiler.toggle_collection_dynamic(False, kinds)
 
     def stop(self) -> None:
         """Stop recording. torch waits for the device's work first.
@@ -103,8 +168,16 @@ class TorchProfiler:
         Raises RuntimeError if another profiler was started meanwhile. It takes over the session of
         this one, and torch crashes the process if a trace without a session is written.
         """
-        if was_taken_over(self.profiler):
+        if was_taken_over(self.profiler, self.all_threads):
+            if is_enabled_here():
+                # The other one ran in another thread. Then this one remains in this thread until
+                # the thread ends, because torch crashes if it is stopped.
+                self._record_no_more()
             raise RuntimeError("another torch.profiler was started in it: remove one of the two")
+        if self.all_threads:
+            # torch may crash if another thread begins or ends an operator while it stops.
+            self.pause()
+            time.sleep(_LET_OPERATORS_END_S)
         self.profiler.stop()
         if self._tracker is not None and not self._counted:
             # Like leaving a `with` block. An application's own profiler keeps its count.
@@ -117,6 +190,8 @@ class TorchProfiler:
 
 class NpuProfiler:
     """torch_npu.profiler, which has its own classes."""
+
+    all_threads = False
 
     def __init__(self, options: Options) -> None:
         with importing():
@@ -148,6 +223,13 @@ class NpuProfiler:
         self._before = self._results()
         self.profiler.start()
 
+    def recorded_operators(self) -> int | None:
+        """Return None, because torch_npu does not show how many operators it has recorded."""
+        return None
+
+    def pause(self) -> None:
+        """Do nothing, because torch_npu can only be stopped."""
+
     def stop(self) -> None:
         """Wait for the device's work, because torch_npu does not, then stop recording."""
         import torch
@@ -178,6 +260,27 @@ _KINDS: dict[str, Callable[[Options], Backend]] = {
     "torch.profiler": TorchProfiler,
     "torch_npu.profiler": NpuProfiler,
 }
+
+
+def _experimental(options: Options) -> dict[str, bool]:
+    """Return the experimental options of torch.profiler that are wanted and that torch has."""
+    from torch import profiler
+
+    wanted = {
+        # With this option, torch records no allocations (pytorch#192290).
+        "profile_all_threads": options.all_threads and not options.profile_memory,
+        # Without lists of events, torch stops in about half of the time. Stacks need the lists.
+        "trace_only": options.trace_only and not options.with_stack,
+    }
+    return {name: True for name, on in wanted.items() if on and _has_option(profiler, name)}
+
+
+def _has_option(profiler: Any, name: str) -> bool:
+    try:
+        profiler._ExperimentalConfig(**{name: True})
+    except (AttributeError, TypeError):
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -18,9 +19,9 @@ from stagespan.errors import StagespanError
 from stagespan.files import stage_path, write_whole
 from stagespan.platforms import current_platform
 from stagespan.profiling.backends import Backend, Options, make_backend
-from stagespan.profiling.deadline import Deadline
+from stagespan.profiling.bounds import Watch
 from stagespan.profiling.running import foreign_profiler
-from stagespan.profiling.timeline import compressed_with_spans, recorded_spans
+from stagespan.profiling.timeline import compressed_with_spans, recorded_spans, shows_work
 
 LOGGER = logging.getLogger("stagespan")
 
@@ -40,7 +41,8 @@ class Window:
     """A period under the platform's profiler. `profile_window` creates it.
 
     Use it as a context, or call `start` and `stop` on one thread. It raises no exception into the
-    pipeline: if the profiler cannot run, `skipped` says why, and one warning is logged.
+    pipeline: if the profiler cannot run, `skipped` says why, and one warning is logged. A window
+    that has reached a bound records no more events, and ends on its own thread as soon as possible.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Window:
         options: Options,
         max_seconds: float | None = None,
         max_bytes: int | None = None,
+        max_events: float = math.inf,
     ) -> None:
         self.name = name
         self.title = f"stage {name!r}"
@@ -59,23 +62,34 @@ class Window:
         """Why nothing was recorded, as a sentence, or None."""
         self.recorded = False
         """True if the window has been closed and has recorded something."""
-        self.ended_early = False
-        """True if the window was closed because it was open for `max_seconds`."""
+        self.ended_early: str | None = None
+        """The bound at which the recording ended before the window was closed, as a part of a
+        sentence, or None."""
+        self.shows_work = True
+        """False if the window was exported and its trace contains no operators, kernels or calls of
+        a device's runtime."""
         self.begin_ns = 0
         self.end_ns = 0
         """The window in Unix ns."""
         self._options = options
         self._max_seconds = max_seconds
         self._max_bytes = max_bytes
+        self._max_events = max_events
         self._backend: Backend | None = None
-        self._deadline: Deadline | None = None
+        self._watch: Watch | None = None
         self._running: list[Backend] = []  # the call that takes it from here stops the profiler
+        self._is_counted = False
         self._native_id = 0  # of the thread that has opened it; greenlets have other identifiers
 
     @property
     def profiler(self) -> object:
         """The profiler object of torch or torch_npu behind the window; None before `start`."""
         return None if self._backend is None else self._backend.profiler
+
+    @property
+    def all_threads(self) -> bool:
+        """Whether the operators of all threads are recorded. False before `start`."""
+        return self._backend is not None and self._backend.all_threads
 
     def start(self) -> bool:
         """Open the window. Returns False, and sets `skipped`, if it cannot be opened."""
@@ -125,9 +139,7 @@ class Window:
         self._native_id = threading.get_native_id()
         if self._native_id != threading.main_thread().native_id:
             _of_thread.end = _ThreadEnd(self)
-        if self._max_seconds is not None:
-            self._deadline = Deadline(self._max_seconds, self._close_early)
-            self._deadline.start()
+        self._start_watch(self._backend)
         return True
 
     def stop(self) -> None:
@@ -136,9 +148,10 @@ class Window:
         In another thread than `start`, this loses the profile: the profiler then runs until that
         thread ends, or opens the next window.
         """
-        if self._deadline is not None:
-            self._deadline.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         if self._running and not self.is_open_here():
+            self._running[0].pause()
             self._skip(
                 "thread",
                 f"the profile of {self.title} is lost: it was closed in a thread other than the"
@@ -149,6 +162,12 @@ class Window:
             backend = self._running.pop()
         except IndexError:
             return
+        if self.ended_early is not None:
+            LOGGER.warning(
+                "[Profiler] The profile of %s is incomplete: it ends after %s.",
+                self.title,
+                self.ended_early,
+            )
         try:
             backend.stop()
             self.recorded = True
@@ -166,10 +185,9 @@ class Window:
         return bool(self._running) and self._native_id == threading.get_native_id()
 
     def close_if_due(self) -> None:
-        """Close the window if it has been open for `max_seconds`; threads may lack a deadline."""
-        open_s = (time.time_ns() - self.begin_ns) / 1e9
-        if self._max_seconds is not None and open_s > self._max_seconds:
-            self._close_early()
+        """Close the window if it has reached a bound; not every thread can be interrupted."""
+        if self._running and (self.ended_early is not None or self._is_due()):
+            self.stop()
 
     def export(
         self, path: str | os.PathLike[str], finished: Mapping[int, int] | None = None
@@ -195,6 +213,7 @@ class Window:
             plain = Path(folder, "trace.json")
             try:
                 self._backend.write(plain)
+                self.shows_work = shows_work(plain)
                 packed = compressed_with_spans(plain, spans)
             except (OSError, ValueError, RuntimeError) as error:
                 raise OSError(
@@ -220,15 +239,30 @@ class Window:
     ) -> None:
         self.stop()
 
-    def _close_early(self) -> None:
-        if self._running:
-            LOGGER.warning(
-                "[Profiler] The profile of %s is incomplete: it ends after %g seconds.",
+    def _start_watch(self, backend: Backend) -> None:
+        has_count = backend.recorded_operators() is not None
+        if self._max_events < math.inf and not has_count:
+            LOGGER.info(
+                "[Profiler] The profiler does not show how many events it has recorded, so"
+                " max_events does not limit the profile of %s.",
                 self.title,
-                self._max_seconds,
             )
-            self.ended_early = True
-            self.stop()
+        self._is_counted = has_count and self._max_events < math.inf
+        seconds = math.inf if self._max_seconds is None else self._max_seconds
+        if self._is_counted or seconds < math.inf:
+            self._watch = Watch(seconds, self._is_counted, self._is_due, backend.pause, self.stop)
+            self._watch.start()
+
+    def _is_due(self) -> bool:
+        """Whether the window has reached a bound, which `ended_early` names then."""
+        open_s = (time.time_ns() - self.begin_ns) / 1e9
+        if self._max_seconds is not None and open_s >= self._max_seconds:
+            self.ended_early = f"{self._max_seconds:g} seconds (max_seconds)"
+        elif self._is_counted and self._backend is not None:
+            events = self._backend.recorded_operators() or 0
+            if events >= self._max_events:
+                self.ended_early = f"{events:,} events (max_events is {self._max_events:,})"
+        return self.ended_early is not None
 
     def _give_up(self, reason: str, sentence: str) -> bool:
         self._release()
@@ -265,6 +299,9 @@ def profile_window(
     profile_memory: bool = False,
     max_seconds: float | None = None,
     max_bytes: int | None = None,
+    max_events: float | None = None,
+    all_threads: bool = False,
+    trace_only: bool = False,
     keep_npu_result: bool | None = None,
 ) -> Window:
     """Return a window that runs a block under the profiler of the platform.
@@ -277,9 +314,16 @@ def profile_window(
         record_shapes: Whether the trace contains the shapes of each operator's inputs.
         with_stack: Whether the trace contains Python stacks.
         profile_memory: Whether the trace contains each allocation.
-        max_seconds: The window ends after this time, by default never. This applies to the main
-            thread only, because a profiler can only be stopped on the thread that started it.
+        max_seconds: The recording ends after this time, by default never.
         max_bytes: `Window.export` refuses to write a larger file, by default none.
+        max_events: The recording ends after this many operators and annotations, including nested
+            ones, by default STAGESPAN_PROFILER_MAX_EVENTS; infinity means no limit. It bounds the
+            time for which the end of the window stops all Python threads.
+        all_threads: Whether the operators of all threads are recorded, if torch can do that, and
+            not only those of the thread that opens the window. torch may crash if another thread
+            runs an operator while a window ends and the next one begins. Not with `profile_memory`.
+        trace_only: Whether only `Window.export` is needed. `Window.profiler` then has no lists and
+            sums of events, which makes the end of the window faster if torch can do that.
         keep_npu_result: Whether torch_npu.profiler keeps its result folder in the output folder,
             by default STAGESPAN_NPU_RESULT. STAGESPAN_NPU_LEVEL is the level of that profiler.
 
@@ -307,8 +351,17 @@ def profile_window(
         npu_result_dir=stage_path(folder / "npu", name, run.whose_file(folder))
         if keep_npu_result
         else None,
+        all_threads=all_threads,
+        trace_only=trace_only,
     )
-    return Window(name, options, max_seconds, max_bytes)
+    if max_events is None:
+        max_events = default_max_events()
+    return Window(name, options, max_seconds, max_bytes, max_events)
+
+
+def default_max_events() -> float:
+    """Return STAGESPAN_PROFILER_MAX_EVENTS, or infinity if it is 0."""
+    return int(settings.get("STAGESPAN_PROFILER_MAX_EVENTS")) or math.inf
 
 
 def open_window() -> Window | None:

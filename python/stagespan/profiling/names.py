@@ -40,6 +40,7 @@ def enable_profiler_for_names(names: str | Iterable[str], *more: str | Iterable[
     _named.update({name: _named.get(name, 0) + 1 for name in _listed(names, *more)})
     update()
     imports.load("stagespan.profiling.unused")
+    imports.load("stagespan.profiling.backends").import_beforehand()
 
 
 def set_annotated(*names: str | Iterable[str]) -> None:

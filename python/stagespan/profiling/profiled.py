@@ -13,10 +13,12 @@ from stagespan.context import Call
 from stagespan.errors import StagespanError
 from stagespan.files import json_bytes, stage_path, write_whole
 from stagespan.platforms import current_platform
+from stagespan.profiling.backends import import_beforehand
 from stagespan.profiling.controller import (
     MAX_SECONDS,
     MAX_TRACE_BYTES,
     Window,
+    default_max_events,
     profile_window,
 )
 from stagespan.profiling.names import is_profiled, note_context, times_named
@@ -52,6 +54,8 @@ class ProfiledHook:
     """
 
     name = "profiled"
+    trace_only = True
+    """Whether nothing else than traces is needed of the profiler."""
 
     def __init__(self) -> None:
         self.options = {"record_shapes": False, "profile_memory": False, "with_stack": False}
@@ -63,6 +67,7 @@ class ProfiledHook:
         self._groups: dict[tuple[str, int], _Group] = {}
         self._warned: set[str] = set()
         service.on_exit(self.finish_groups)
+        import_beforehand()  # useful if runs are skipped before the first one that is profiled
         forks.after_in_child(self._groups.clear)  # a forked child has no profiler
 
     def wants(self, call: Call) -> bool:
@@ -107,6 +112,8 @@ class ProfiledHook:
             with_stack=chosen["with_stack"],
             max_seconds=MAX_SECONDS,
             max_bytes=MAX_TRACE_BYTES,
+            max_events=self.max_events(),
+            trace_only=self.trace_only,
         )
         if window.start():
             call.state[self.name] = window
@@ -121,7 +128,7 @@ class ProfiledHook:
         """Close the window."""
         opened = call.state.get(self.name)
         if isinstance(opened, Window):
-            if opened.recorded and not opened.ended_early:
+            if opened.recorded and opened.ended_early is None:
                 self._warn_once(
                     f"The profile of stage {call.stage!r} is incomplete: it ends with the thread"
                     " in which the stage began."
@@ -156,7 +163,7 @@ class ProfiledHook:
                 continue
             is_open_here = group.window.is_open_here()
             if is_open_here:
-                group.window.close_if_due()  # the deadline can interrupt the main thread only
+                group.window.close_if_due()  # not every thread can be interrupted
             if group.window.end_ns or (is_open_here and key != _key(stage)):
                 self._finish_group(key)
 
@@ -221,6 +228,10 @@ class ProfiledHook:
     def limit(self) -> int:
         """Return how many runs of each stage are profiled."""
         return int(settings.get("STAGESPAN_PROFILER_RUNS"))
+
+    def max_events(self) -> float:
+        """Return how many operators and annotations a window records at most."""
+        return default_max_events()
 
     def _warn_once(self, sentence: str) -> None:
         if sentence not in self._warned:

@@ -21,12 +21,15 @@ def foreign_profiler() -> bool:
         return False
     if getattr(autograd, "_is_profiler_enabled", False):
         return True
+    return is_enabled_here() or _warming_up(autograd)
+
+
+def is_enabled_here() -> bool:
+    """Whether a profiler that records this thread only is enabled in it."""
     import torch
 
-    enabled = getattr(torch.autograd, "_profiler_enabled", None)  # the profiler of this thread
-    if enabled is not None and enabled():
-        return True
-    return _warming_up(autograd)
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)
+    return enabled is not None and bool(enabled())
 
 
 def _warming_up(autograd: Any) -> bool:
@@ -50,8 +53,10 @@ def _warming_up(autograd: Any) -> bool:
     return False
 
 
-def was_taken_over(profiler: Any) -> bool:
-    """Whether another profiler was started on this thread while ``profiler`` was recording.
+def was_taken_over(profiler: Any, all_threads: bool = False) -> bool:
+    """Whether another profiler was started in any thread while ``profiler`` was recording.
+
+    ``all_threads`` is whether ``profiler`` records all threads.
 
     It may still be recording, or have ended the session of both. Call this before ``profiler`` is
     stopped. If the result is true, ``profiler`` must not be stopped.
@@ -60,10 +65,11 @@ def was_taken_over(profiler: Any) -> bool:
     inner = getattr(profiler, "profiler", None)
     if autograd is None or inner is None:
         return False
-    import torch
-
-    enabled = getattr(torch.autograd, "_profiler_enabled", None)
-    if (enabled is not None and not enabled()) or any(
+    # Each profiler that ends, in any thread, resets the flag of the process.
+    runs = bool(getattr(autograd, "_is_profiler_enabled", True))
+    if not all_threads:  # the flag of this thread is not set otherwise
+        runs = runs and is_enabled_here()
+    if not runs or any(
         candidate is not inner
         and candidate not in _never_stopped
         and getattr(candidate, "entered", False)

@@ -12,10 +12,12 @@ from stagespan import lines, run
 from stagespan.errors import SettingsError, StagespanError
 from stagespan.files import stage_path
 from stagespan.imports import importing
+from stagespan.profiling.backends import import_beforehand
 from stagespan.profiling.controller import (
     MAX_SECONDS,
     MAX_TRACE_BYTES,
     Window,
+    default_max_events,
     profile_window,
 )
 
@@ -39,14 +41,20 @@ class profile_steps:
         record_shapes: Whether the trace contains the shapes of each operator's inputs.
         profile_memory: Whether the trace contains each allocation.
         with_stack: Whether the trace contains Python stacks.
-        max_seconds: A trace ends after this time; outside the main thread, at the end of that step.
+        all_threads: Whether operators of all threads are recorded, such as those of a pool that
+            does the work, if torch can do that. No other thread may run an operator between two
+            steps, because torch may crash then. Not with ``profile_memory``.
+        max_seconds: A trace ends after this time.
+        max_events: A trace ends after this many operators and annotations, including nested ones,
+            by default STAGESPAN_PROFILER_MAX_EVENTS; infinity means no limit. The end of a trace
+            stops all Python threads of the process for a time that is proportional to them.
         max_bytes: A larger trace is not written.
         output_dir: Folder for the files, by default the output folder of the run.
 
     Raises:
-        SettingsError: If a number of steps is negative, ``active``, ``repeat``, ``max_seconds`` or
-            ``max_bytes`` is not more than 0, ``name`` is empty or not a string, or ``output_dir``
-            is not a path.
+        SettingsError: If a number of steps is negative, ``active``, ``repeat``, ``max_seconds``,
+            ``max_events`` or ``max_bytes`` is not more than 0, ``name`` is empty or not a string,
+            or ``output_dir`` is not a path.
 
     Example:
         ```python
@@ -69,7 +77,9 @@ class profile_steps:
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
+        all_threads: bool = False,
         max_seconds: float = MAX_SECONDS,
+        max_events: float | None = None,
         max_bytes: int = MAX_TRACE_BYTES,
         output_dir: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -77,10 +87,18 @@ class profile_steps:
         for what, number in given.items():
             least = 1 if what in ("active", "repeat") else 0
             if type(number) is not int or number < least:
+                hint = " To record until the loop ends, pass a large number." * (what == "repeat")
                 raise SettingsError(
                     f"profile_steps({what}={number!r}) must be a whole number of at least {least}."
+                    f"{hint}"
                 )
-        bounds: dict[str, object] = {"max_seconds": max_seconds, "max_bytes": max_bytes}
+        if max_events is None:
+            max_events = default_max_events()
+        bounds: dict[str, object] = {
+            "max_seconds": max_seconds,
+            "max_events": max_events,
+            "max_bytes": max_bytes,
+        }
         for what, bound in bounds.items():
             if not isinstance(bound, (int, float)) or isinstance(bound, bool) or not bound > 0:
                 raise SettingsError(f"profile_steps({what}={bound!r}) must be a number above 0.")
@@ -101,13 +119,14 @@ class profile_steps:
         """A sentence that explains why a trace is missing or too short, or None."""
         self._wait, self._warmup, self._active, self._repeat = wait, warmup, active, repeat
         self._name = name
-        self._options = (record_shapes, profile_memory, with_stack)
-        self._bounds = (max_seconds, max_bytes)
+        self._options = (record_shapes, profile_memory, with_stack, all_threads)
+        self._bounds = (max_seconds, max_events, max_bytes)
         self._step = 0  # the number of steps so far, in all cycles
         self._window: Window | None = None
         self._is_recording = False
         self._marks = contextlib.ExitStack()
         self._is_open = False
+        import_beforehand()
 
     def __enter__(self) -> profile_steps:
         self._is_open = True
@@ -137,6 +156,7 @@ class profile_steps:
             if done:
                 self._say(f"the loop ended after {done} of {self._active} steps to record")
                 self._write(cycle)
+                self._say_if_ended_early()
             else:
                 self._say("the loop ended before the first step to record was complete")
         elif cycle < self._repeat and not self.skipped:
@@ -168,26 +188,26 @@ class profile_steps:
     def _leave_step(self) -> None:
         self._marks.close()
         if self._window is not None and self._is_recording:
-            self._window.close_if_due()  # the deadline can interrupt the main thread only
+            self._window.close_if_due()  # not every thread can be interrupted
         cycle, at = self._place()
         if self._is_recording and at == self._wait + self._warmup + self._active - 1:
             self._close()
-            if self._finished.ended_early:
-                self._say(
-                    f"a trace ends after {self._bounds[0]:g} s, before the last of its"
-                    f" {self._active} steps: record fewer steps, or give more max_seconds"
-                )
             self._write(cycle)
+            self._say_if_ended_early()
 
     def _open(self, keep_npu_result: bool | None = None) -> bool:
-        shapes, memory, stack = self._options
+        shapes, memory, stack, all_threads = self._options
+        max_seconds, max_events, max_bytes = self._bounds
         window = profile_window(
             self._name,
             record_shapes=shapes,
             profile_memory=memory,
             with_stack=stack,
-            max_seconds=self._bounds[0],
-            max_bytes=self._bounds[1],
+            max_seconds=max_seconds,
+            max_bytes=max_bytes,
+            max_events=max_events,
+            all_threads=all_threads,
+            trace_only=True,
             keep_npu_result=keep_npu_result,
         )
         window.title = f"the loop of profile_steps(name={self._name!r})"
@@ -220,6 +240,25 @@ class profile_steps:
             self._say(f"the trace was not written: {str(error).rstrip('.')}")
             return
         lines.log_info("[Profiler] Chrome trace saved to: %s", path)
+        if not self._finished.shows_work:
+            self._say(f"the trace contains steps but no operators: {self._where_work_ran()}")
+
+    def _say_if_ended_early(self) -> None:
+        if self._finished.ended_early is not None:
+            self._say(
+                f"a trace ends after {self._finished.ended_early}, before the last of its"
+                f" {self._active} steps: record fewer steps, or pass a larger limit"
+            )
+
+    def _where_work_ran(self) -> str:
+        if self._finished.all_threads:
+            return "the work ran in other processes, or without torch"
+        advice = "call profile_steps in the thread that works"
+        if self._options[1]:
+            advice += ", or pass all_threads=True without profile_memory"
+        elif not self._options[3]:
+            advice += ", or pass all_threads=True"
+        return f"the work ran in other threads, which were not recorded; {advice}"
 
     def _say(self, sentence: str) -> None:
         self.skipped = f"profile_steps: {sentence}."

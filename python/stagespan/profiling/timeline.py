@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,10 @@ from stagespan.files import json_bytes
 PROCESS = "stagespan"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
+# torch_npu writes no categories for its operators, so its traces always match.
+_WORK = re.compile(
+    rb'"cat"\s*:\s*"(?:cpu_op|kernel|gpu_\w+|\w*_runtime|\w*_driver)"|"name"\s*:\s*"(?:aten::|CANN)'
+)
 _EDGE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 
@@ -94,6 +99,15 @@ def compressed_with_spans(trace: Path, spans: Iterable[TimelineSpan]) -> bytes:
         packed = [packer.compress(piece) for piece in _pieces(file, at, events, empty)]
         packed.append(packer.flush())
         return b"".join(packed)
+
+
+def shows_work(trace: Path) -> bool:
+    """Whether the JSON file `trace` contains operators, kernels or calls of a device's runtime."""
+    with open(trace, "rb") as file:
+        if file.seek(0, 2) == 0:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _WORK.search(content) is not None
 
 
 def _pieces(file: BinaryIO, at: int, events: bytes, empty: bool) -> Iterator[bytes]:

@@ -20,6 +20,7 @@ import pytest
 import preloaded
 from stagespan.errors import StagespanError
 from stagespan.profiling import profile_window
+from stagespan.profiling.bounds import THREAD_NAME
 from stagespan.profiling.controller import open_window
 from stagespan.profiling.timeline import TimelineSpan, compressed_with_spans
 from stagespan.trace import breakdown, read_trace
@@ -213,6 +214,7 @@ def test_messages_of_kineto_are_shown_if_their_level_is_set(level: str | None) -
     code = """
 import torch
 from stagespan.profiling import profile_window
+from stagespan.profiling.bounds import THREAD_NAME
 with profile_window("s"):
     torch.ones(2) + 1
 """
@@ -309,10 +311,149 @@ def test_a_deadline_that_is_not_reached_does_nothing(
         assert not window.ended_early
     # THEN nothing waits for them, and there is no message
     for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
+        if thread.name == THREAD_NAME:
             thread.join(timeout=30)
             assert not thread.is_alive()
     assert not caplog.records
+
+
+@pytest.mark.parametrize("options", [{}, {"record_shapes": True}, {"profile_memory": True}])
+def test_a_window_ends_after_a_number_of_events(
+    options: dict[str, bool],
+    work: Work,
+    call: Callable[[Work], None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # GIVEN a window of 2,000 events, on the main thread or on another one
+    window = profile_window("large", max_events=2_000, **options)
+
+    def stage() -> None:
+        with window:
+            # WHEN the stage runs until it sees that the window is closed
+            until = time.monotonic() + 60
+            while not window.recorded and time.monotonic() < until:
+                work()
+
+    call(stage)
+    # THEN the trace ends early but contains so many, and a sentence says so
+    trace = read_trace(window.export(tmp_path / "t.json.gz"))
+    operators = int(trace.rows_of(["cpu_op"]).sum())
+    assert operators >= 1_000
+    (message,) = caplog.messages
+    assert "'large' is incomplete: it ends after" in message
+    assert "max_events is 2,000" in message
+    assert window.ended_early is not None
+    # AND the next window is not affected
+    with profile_window("next") as window:
+        work()
+    assert window.recorded
+    assert window.ended_early is None
+
+
+@pytest.mark.parametrize(("setting", "ends"), [("1000", True), ("0", False), ("100000", False)])
+def test_the_environment_limits_the_number_of_events(
+    setting: str, ends: bool, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a limit in the environment
+    monkeypatch.setenv("STAGESPAN_PROFILER_MAX_EVENTS", setting)
+    # WHEN a block runs that records about 10,000 events
+    with profile_window("s") as window:
+        until = time.monotonic() + 60
+        for number in range(200):
+            work()
+            while ends and number == 199 and not window.recorded and time.monotonic() < until:
+                work()
+    # THEN the window ends early only if they are more than the limit
+    assert (window.ended_early is not None) == ends
+
+
+def test_a_limit_that_the_profiler_cannot_keep_is_logged(
+    work: Work, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from stagespan.profiling import counting
+
+    # GIVEN a build of torch that does not show how many operators were recorded
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(counting, "_blocks", lambda: None)
+    # WHEN a window has a limit
+    with profile_window("s", max_events=10) as window:
+        work()
+    # THEN it records everything, and a line says that there is no limit
+    assert window.recorded
+    assert window.ended_early is None
+    assert any("max_events does not limit" in message for message in caplog.messages)
+
+
+def in_a_pool(work: Work) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_operators_of_other_threads_are_recorded_on_request(
+    all_threads: bool, work: Work, tmp_path: Path
+) -> None:
+    # GIVEN work in another thread than that of the window
+    with profile_window("s", all_threads=all_threads, trace_only=True) as window:
+        in_a_pool(work)
+        if not all_threads:
+            work()
+    # THEN the trace contains it if all threads were wanted
+    trace = read_trace(window.export(tmp_path / "t.json.gz"))
+    threads = set(trace.events.tid[trace.rows_of(["cpu_op"])].tolist())
+    assert products(tmp_path / "t.json.gz") == 10
+    assert (threads == {threading.get_native_id()}) == (not all_threads)
+    assert window.shows_work
+
+
+def test_a_window_of_all_threads_is_paused_from_any_thread(work: Work, tmp_path: Path) -> None:
+    import torch
+
+    # GIVEN a window of all threads with a limit, in a thread that waits for another one
+    def work_until_paused() -> None:
+        until = time.monotonic() + 60
+        while window.ended_early is None and time.monotonic() < until:
+            work()
+        for thread in threading.enumerate():
+            if thread.name == THREAD_NAME:
+                thread.join(60)
+        torch.ones(4).cumprod(0)
+
+    with profile_window("s", all_threads=True, max_events=1_000) as window:
+        in_a_pool(work_until_paused)
+    # THEN the trace contains what ran before the pause, and not what ran after it
+    trace = read_trace(window.export(tmp_path / "t.json.gz"))
+    assert int(trace.rows_of(["cpu_op"]).sum()) > 500
+    assert "aten::cumprod" not in trace.names
+
+
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_a_profiler_that_another_thread_starts_takes_over(all_threads: bool, work: Work) -> None:
+    import torch
+
+    # GIVEN a window in which another thread runs a profiler of its own
+    def profiled() -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+            work()
+        found.update(event.key for event in theirs.key_averages())
+
+    def stage() -> None:
+        with window:
+            work()
+            in_a_pool(profiled)
+
+    found: set[str] = set()
+    window = profile_window("s", all_threads=all_threads)
+    # In a thread, because torch refuses further profilers there.
+    in_a_pool(stage)
+    # THEN that one has its events, nothing crashes, and the next window records
+    assert "aten::mm" in found
+    assert "another torch.profiler" in str(window.skipped)
+    with profile_window("next") as window:
+        work()
+    assert window.recorded
 
 
 def test_a_trace_that_is_too_large_is_refused(work: Work, tmp_path: Path) -> None:

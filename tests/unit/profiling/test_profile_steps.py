@@ -6,6 +6,8 @@ import gzip
 import json
 import math
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +20,8 @@ import pytest
 import stagespan
 from stagespan import profile_steps
 from stagespan.errors import SettingsError, StagespanError
+from stagespan.profiling.bounds import THREAD_NAME
+from stagespan.profiling.controller import open_window
 from stagespan.trace import Trace, read_trace
 
 Work = Callable[[], None]
@@ -153,7 +157,10 @@ def test_wrong_names_and_folders_are_refused(wrong: dict[str, Any], message: str
         profile_steps(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"max_seconds": -1}, {"max_bytes": 0}, {"max_seconds": "2"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_seconds": -1}, {"max_bytes": 0}, {"max_seconds": "2"}, {"max_events": 0}],
+)
 def test_wrong_bounds_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="must be a number above 0"):
         profile_steps(**wrong)
@@ -176,14 +183,96 @@ def test_a_trace_that_ends_early_is_named(call: Call, work: Work, folder: Path) 
     # THEN its trace lacks the last step, and a sentence says so
     (steps,) = found
     assert "ProfilerStep#2" not in steps_of(steps.traces[0])
-    assert "0.05 s" in str(steps.skipped)
+    assert "0.05 seconds" in str(steps.skipped)
+
+
+def test_a_step_with_more_events_than_the_limit_is_cut(
+    call: Call, work: Work, folder: Path
+) -> None:
+    found: list[profile_steps] = []
+
+    # GIVEN a loop whose second step has more events than are wanted
+    def loop() -> None:
+        with profile_steps(wait=0, warmup=0, active=3, max_events=1_000) as steps:
+            work()
+            steps.step()
+            until = time.monotonic() + 60
+            while open_window() is not None and time.monotonic() < until:
+                work()
+            steps.step()
+        found.append(steps)
+
+    call(loop)
+
+    # THEN the trace contains the first step, and a sentence says why it ends
+    (steps,) = found
+    assert steps_of(steps.traces[0])[0] == "ProfilerStep#0"
+    assert "max_events is 1,000" in str(steps.skipped)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({}, r"pass all_threads=True\."),
+        ({"profile_memory": True}, "all_threads=True without profile_memory"),
+        ({"all_threads": True}, None),
+    ],
+)
+def test_work_in_other_threads(
+    options: dict[str, Any], advice: str | None, work: Work, folder: Path
+) -> None:
+    # GIVEN a loop whose work runs in another thread
+    with profile_steps(wait=0, warmup=1, active=2, **options) as steps:
+        for _ in range(3):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            steps.step()
+    # THEN it is recorded on request, and otherwise a sentence says what to do
+    names = [event["name"] for event in _events(steps.traces[0])]
+    assert names.count("aten::mm") == (0 if advice else 20)
+    assert (steps.skipped is None) == (advice is None)
+    if advice:
+        assert re.search(f"the work ran in other threads, .*{advice}", str(steps.skipped))
+
+
+def test_steps_without_any_work_of_torch_are_named(folder: Path) -> None:
+    with profile_steps(wait=0, warmup=0, active=1, all_threads=True) as steps:
+        steps.step()
+    assert "no operators: the work ran in other processes, or without torch" in str(steps.skipped)
+
+
+def test_the_first_start_of_the_profiler_is_prepared_in_the_background() -> None:
+    # GIVEN a new process with torch
+    code = """
+import sys, time, torch, stagespan
+name = "torch._inductor.config"
+assert name not in sys.modules
+# WHEN a loop is in the steps before the profiler
+with stagespan.profile_steps(wait=10**9) as steps:
+    until = time.monotonic() + 100
+    while name not in sys.modules and time.monotonic() < until:
+        steps.step()
+        time.sleep(0.01)
+# THEN what the profiler imports has been imported by another thread
+assert name in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=150)
+    assert done.returncode == 0
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return events
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_trace_can_be_unbounded(work: Work, folder: Path) -> None:
-    with profile_steps(wait=0, warmup=0, active=1, max_seconds=math.inf) as steps:
+    with profile_steps(
+        wait=0, warmup=0, active=1, max_seconds=math.inf, max_events=math.inf
+    ) as steps:
         for thread in threading.enumerate():
-            if isinstance(thread, threading.Timer):
+            if thread.name == THREAD_NAME:
                 thread.join()  # it has ended if it could not wait for so long
         work()
         steps.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ class AlwaysSynchronize(synchronize.SynchronizeHook):
 class NamedStages(ProfiledHook):
     """Profiles named stages with TeleFuser's options, file names and log lines."""
 
+    trace_only = False  # contexts offer the profiler itself
+
     def __init__(self) -> None:
         super().__init__()
         self.options = dict.fromkeys(self.options, True)
@@ -96,6 +99,10 @@ class NamedStages(ProfiledHook):
     def limit(self) -> int:
         """Return STAGESPAN_PROFILER_RUNS, by default no limit. Each run replaces the files."""
         return int(settings.get("STAGESPAN_PROFILER_RUNS", 10**9))
+
+    def max_events(self) -> float:
+        """Return STAGESPAN_PROFILER_MAX_EVENTS, by default no limit, as in TeleFuser."""
+        return int(settings.get("STAGESPAN_PROFILER_MAX_EVENTS", 0)) or math.inf
 
     def path(self, folder: Path, stage: str, kind: str) -> Path:
         """Return the path of a file, such as ``{stage}_rank{rank}.trace.json.gz``."""
