@@ -8,8 +8,9 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from stagespan.errors import SettingsError
@@ -38,6 +39,8 @@ class NamedStage:
         self.found = False
         self.problem: str | None = None
         self.note: str | None = None
+        self.codes: set[CodeType] = set()
+        """The code of the function, before and after it got a timer."""
 
     @property
     def target(self) -> str:
@@ -126,6 +129,23 @@ class Wrapper:
             if not stage.found
         ]
 
+    def compiled(self, ran: Collection[str]) -> list[str]:
+        """Return a sentence for each stage that ran, if at all, only inside compiled code.
+
+        ``ran`` are the names of all stages that ran. Spans do nothing inside graphs of
+        torch.compile.
+        """
+        utils: Any = sys.modules.get("torch._dynamo.utils")
+        graphs = 0 if utils is None else utils.counters["stats"]["unique_graphs"]
+        if not graphs:
+            return []
+        stages = (stage for found in self._by_module.values() for stage in found)
+        return [
+            _only_compiled(stage, graphs)
+            for stage in (*stages, *self._main_stages)
+            if stage.found and stage.name not in ran
+        ]
+
     def notes(self) -> list[str]:
         """Return a sentence for each stage that is timed in another way than requested."""
         stages = (stage for found in self._by_module.values() for stage in found)
@@ -157,7 +177,9 @@ def _timed_once(raw: Any, stage: NamedStage, decorator_for: Callable[[str], Deco
     getter = raw.fget if isinstance(raw, property) else raw
     own = [context.kind for context in contexts_of(getter) if context.name == stage.name]
     if not own:
-        return _wrapped(raw, wanted)
+        timed = _wrapped(raw, wanted)
+        stage.codes.update(_codes(raw), _codes(timed))
+        return timed
     if getattr(wanted, "kind", None) == "debug" and "debug" not in own:
         stage.note = (
             f"the program itself times {stage.target} as {stage.name!r}, without its inputs "
@@ -183,6 +205,12 @@ def _wrapped(raw: Any, decorator: Decorator) -> Any:
     if not callable(raw):
         raise TypeError(f"{type(raw).__name__} objects cannot be called: name a function or method")
     return decorator(raw)
+
+
+def _codes(function: Any) -> set[CodeType]:
+    """Return the code of a function, or of the function of a static or class method."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return {code} if isinstance(code, CodeType) else set()
 
 
 def _reason(error: Exception) -> str:
@@ -274,6 +302,25 @@ def _why_not_decorated(script: Any, path: str) -> str:
     if not parts and isinstance(module, str) and module != "__main__":
         return f"the script imports it; write {module}:{getattr(found, '__qualname__', last)}"
     return "the script does not define it with `def`"
+
+
+def _only_compiled(stage: NamedStage, graphs: int) -> str:
+    """Return why a stage has no time although it was found, in a program with compiled graphs."""
+    eval_frame: Any = sys.modules.get("torch._C._dynamo.eval_frame")
+    entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
+    advice = (
+        "time a function that is not compiled and calls it, or set TORCH_COMPILE_DISABLE=1 for this"
+        " run"
+    )
+    if entries is not None and any(entries(code) for code in stage.codes):
+        return (
+            f"stage {stage.target} was compiled by torch.compile and ran inside a graph, where no"
+            f" time is measured: {advice}"
+        )
+    return (
+        f"stage {stage.target} did not run outside of graphs of torch.compile ({graphs:,} in this"
+        f" program), and no time is measured inside them: if it ran in one, {advice}"
+    )
 
 
 def _suggest(close: Sequence[str]) -> str:

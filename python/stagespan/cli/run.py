@@ -141,6 +141,7 @@ def _print_and_write(wrapper: Wrapper, write: bool) -> None:
             click.echo(f"stagespan: {_why_no_stage(wrapper)}", err=True)
         for sentence in (
             *wrapper.missing(),
+            *wrapper.compiled(report["stages"]),
             *wrapper.notes(),
             *unused.sentences(report["stages"]),
         ):

@@ -374,3 +374,48 @@ def test_a_forked_child_does_not_print_its_parent_s_results(project: Path) -> No
     (project / "forks.py").write_text("import os\nif os.fork():\n    os.wait()\n")
     done = run("forks.py", cwd=project)
     assert done.stderr.count("no stage ran") == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "call", "sentence"),
+    [
+        ("Net.forward", "torch.compile(Net(), backend='eager')", "was compiled by torch.compile"),
+        ("inner", "torch.compile(outer, backend='eager')", "did not run outside of graphs"),
+        ("unused", "Net()", None),
+    ],
+)
+def test_a_stage_that_ran_only_in_compiled_code(
+    stage: str, call: str, sentence: str | None, project: Path
+) -> None:
+    pytest.importorskip("torch")
+    # GIVEN a program that compiles a module, or a function that calls the stage
+    (project / "compiled.py").write_text(
+        textwrap.dedent(
+            f"""
+            import torch
+
+            class Net(torch.nn.Module):
+                def forward(self, x):
+                    return x.relu() + 1
+
+            def inner(x):
+                return x.relu()
+
+            def outer(x):
+                return inner(x) + 1
+
+            def unused(x):
+                return x
+
+            print(({call})(torch.ones(2)).sum().item())
+            """
+        )
+    )
+    # WHEN it runs in debug mode
+    done = run("--debug", "--stage", f"__main__:{stage}", "compiled.py", cwd=project)
+    # THEN the program's result is right, and a sentence says why the stage has no time
+    assert done.stdout == "4.0\n", done.stderr
+    assert "no stage ran" in done.stderr
+    assert ("TORCH_COMPILE_DISABLE=1" in done.stderr) == (sentence is not None)
+    if sentence is not None:
+        assert f"stage __main__:{stage} {sentence}" in done.stderr
