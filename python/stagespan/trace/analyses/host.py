@@ -20,6 +20,7 @@ from stagespan.trace.derived.threads import Axis, Cover, named
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     Evidence,
     Finding,
@@ -145,6 +146,7 @@ class Host(Result):
         return [Table("Host", (("", ""), ("time", "ns"), ("of all", "%")), rows)]
 
 
+@once
 def analyze(trace: Trace) -> Host | Unavailable:
     """Sum up the host's time; Unavailable for traces with a device, or without operators."""
     if device_work(trace).kind.any():

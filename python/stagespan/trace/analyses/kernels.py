@@ -41,6 +41,7 @@ from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     Cell,
     Evidence,
@@ -727,15 +728,19 @@ class Kernels(Result):
 
     def line(self) -> str:
         """The kinds of work that took the most time."""
-        total = self.total_ns
-        kinds = [
-            f"{KINDS[_KINDS[group.code]]} {share(group.time_ns, total):.1f} %"
-            for group in self.by_kind()[:_KINDS_IN_LINE]
-        ]
         count = counted(len(self.rows), "device event" if self.on_device else "operator")
-        return f"{'; '.join(kinds)} of the {in_words(float(total), 'ns')} of {count}"
+        kinds = "; ".join(self.kinds(_KINDS_IN_LINE))
+        return f"{kinds} of the {in_words(float(self.total_ns), 'ns')} of {count}"
+
+    def kinds(self, most: int) -> list[str]:
+        """The kinds of work that took the most time, at most `most`, each with its percentage."""
+        return [
+            f"{KINDS[_KINDS[group.code]]} {share(group.time_ns, self.total_ns):.1f} %"
+            for group in self.by_kind()[:most]
+        ]
 
 
+@once
 def analyze(trace: Trace) -> Kernels | Unavailable:
     """Break a trace down; Unavailable if it has neither device events nor operators."""
     host = host_operators(trace)

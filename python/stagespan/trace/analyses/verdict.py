@@ -7,6 +7,16 @@ from typing import Annotated
 
 import numpy as np
 
+from stagespan.trace.analyses import host
+from stagespan.trace.analyses.host_verdict import (
+    COMMUNICATION,
+    HOST_VERDICTS,
+    IN_STAGE,
+    STAGE_PARTS,
+    HostVerdict,
+    host_verdict,
+    steps_without_operators,
+)
 from stagespan.trace.analyses.idle import FINISHING, PREPARATION, base_idle
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import device_work
@@ -15,12 +25,21 @@ from stagespan.trace.derived.gaps import Gaps, gaps
 from stagespan.trace.derived.windows import BaseFigures, BaseWindow, base_window
 from stagespan.trace.figures import Figures, Ns, one_of
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import Result, Table, Unavailable, counted, in_words, share, shortened
+from stagespan.trace.result import (
+    Result,
+    Table,
+    Unavailable,
+    counted,
+    in_words,
+    share,
+    shortened,
+    window_of,
+)
 
 LAUNCH_BOUND = "launch-bound"
 # The trace does not show whether arithmetic or memory is the limit: see `trace.ncu`.
 DEVICE_BUSY = "device-busy"
-COMMUNICATION_BOUND = "communication-bound"
+COMMUNICATION_BOUND = COMMUNICATION
 COPY_BOUND = "copy-bound"
 HOST_BOUND = "host-bound"
 CANNOT_TELL = "cannot tell"
@@ -31,6 +50,7 @@ VERDICTS = (
     COPY_BOUND,
     HOST_BOUND,
     CANNOT_TELL,
+    *(name for name in HOST_VERDICTS if name != COMMUNICATION),
 )
 
 IDLE_BESIDE = "idle_beside"
@@ -46,7 +66,18 @@ BUSY_PARTS = {
     "copying": COPY_BOUND,
 }
 """The parts of a busy device's time, and the verdict that each supports."""
-VERDICT_PARTS = (*BUSY_PARTS, *IDLE_CAUSES, IDLE_BESIDE)
+VERDICT_PARTS = tuple(
+    dict.fromkeys((*BUSY_PARTS, *IDLE_CAUSES, IDLE_BESIDE, *host.PARTS, *STAGE_PARTS))
+)
+"""The parts of the devices' time or, on a trace without a device, of the host's time."""
+_HOST_BUSY = {
+    host.OPERATORS: ("computing", "computing"),
+    IN_STAGE: ("in a stage", "computing"),
+    host.COMMUNICATING: ("communicating", "communicating"),
+    host.DATA_LOADING: ("loading data", "copying"),
+    host.LOADER_START: ("starting the data loader", "copying"),
+}
+"""The parts that are not drawn as idle, each with its name and the key of its colour."""
 
 _IDLE = {
     LAUNCH_BOUND: (causes.LAUNCH,),
@@ -91,6 +122,7 @@ class VerdictFigures(Figures, frozen=True):
 
     verdict: _Name
     sentence: str
+    on_device: bool
     base: BaseFigures
     whole_ns: Ns
     span_ns: Ns
@@ -106,7 +138,7 @@ class VerdictFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Result):
-    """The verdict; times in ns, summed over all devices."""
+    """The verdict; times in ns, summed over all devices; without a device, those of the host."""
 
     verdict: str
     base: BaseWindow
@@ -128,6 +160,13 @@ class Verdict(Result):
     devices: int = 1
     differs: tuple[str, ...] = ()
     """A sentence for each device that spent its time differently."""
+    of_host: HostVerdict | None = None
+    """The verdict on the host of a trace without a device."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the verdict is about devices and not about the host."""
+        return self.of_host is None
 
     @property
     def whole_ns(self) -> int:
@@ -137,6 +176,8 @@ class Verdict(Result):
     @property
     def sentence(self) -> str:
         """The verdict with its figure, as a sentence."""
+        if self.of_host is not None:
+            return self.of_host.sentence
         name = self.verdict[0].upper() + self.verdict[1:]
         one = self.devices == 1
         reason = _REASONS[self.verdict]
@@ -186,6 +227,16 @@ class Verdict(Result):
 
         Preparation and the time after the last work count as idle time if they are short.
         """
+        if not self.on_device:
+            busy = [
+                (*_HOST_BUSY[part], time)
+                for part, time in self.parts_ns.items()
+                if part in _HOST_BUSY
+            ]
+            rest = self.whole_ns - sum(time for *_, time in busy)
+            return [
+                (name, time, key) for name, key, time in (*busy, ("other", "idle", rest)) if time
+            ]
         shown = [(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
         edges = [
             (word, self.parts_ns.get(name, 0), "idle")
@@ -201,6 +252,7 @@ class Verdict(Result):
         return VerdictFigures(
             verdict=self.verdict,
             sentence=self.sentence,
+            on_device=self.on_device,
             base=self.base.figures(),
             whole_ns=self.whole_ns,
             span_ns=self.span_ns,
@@ -214,17 +266,28 @@ class Verdict(Result):
 
     def tables(self) -> list[Table]:
         """The parts of the time."""
+        if self.on_device:
+            words, of = _PART_WORDS, f"of {self.base.label}"
+        else:
+            words, of = host.PARTS | STAGE_PARTS, "of all"
         rows = [
-            (_PART_WORDS[name], _supported_verdict(name), time, share(time, self.whole_ns))
+            (words[name], self._supported_verdict(name), time, share(time, self.whole_ns))
             for name, time in self.parts_ns.items()
         ]
-        of = f"of {self.base.label}"
         columns = (("", ""), ("verdict", ""), ("time", "ns"), (of, "%"))
         return [Table("Verdict", columns, rows, self.sentence)]
 
+    def _supported_verdict(self, part: str) -> str:
+        """Return the verdict that a part supports."""
+        if not self.on_device:
+            return next((name for name, of in HOST_VERDICTS.items() if part in of), self.verdict)
+        if part in BUSY_PARTS:
+            return BUSY_PARTS[part]
+        return next(name for name, of in _IDLE.items() if part in of)
+
 
 def analyze(trace: Trace) -> Verdict | Unavailable:
-    """Determine the verdict from busy and idle times; Unavailable if the trace has no device.
+    """Determine the verdict from busy and idle times; without a device, from those of the host.
 
     The largest of computing, exposed communication, exposed copies and idle time decides. For idle
     time, the largest group of causes decides. Times are summed over devices. They cover the steps,
@@ -232,10 +295,13 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     """
     base = base_window(trace)
     if base is None or len(device_work(trace).rows) == 0:
-        return Unavailable(
-            "Cannot tell: the trace has no device events, so what bounds the device is unknown.",
-            "no_device",
-        )
+        found = host_verdict(trace)
+        if found is None:
+            why = "The trace contains no device events, operators or stages."
+            why = steps_without_operators(trace) or why
+            return Unavailable(f"Cannot tell: {why[0].lower()}{why[1:]}", "no_device")
+        window = window_of(trace)
+        return verdict_of_host(found, found.begin_ns if window is None else window[0])
     devices = device_times(trace, (base.begin_ns, base.end_ns))
     whole = together(devices.values())
     if whole.busy_ns == 0:
@@ -277,11 +343,19 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     )
 
 
-def _supported_verdict(part: str) -> str:
-    """Return the verdict that a part supports."""
-    if part in BUSY_PARTS:
-        return BUSY_PARTS[part]
-    return next(name for name, of in _IDLE.items() if part in of)
+def verdict_of_host(found: HostVerdict, origin_ns: int) -> Verdict:
+    """Return the verdict on a trace without a device, whose window begins at `origin_ns`."""
+    whole = found.end_ns - found.begin_ns
+    return Verdict(
+        verdict=found.verdict,
+        base=BaseWindow(found.begin_ns, found.end_ns, origin_ns, 0),
+        span_ns=whole,
+        time_ns=found.times_ns[found.verdict],
+        times_ns=found.times_ns,
+        parts_ns=found.parts_ns,
+        cause=None,
+        of_host=found,
+    )
 
 
 def _busy(time: DeviceTime) -> dict[str, int]:

@@ -206,8 +206,10 @@ def _of_profiler(trace: Trace) -> StepRanges | None:
     every = np.flatnonzero(marks)
     rows = _without_overlaps(trace, every)
     how = "The profiler marked the steps."
-    # The profiler opens a step that the program may never begin.
-    if len(rows) > 1 and not _has_work(trace, int(rows[-1])):
+    # The profiler opens a step that the program may never begin. If no step contains work, the work
+    # ran in other threads.
+    has_work = (_has_work(trace, row) for row in rows[:-1].tolist())
+    if len(rows) > 1 and not _has_work(trace, int(rows[-1])) and any(has_work):
         rows = rows[:-1]
         how = "The profiler marked the steps. Its last mark contains no work and is skipped."
     if len(rows) == 0:

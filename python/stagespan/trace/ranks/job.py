@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from stagespan.trace.analyses.host_verdict import COMPUTING, OUTSIDE
 from stagespan.trace.ranks.match import Clocks, Matched
 from stagespan.trace.ranks.summary import RankSummary, Unreadable
 from stagespan.trace.ranks.waits import NOBODY, CollectiveWaits, Instance
@@ -55,11 +56,13 @@ def word_of(parts_ns: dict[str, int], on_device: bool) -> str:
     computing, idle = parts_ns["computing"], parts_ns["idle"]
     communicating = parts_ns["waiting"] + parts_ns["communicating"]
     most = max(communicating, computing, idle)
+    if most and most == idle and not on_device:
+        return OUTSIDE
     if not most or most == idle:
         return "cannot tell"
     if most == communicating:
         return "communication-bound"
-    return "device-busy" if on_device else "computing"
+    return "device-busy" if on_device else COMPUTING
 
 
 @dataclass(frozen=True)

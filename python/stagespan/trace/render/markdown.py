@@ -6,9 +6,10 @@ import re
 from itertools import chain
 from pathlib import Path
 
+from stagespan.trace.analyses.host_verdict import steps_without_operators
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.ascend.folder import TRACE
-from stagespan.trace.derived.device import shared_correlations
+from stagespan.trace.derived.device import launches, shared_correlations
 from stagespan.trace.kernel_names import labels, printable
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
@@ -126,16 +127,35 @@ _MISSING = {
 
 
 def missing(analysis: Analysis) -> list[str]:
-    """Return a sentence about missing data and how to record it; [] if nothing is missing."""
+    """Return a sentence about missing data and how to record it; [] if nothing is missing.
+
+    A recording of stagespan never contains more than spans.
+    """
+    other = analysis.trace.metadata.get("otherData")
+    if isinstance(other, dict) and "stagespan" in other:
+        return []
     absent = {
         name for name, result in analysis.results.items() if isinstance(result, Unavailable)
     } & _MISSING.keys()
     if "device_use" in absent or shared_correlations(analysis.trace):
         absent.discard("launches")
-    listed = dict.fromkeys(_MISSING[name] for name in _MISSING if name in absent)
+    how = dict(_MISSING)
+    if not _may_have_device(analysis.trace):
+        absent -= {"device_use", "idle"}
+        how["kernels"] = ("operators", "record the CPU's activity")
+    if steps_without_operators(analysis.trace) is not None:
+        how["kernels"] = ("operators", "the work ran in other threads; see above")
+    listed = dict.fromkeys(how[name] for name in how if name in absent)
     if not listed:
         return []
     return [f"Not in this trace: {', '.join(f'{what} ({how})' for what, how in listed)}."]
+
+
+def _may_have_device(trace: Trace) -> bool:
+    """Whether the machine may have a device; a trace without operators does not show it."""
+    described = trace.metadata.get("deviceProperties")
+    host = trace.rows_of(["cpu_op"]).any() or steps_without_operators(trace) is not None
+    return bool(described) or bool(launches(trace).any()) or not host
 
 
 def _full_names(analysis: Analysis) -> dict[str, str]:

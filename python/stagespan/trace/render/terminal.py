@@ -187,7 +187,8 @@ def _bar(verdict: Verdict) -> RenderableType:
     for what, time, key in parts:
         words.append(f"  {what} ")
         words.append(f"{share(time, whole):.1f} %", _BAR_COLOURS[key])
-    bar = Text("Device  " if verdict.devices == 1 else f"{verdict.devices} devices, sums  ")
+    name = "Device" if verdict.on_device else "Host"
+    bar = Text(f"{name}  " if verdict.devices == 1 else f"{verdict.devices} devices, sums  ")
     # Rounded parts may be slightly longer than their sum.
     length = min(_BAR, _WIDTH - len(bar) - len(words) - len(parts) // 2)
     for _, time, key in parts:

@@ -194,7 +194,7 @@ def test_an_empty_list_of_events(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     status, out, _ = run(path)
     assert status == 0
-    assert "Cannot tell: the trace has no device events" in out
+    assert "Cannot tell: the trace contains no device events, operators or stages" in out
 
 
 def test_a_truncated_trace_is_reported(planted: Path, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "verdict": _verdict(analysis),
         "device": _device(analysis),
         "devices": _devices(analysis),
+        "on_device": _is_on_device(analysis),
         "compared": isinstance(analysis.results.get("against"), Titled),
         "findings": [written_finding(each) for each in analysis.findings()],
         "no_findings": "No findings: nothing in this trace needs attention.",
@@ -80,7 +81,8 @@ def _verdict(analysis: Analysis) -> dict[str, str] | None:
     if isinstance(result, Unavailable):
         return {"word": "cannot tell", "sentence": printable(result.reason)}
     assert isinstance(result, Verdict)
-    return {"word": result.verdict, "sentence": printable(result.sentence)}
+    word = result.verdict if result.on_device else result.sentence.partition(": ")[0]
+    return {"word": printable(word), "sentence": printable(result.sentence)}
 
 
 def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
@@ -93,6 +95,12 @@ def _devices(analysis: Analysis) -> int:
     """Return the number of devices in the sums of `_device`."""
     result = analysis.results.get("verdict")
     return result.devices if isinstance(result, Verdict) else 0
+
+
+def _is_on_device(analysis: Analysis) -> bool:
+    """Return whether `_device` is about devices and not about the host."""
+    result = analysis.results.get("verdict")
+    return not isinstance(result, Verdict) or result.on_device
 
 
 def _steps(analysis: Analysis) -> list[tuple[str, int, int]]:

@@ -42,7 +42,8 @@ function head() {
 
 function deviceBar() {
   const span = DATA.device.reduce((sum, [, time]) => sum + time, 0);
-  const bar = element("div", { class: "device", role: "img", "aria-label": "The device's time" });
+  const label = DATA.on_device ? "The device's time" : "The host's time";
+  const bar = element("div", { class: "device", role: "img", "aria-label": label });
   const legend = element("ul", { class: "legend" });
   for (const [name, time, key] of DATA.device) {
     const part = element("i", { title: name });

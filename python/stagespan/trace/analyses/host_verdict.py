@@ -1,0 +1,201 @@
+"""Determines what a trace without a device spent its time on, in one word and one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stagespan.trace.analyses import host, kernels
+from stagespan.trace.derived.device import device_work, launches
+from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS
+from stagespan.trace.derived.launch_sources import stage_calls
+from stagespan.trace.derived.step_ranges import PROFILER_STEP
+from stagespan.trace.derived.threads import named
+from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.intervals import exclusive
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import in_words, share, shortened
+
+COMPUTING = "computing"
+COMMUNICATION = "communication-bound"
+DATA = "data-bound"
+OUTSIDE = "outside operators"
+OVERHEAD = "overhead-bound"
+IN_STAGES = "in stages"
+HOST_VERDICTS: dict[str, tuple[str, ...]] = {
+    COMPUTING: (host.OPERATORS,),
+    COMMUNICATION: (host.COMMUNICATING,),
+    DATA: (host.DATA_LOADING, host.LOADER_START),
+    OUTSIDE: (host.OTHER, host.UNSEEN, host.BETWEEN_STEPS),
+    OVERHEAD: (host.BETWEEN_OPERATORS,),
+    IN_STAGES: (),
+}
+"""The verdicts on a host, each with the parts of its time that support it."""
+IN_STAGE, NO_STAGE = "in_stage", "no_stage"
+STAGE_PARTS = {IN_STAGE: "in a stage", NO_STAGE: "in no stage"}
+"""The parts of the time of a trace that contains only stages."""
+_MOST_NAMED = 2
+# Percent: smaller parts are not named.
+_LEAST_NAMED = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostVerdict:
+    """The verdict on the host; times in ns."""
+
+    verdict: str
+    sentence: str
+    begin_ns: int
+    end_ns: int
+    parts_ns: dict[str, int]
+    """By part of `host.PARTS` or `STAGE_PARTS`, the longest first; they sum to the whole time."""
+    times_ns: dict[str, int]
+    """The time that supports each verdict, the most first."""
+
+
+def host_verdict(trace: Trace) -> HostVerdict | None:
+    """Return the verdict on a trace without a device, or None if it shows nothing of the host.
+
+    The operators decide. A trace without operators, such as one of `stagespan dump`, has a verdict
+    about its stages.
+    """
+    if len(device_work(trace).rows):
+        return None
+    found = host.analyze(trace)
+    if isinstance(found, host.Host) and found.span_ns:
+        return _of_operators(trace, found)
+    return _of_stages(trace)
+
+
+def steps_without_operators(trace: Trace) -> str | None:
+    """Return a sentence if the profiler has marked steps, but recorded no work in them."""
+    marks = named(trace, PROFILER_STEP) & trace.rows_of(["user_annotation", "cpu_op"])
+    work = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
+    if not marks.any() or work.any() or launches(trace).any() or len(device_work(trace).rows):
+        return None
+    return (
+        "The profiler's steps contain no operators: the work ran in other threads or processes,"
+        " which were not recorded. stagespan.profile_steps(all_threads=True) records all threads of"
+        " a process."
+    )
+
+
+def _of_operators(trace: Trace, found: host.Host) -> HostVerdict:
+    times = {
+        name: sum(found.parts.get(part, 0) for part in parts)
+        for name, parts in HOST_VERDICTS.items()
+    }
+    times = {name: time for name, time in sorted(times.items(), key=lambda i: -i[1]) if time}
+    word = next(iter(times))
+    whole = f"the {in_words(found.span_ns, 'ns')} from the first operator to the last"
+    time = f"for {in_words(times[word], 'ns')} of {whole}"
+    time += f" ({share(times[word], found.span_ns):.1f} %)"
+    operators = trace.rows_of(["cpu_op"])
+    begin = int(trace.events.begin_ns[operators].min())
+    return HostVerdict(
+        verdict=word,
+        sentence=_SENTENCES[word](trace, found, time),
+        begin_ns=begin,
+        end_ns=begin + found.span_ns,
+        parts_ns=dict(sorted(found.parts.items(), key=lambda item: -item[1])),
+        times_ns=times,
+    )
+
+
+def _computes(trace: Trace, found: host.Host, time: str) -> str:
+    work = kernels.analyze(trace)
+    kinds = work.kinds(_MOST_NAMED) if isinstance(work, kernels.Kernels) else []
+    return f"Computes: {', '.join(kinds)} of the operators' time; {time} operators ran."
+
+
+def _waits(trace: Trace, found: host.Host, time: str) -> str:
+    events = trace.events
+    which = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, COMMUNICATES)
+    total = np.bincount(events.name[which], weights=events.dur_ns[which])
+    name = shortened(trace.names[int(total.argmax())], 60)
+    return f"Waits for {name}: {time} the program communicated while no operator ran."
+
+
+def _loads(trace: Trace, found: host.Host, time: str) -> str:
+    return f"Loads data: {time} the program loaded data or started its data loader."
+
+
+def _is_outside(trace: Trace, found: host.Host, time: str) -> str:
+    parts = [found.filled.get(part, {}) for part in HOST_VERDICTS[OUTSIDE]]
+    inside: dict[str, int] = {}
+    for name, spent in (item for part in parts for item in part.items()):
+        inside[name] = inside.get(name, 0) + spent
+    if not inside:
+        return f"Outside operators: {time} no operator ran, and the trace does not show why."
+    name = max(inside, key=lambda each: inside[each])
+    where = f"{shortened(name, 60)} ({in_words(inside[name], 'ns')})"
+    return f"Outside operators: {time} no operator ran, mostly in {where}."
+
+
+def _prepares(trace: Trace, found: host.Host, time: str) -> str:
+    return (
+        f"Between operators: {time} the host was between two operators; the median of"
+        f" {found.operators:,} operators takes {in_words(found.operator_ns, 'ns')}."
+    )
+
+
+_SENTENCES = {
+    COMPUTING: _computes,
+    COMMUNICATION: _waits,
+    DATA: _loads,
+    OUTSIDE: _is_outside,
+    OVERHEAD: _prepares,
+}
+
+
+def _of_stages(trace: Trace) -> HostVerdict | None:
+    events = trace.events
+    marks = stage_calls(trace) if len(events) else None
+    if marks is None:
+        return None
+    begin, end = events.begin_ns[marks.rows], events.end_ns[marks.rows]
+    own = exclusive(begin, end, marks.lane)
+    times: dict[str, int] = {}
+    for each in grouped(events.name[marks.rows].astype(np.int64), own):
+        times[trace.names[each.code]] = each.time_ns
+    if not sum(times.values()):
+        return None
+    threads = len(np.unique(marks.lane))
+    empty = steps_without_operators(trace)
+    found = verdict_on_stages(
+        times,
+        (int(begin.min()), int(end.max())),
+        int(exclusive(begin, end, np.zeros(len(begin), dtype=np.int64)).sum()),
+        "" if threads == 1 else f" in {threads:,} threads",
+    )
+    return found if empty is None else replace(found, sentence=f"{found.sentence} {empty}")
+
+
+def verdict_on_stages(
+    times_ns: dict[str, int], window: tuple[int, int], covered_ns: int, where: str = ""
+) -> HostVerdict:
+    """Return the verdict on stages, whose times (without the stages inside them) are known.
+
+    For `covered_ns` of the window, at least one stage was open. `where` follows the word "stages".
+    """
+    total = sum(times_ns.values())
+    order = sorted(times_ns, key=lambda name: -times_ns[name])[: _MOST_NAMED + 1]
+    listed = [
+        f"{shortened(name, 60)} {share(times_ns[name], total):.1f} %"
+        for name in order
+        if share(times_ns[name], total) >= _LEAST_NAMED
+    ]
+    begin, end = window
+    parts = {IN_STAGE: covered_ns, NO_STAGE: end - begin - covered_ns}
+    return HostVerdict(
+        verdict=IN_STAGES,
+        sentence=(
+            f"In stages: {', '.join(listed) or 'none takes 5 %'} of {in_words(total, 'ns')} in all"
+            f" stages{where}, each without the stages inside it."
+        ),
+        begin_ns=begin,
+        end_ns=end,
+        parts_ns={name: time for name, time in sorted(parts.items(), key=lambda i: -i[1]) if time},
+        times_ns={IN_STAGES: end - begin},
+    )

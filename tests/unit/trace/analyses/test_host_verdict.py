@@ -1,0 +1,166 @@
+"""The verdict on traces without a device, and what pages advise then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from planted import Program
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analyses import steps, verdict
+from stagespan.trace.analyses.verdict import Verdict
+from stagespan.trace.analysis import analyze
+from stagespan.trace.render.html.data import page_data
+from stagespan.trace.render.markdown import missing
+from stagespan.trace.result import Unavailable
+
+US = 1_000
+
+
+def verdict_of(trace: Trace) -> Verdict:
+    found = verdict.analyze(trace)
+    assert isinstance(found, Verdict)
+    assert not found.on_device
+    assert sum(found.parts_ns.values()) == found.whole_ns
+    assert sum(found.times_ns.values()) == found.whole_ns
+    assert sum(time for _, time, _ in found.bar()) == found.whole_ns
+    assert "annot tell" not in found.sentence
+    return found
+
+
+def operator(program: Program, us: int, name: str = "aten::mm") -> None:
+    with program.within(name):
+        program.work(us)
+
+
+def test_the_kinds_of_operators_are_named(tmp_path: Path) -> None:
+    # GIVEN operators of three kinds without a pause
+    program = Program()
+    operator(program, 470, "aten::native_batch_norm")
+    operator(program, 300, "aten::mkldnn_convolution")
+    operator(program, 230, "aten::add")
+    # WHEN the verdict is asked for
+    found = verdict_of(program.trace(tmp_path))
+    # THEN it names the two largest
+    assert found.verdict == "computing"
+    assert found.sentence.startswith("Computes: normalisation 47.0 %, convolutions 30.0 % of")
+    assert "(100.0 %) operators ran." in found.sentence
+
+
+@pytest.mark.parametrize("name", ["gloo:all_reduce", "mpi:broadcast"])
+def test_the_collective_that_it_waits_for_is_named(name: str, tmp_path: Path) -> None:
+    # GIVEN a program that waits for a collective between two operators
+    program = Program()
+    operator(program, 86)
+    with program.within("c10d::allreduce_"):
+        program.work(1)
+    with program.within(name, "user_annotation"):
+        program.work(827)
+    operator(program, 86)
+    # WHEN the verdict is asked for
+    found = verdict_of(program.trace(tmp_path))
+    # THEN it is about communication, and named in the title of the page
+    assert found.verdict == "communication-bound"
+    assert found.sentence.startswith(f"Waits for {name}: for 828.000 µs of the 1.000 ms")
+    assert "(82.8 %)" in found.sentence
+    page = page_data(analyze(program.trace(tmp_path)))
+    assert page["verdict"]["word"] == f"Waits for {name}"
+    assert page["on_device"] is False
+
+
+def test_python_outside_of_operators_is_named(tmp_path: Path) -> None:
+    # GIVEN a program that spends its time in a function of its own
+    program = Program()
+    for _ in range(3):
+        operator(program, 100)
+        with program.within("augment", "user_annotation"):
+            program.work(5_000)
+    operator(program, 100)
+    found = verdict_of(program.trace(tmp_path))
+    assert found.verdict == "outside operators"
+    assert "mostly in augment (15.000 ms)" in found.sentence
+
+
+def test_loading_data_and_the_time_between_operators(tmp_path: Path) -> None:
+    # GIVEN one program that loads data, and one with long pauses between short operators
+    loading, between = Program(), Program()
+    for _ in range(5):
+        with loading.within("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
+            loading.work(2_000)
+        operator(loading, 100)
+    for _ in range(50):
+        operator(between, 2)
+        between.work(8)
+    operator(between, 2)
+    assert verdict_of(loading.trace(tmp_path)).verdict == "data-bound"
+    found = verdict_of(between.trace(tmp_path))
+    assert found.verdict == "overhead-bound"
+    assert "the median of 51 operators takes 2.000 µs" in found.sentence
+
+
+def test_a_trace_of_stages_only(tmp_path: Path) -> None:
+    # GIVEN stages without operators, one inside another
+    program = Program()
+    with program.within("request", "user_annotation"):
+        with program.within("decode", "user_annotation"):
+            program.work(600)
+        program.work(300)
+    program.work(50)
+    with program.within("idle", "user_annotation"):
+        program.work(100)
+    found = verdict_of(program.trace(tmp_path))
+    # THEN each counts without the stages inside it
+    assert found.verdict == "in stages"
+    assert "decode 60.0 %, request 30.0 %, idle 10.0 % of 1.000 ms" in found.sentence
+    assert found.parts_ns == {"in_stage": 1_000 * US, "no_stage": 50 * US}
+
+
+@pytest.mark.parametrize("with_stage", [True, False])
+def test_steps_whose_work_ran_elsewhere(with_stage: bool, tmp_path: Path) -> None:
+    # GIVEN steps that the profiler has marked, in a thread that runs no operator
+    program = Program()
+    for number in range(3):
+        with program.within(f"ProfilerStep#{number}", "user_annotation"):
+            program.work(1_000)
+    if with_stage:
+        program.thread = 300
+        program.event("model", "user_annotation", 1_100, 1_900)
+    trace = program.trace(tmp_path)
+    # WHEN it is analysed
+    found = verdict.analyze(trace)
+    # THEN the verdict says where the work ran, and no page asks to record what was recorded
+    sentence = found.reason if isinstance(found, Unavailable) else found.sentence
+    assert "steps contain no operators: the work ran in other threads or processes" in sentence
+    assert isinstance(found, Verdict) == with_stage
+    (said,) = missing(analyze(trace))
+    assert "operators (the work ran in other threads; see above)" in said
+    assert "device" not in said
+    # AND no step counts as one that never began
+    every = steps.analyze(trace)
+    assert not isinstance(every, Unavailable)
+    assert len(every.steps) == 3
+
+
+@pytest.mark.parametrize("devices", [[], [{"id": 0, "name": "a GPU"}], None])
+def test_a_device_is_only_to_be_recorded_if_there_is_one(
+    devices: list[dict[str, object]] | None, tmp_path: Path
+) -> None:
+    program = Program()
+    operator(program, 100)
+    path = tmp_path / "t.json"
+    content = {"traceEvents": program.events}
+    path.write_text(
+        json.dumps(content if devices is None else content | {"deviceProperties": devices})
+    )
+    (said,) = missing(analyze(read_trace(path)))
+    assert ("record the device's activity" in said) == bool(devices)
+
+
+def test_an_empty_trace_has_no_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("[]")
+    found = verdict.analyze(read_trace(path))
+    assert isinstance(found, Unavailable)
+    assert found.reason.startswith("Cannot tell: the trace contains no device events")
