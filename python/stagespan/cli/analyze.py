@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from stagespan.cli.output import write_to
+
+if TYPE_CHECKING:
+    from stagespan.trace.analysis import Analysis
 
 
 def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -33,6 +37,26 @@ def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int
                 "with `pip install joblib`, or omit the option."
             )
     return jobs
+
+
+def _analysis(path: Path, against: Path | None, jobs: int) -> Analysis:
+    """Analyse a trace, or what stagespan itself writes."""
+    from stagespan.recording.analysis import analyze_recording, analyze_recordings, is_recording
+    from stagespan.report import analysis, reader
+    from stagespan.trace.paths import analyze_path
+
+    if against is None:
+        if is_recording(path):
+            return analyze_recording(path)
+        if path.is_file() and reader.looks_like_report(path):
+            return analysis.analyze_report(path)
+        reports = analysis.reports_without_traces(path)
+        if reports:
+            return analysis.analyze_reports(path, reports)
+        of_ranks = analyze_recordings(path, jobs)
+        if of_ranks is not None:
+            return of_ranks
+    return analyze_path(path, against, jobs)
 
 
 @click.command()
@@ -100,11 +124,12 @@ def command(
 
     PATH is a trace of torch.profiler (.json or .json.gz), a folder that torch_npu.profiler wrote
     for one process, or a folder with the traces of many ranks. For many ranks, the page shows which
-    rank the others waited for.
+    rank the others waited for. PATH can also be a timing.json, a recording, the id of a process
+    that runs with stagespan, or a folder of timing reports or recordings.
     """
-    from stagespan.trace.paths import analyze_path, merge_ranks
+    from stagespan.trace.paths import merge_ranks
 
-    analysis = analyze_path(path, against, jobs)
+    analysis = _analysis(path, against, jobs)
     if merge_file is not None:
         merge_ranks(analysis, merge_file)
     if json_file is not None:

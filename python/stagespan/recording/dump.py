@@ -158,7 +158,8 @@ class _Slice:
     def event(self, base_ns: int) -> dict[str, Any]:
         return {
             "ph": "X",
-            "cat": "device" if self.pid > _BEYOND_IDS else "stage",
+            # As torch calls ranges, so that `stagespan analyze` finds the stages.
+            "cat": "gpu_user_annotation" if self.pid > _BEYOND_IDS else "user_annotation",
             "name": self.name,
             "pid": self.pid,
             "tid": self.tid,

@@ -57,6 +57,18 @@ def read_json(file: Path) -> Any:
         ) from None
 
 
+def looks_like_report(file: Path) -> bool:
+    """Whether a file begins like a timing report; False if it cannot be read."""
+    try:
+        with file.open("rb") as raw:
+            is_packed = raw.peek(len(_GZIP)).startswith(_GZIP)
+            head = (gzip.GzipFile(fileobj=raw) if is_packed else raw).read(_HEAD_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return False
+    is_object = head.lstrip()[:1] == b"{"
+    return is_object and all(key in head for key in _KEYS) and b'"traceEvents"' not in head
+
+
 def report_of(report: object, file: Path) -> dict[str, Any]:
     """Return the content of a file as a timing report. Raises ReportError if it is not one."""
     if report == {}:
@@ -79,6 +91,7 @@ def report_of(report: object, file: Path) -> dict[str, Any]:
 _PASS_ONE = "pass the timing.json of a run."
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 16
+_KEYS = (b'"num_stages"', b'"stages"')
 _MOST_NAMED = 8
 
 

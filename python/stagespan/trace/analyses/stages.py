@@ -325,17 +325,22 @@ class Stages(Result):
                 f" {self.by_time:,} were launched by other threads and count towards the stage that"
                 " was open at that time."
             )
+        own_ns = sum(stage.host_self_ns for stage in self.stages)
         columns = [("stage", ""), ("calls", ""), ("host", "ns"), ("host, own", "ns")]
-        if self.on_device:
+        if not self.on_device:
+            columns += [("of all", "%")]
+        else:
             columns += [("device", "ns"), ("device, own", "ns"), ("device events", "")]
         with_steps = any(stage.steps for stage in self.stages)
         if with_steps:
             columns += [("host per step", "ns")]
-        rows: list[tuple[str | int | None, ...]] = []
+        rows: list[tuple[str | int | float | None, ...]] = []
         for stage in kept:
-            row: list[str | int | None] = [". " * (len(stage.path) - 1) + stage.path[-1]]
+            row: list[str | int | float | None] = [". " * (len(stage.path) - 1) + stage.path[-1]]
             row += [stage.calls, stage.host_ns, stage.host_self_ns]
-            if self.on_device:
+            if not self.on_device:
+                row.append(share(stage.host_self_ns, own_ns))
+            else:
                 row += [stage.device_ns, stage.device_self_ns, stage.launched]
             if with_steps:
                 row.append(stage.step_host_ns)

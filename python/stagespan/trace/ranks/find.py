@@ -22,6 +22,8 @@ _NUMBERED = re.compile(
 _BARE = re.compile(
     r"^(\d+)\.|^trace[-_](\d+)\.|[-_](\d+)\.(?:pt\.)?(?:trace\.)?json", re.IGNORECASE
 )
+# Other files that stagespan writes into its output folder.
+_NO_TRACE = re.compile(r"^timing\w*\.json$|_(?:breakdown|io_signature|compile_times)\.json$")
 # Larger numbers are times or process ids.
 MOST_RANKS = 1_000_000
 
@@ -54,12 +56,18 @@ def _directly_in(folder: Path) -> list[Path]:
         raise TraceError(
             f"{folder} cannot be read ({error.strerror or error}): check its permissions."
         ) from error
-    return [
+    found = [
         path
         for path in entries
         if not path.name.startswith(".")
         and (path.name.lower().endswith(_ENDINGS) if path.is_file() else is_ascend_folder(path))
     ]
+    return [path for path in found if not is_no_trace(path)] or found
+
+
+def is_no_trace(path: Path) -> bool:
+    """Whether a file has the name of a timing report, breakdown or signature of stagespan."""
+    return _NO_TRACE.search(path.name) is not None
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
@@ -99,8 +107,14 @@ def world_size_of(trace: Trace) -> int | None:
 
 
 def distributed_info(trace: Trace) -> dict[str, object]:
-    """Return the trace's `distributedInfo`, which some versions write as a string."""
+    """Return the trace's `distributedInfo`, which some versions write as a string.
+
+    The traces of `stagespan dump` have the same facts in `otherData`.
+    """
     info = trace.metadata.get("distributedInfo")
+    other = trace.metadata.get("otherData")
+    if info is None and isinstance(other, dict):
+        info = other.get("stagespan")
     if isinstance(info, str):
         rank = re.search(r"['\"]rank['\"]:\s*(\d{1,9})\b", info)
         world = re.search(r"['\"]world_size['\"]:\s*(\d{1,9})\b", info)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
+
+from stagespan.trace.analyses.host_verdict import IN_STAGES, verdict_on_stages
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.ranks.job import (
     PARTS,
@@ -23,8 +27,15 @@ from stagespan.trace.ranks.match import (
     ONE_HOST,
     UNKNOWN_CLOCK,
 )
+from stagespan.trace.ranks.stages import (
+    StageTime,
+    slower_stages,
+    stage_findings,
+    stage_table,
+)
 from stagespan.trace.ranks.waits import (
     BEFORE,
+    HOST,
     NOBODY,
     NOT_KNOWN,
     REASONS,
@@ -33,6 +44,7 @@ from stagespan.trace.ranks.waits import (
     bus_speed,
     by_op,
 )
+from stagespan.trace.read.intervals import covered
 from stagespan.trace.result import (
     Cell,
     Chart,
@@ -362,6 +374,8 @@ def verdict(job: Job) -> tuple[str, str]:
     if 2 * count <= ranks:
         word = word_of(sums, any(each.backend != "cpu" for each in job.summaries))
         count = verdicts.count(word)
+    if word == IN_STAGES:
+        return word, _in_stages(job)
     whole = sum(sums.values())
     exposed = share(sums["waiting"] + sums["communicating"], whole)
     waiting = f" ({share(sums['waiting'], whole):.1f} % waiting for each other)"
@@ -380,6 +394,16 @@ def verdict(job: Job) -> tuple[str, str]:
     if count < ranks:
         sentence += f"; {count:,} of {ranks:,} ranks {'is' if count == 1 else 'are'} {word}"
     return word, f"{sentence}."
+
+
+def _in_stages(job: Job) -> str:
+    """The shares of the stages of all ranks, for traces that contain nothing else."""
+    times: dict[str, int] = {}
+    for name, time in (item for each in job.summaries for item in each.stages.items()):
+        times[name] = times.get(name, 0) + time.own_ns
+    return verdict_on_stages(
+        times, (0, 1), 0, f" of {counted(len(job.summaries), 'rank')}"
+    ).sentence
 
 
 def headline(job: Job) -> str:
@@ -417,9 +441,9 @@ def _hidden(job: Job) -> str:
 
 
 def findings(job: Job) -> list[Finding]:
-    """Time lost waiting, ranks that come late, exposed communication, uneven computing."""
+    """Time lost waiting, late ranks, slower stages, exposed communication, uneven computing."""
     of_waits = [*_waiting(job), *_late(job)] if job.matched.count else []
-    return by_severity([*of_waits, *_exposed(job), *_imbalance(job)])
+    return by_severity([*of_waits, *_stages(job), *_exposed(job), *_imbalance(job)])
 
 
 def _waiting(job: Job) -> list[Finding]:
@@ -461,6 +485,8 @@ def _late(job: Job) -> list[Finding]:
     at = int(waits.caused_ns.argmax())
     times, caused = int(waits.last[at]), int(waits.caused_ns[at])
     lost, own_time = int(waits.waited_for_ns[at]), int(waits.common_ns[at])
+    if caused > own_time:
+        caused, own_time = _before_and_since(waits.instances, at)
     severity = _CAUSED.severity(share(caused, own_time))
     place = place_in_step(job, at)
     by_chance = chance_of_being_last(times, int(waits.last.sum()), int((waits.compared > 0).sum()))
@@ -485,7 +511,10 @@ def _late(job: Job) -> list[Finding]:
         f" {in_words(caused, 'ns')} ({share(caused, own_time):.1f} % of its time) after the next"
         " slowest rank."
     )
-    if why != NOT_KNOWN:
+    slow = next((e for e in slower_stages(_stage_times(job)) if e.rank == at), None)
+    if slow is not None and why in (HOST, NOT_KNOWN, BEFORE):
+        sentence += f" It {slow.spent()}."
+    elif why != NOT_KNOWN:
         sentence += f" The main reason ({in_words(reasons[why], 'ns')}): {REASONS[why]}."
     # Changes to the traced work cannot save the part whose cause lies before the traces.
     shown = 1.0 - share(reasons[BEFORE], lost) / 100.0
@@ -509,6 +538,28 @@ def _late(job: Job) -> list[Finding]:
     if why != NOT_KNOWN:
         numbers["reason_ns"] = reasons[why]
     return [Finding(severity, sentence, evidence, "ranks.late", numbers=numbers)]
+
+
+def _before_and_since(instances: Sequence[Instance], at: int) -> tuple[int, int]:
+    """Return how long a rank was late, and the time from when it was late first to its last delay.
+
+    Delays overlap if the rank was late in several groups, and the first may begin before the
+    rank's own first collective.
+    """
+    mine = [each for each in instances if each.last == at]
+    ends = np.array([each.begin_ns for each in mine], dtype=np.int64)
+    begins = ends - np.array([each.late_ns for each in mine], dtype=np.int64)
+    return covered(begins, ends), int(ends.max() - begins.min())
+
+
+def _stage_times(job: Job) -> list[dict[str, StageTime]]:
+    return [each.stages for each in job.summaries]
+
+
+def _stages(job: Job) -> list[Finding]:
+    """Stages in which a rank is slower, the most time first."""
+    names = [job.rank_name(at) for at in range(len(job.summaries))]
+    return stage_findings(_stage_times(job), names, [e.window_ns for e in job.summaries])
 
 
 def _exposed(job: Job) -> list[Finding]:
@@ -665,11 +716,13 @@ def _named(op: str, group: str) -> str:
 
 
 def tables(job: Job) -> list[Table]:
-    """Ranks, collectives by operation, and the single collectives with the longest waits."""
+    """Ranks, collectives by operation, the single collectives with the longest waits, stages."""
     shown = [_ranks(job)]
+    names = [job.rank_name(at) for at in range(len(job.summaries))]
+    stages = stage_table(_stage_times(job), names)
     instances = job.waits.instances
     if not instances:
-        return shown
+        return [*shown, *([] if stages is None else [stages])]
     rows: list[tuple[Cell, ...]] = []
     for (op, group), each in by_op(instances).items():
         rows.append(
@@ -710,7 +763,7 @@ def tables(job: Job) -> list[Table]:
         ("after the next slowest", "ns"), ("waiting of all ranks", "ns"),
     )  # fmt: skip
     shown.append(Table("Collectives with the longest waits", worst_columns, worst))
-    return shown
+    return [*shown, *([] if stages is None else [stages])]
 
 
 def _most_waited_for(job: Job, instances: list[Instance]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from stagespan.trace.ascend.folder import KERNEL_DETAILS, STEP_TRACE_TIME
 from stagespan.trace.ascend.steps import AscendSteps
 from stagespan.trace.derived.device import COPY, device_work, is_ascend, launches
 from stagespan.trace.derived.device_time import DeviceTime, device_times, together
+from stagespan.trace.derived.launch_sources import stage_calls
 from stagespan.trace.derived.threads import Cover
 from stagespan.trace.derived.windows import steps_of
 from stagespan.trace.ranks.collectives import (
@@ -34,7 +35,10 @@ from stagespan.trace.ranks.collectives import (
     work_of,
 )
 from stagespan.trace.ranks.find import least_ranks, rank_of, world_size_of
+from stagespan.trace.ranks.stages import StageTime
 from stagespan.trace.read.columns import without_events
+from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.intervals import exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.reader import read_trace
 from stagespan.trace.read.view import TraceView
@@ -144,6 +148,7 @@ def _covered(cover: Cover, begin_ns: int, end_ns: int) -> int:
 
 # Times of a clock that counts from boot are far smaller.
 _UNIX_NS = 10**18
+_MOST_STAGES = 300
 _TABLES = (STEP_TRACE_TIME, KERNEL_DETAILS)
 _CALLS = (
     ("rocm", re.compile(r"^hip")),
@@ -187,6 +192,8 @@ class RankSummary:
     """The least possible number of ranks of the job, and its source; None if unknown."""
     pipeline_stage: int | None = None
     incomplete: str | None = None
+    stages: dict[str, StageTime] = field(default_factory=dict)
+    """The host's time in its stages, by name; the most time first, at most `_MOST_STAGES`."""
 
     @property
     def window_ns(self) -> int:
@@ -262,7 +269,18 @@ def summarise(
         least_ranks=least_ranks(trace, documents),
         pipeline_stage=None if files is None else files.pipeline_stage,
         incomplete=trace.incomplete,
+        stages=_times_by_stage(trace),
     )
+
+
+def _times_by_stage(trace: Trace) -> dict[str, StageTime]:
+    calls = stage_calls(trace)
+    if calls is None:
+        return {}
+    events = trace.events
+    own = exclusive(events.begin_ns[calls.rows], events.end_ns[calls.rows], calls.lane)
+    groups = grouped(events.name[calls.rows].astype(np.int64), own)[:_MOST_STAGES]
+    return {trace.names[each.code]: StageTime(each.count, each.time_ns) for each in groups}
 
 
 def _of_tables(

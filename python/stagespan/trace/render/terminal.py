@@ -378,7 +378,7 @@ def print_ranks(found: Ranks, console: Console | None = None) -> None:
     tables = found.tables()
     # The ranks without lengths, shares and clocks, and all columns of collectives.
     blocks.append(_rank_table(tables[0], (0, 1, 4, 5, 6, 8, 12)))
-    if len(tables) > 1:
+    if found.waits.instances:  # otherwise the second table is not about collectives
         groups = (1,) if any(row[1] is not None for row in tables[1].rows) else ()
         blocks += [text_block(""), _rank_table(tables[1], (0, *groups, 2, 3, 4, 7))]
     print_blocks([*blocks, text_block("")], found.findings(), [], console)

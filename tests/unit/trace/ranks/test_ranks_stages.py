@@ -1,0 +1,91 @@
+"""Stages in which a rank is slower than the others, and what share of its time it is late."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from planted import Program
+from planted_ranks import US, finding_in, ranks_in, together, write_rank
+
+from stagespan.trace.ranks.stages import StageTime, slower_stages, stage_findings
+
+
+def write_host(folder: Path, rank: int, augment: list[int], others: int = 50) -> None:
+    """A rank on a CPU: each step augments, computes, and waits until all ranks have arrived."""
+    program = Program()
+    longest = 20_000
+    for us in augment:
+        with program.within("augment", "user_annotation"):
+            program.work(us)
+        with program.within("forward", "user_annotation"), program.within("aten::mm"):
+            program.work(others)
+        with program.within("gloo:all_reduce", "user_annotation"):
+            program.work(longest - us)
+    content = {"traceEvents": program.events, "host_name": "node1"}
+    (folder / f"rank{rank}.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("slow", [0, 2])
+def test_the_late_rank_s_stage_is_named(slow: int, tmp_path: Path) -> None:
+    # GIVEN three ranks, of which one spends 15 times as long in a stage before each collective
+    for rank in range(3):
+        write_host(tmp_path, rank, [15_000 if rank == slow else 1_000] * 6)
+    # WHEN they are analysed together
+    found = ranks_in(tmp_path)
+    # THEN the finding about the late rank names the stage and how much longer it took
+    late = finding_in(found, "ranks.late")
+    assert late.numbers["rank"] == slow
+    assert "It spent 15x as long in `augment` as the other ranks" in late.sentence
+    assert "neither computed nor communicated" not in late.sentence
+    # AND a finding and a table compare the ranks
+    stage = finding_in(found, "ranks.stage")
+    assert stage.sentence.startswith(f"Rank {slow} spent 15x as long in `augment`")
+    assert stage.numbers["more_ns"] == 6 * 14_000 * US
+    (table,) = [each for each in found.tables() if each.title == "Stages by rank"]
+    row = next(each for each in table.rows if each[0] == "augment")
+    assert row[1 + slow] == 6 * 15_000 * US
+
+
+def test_ranks_that_are_alike_have_no_finding(tmp_path: Path) -> None:
+    for rank in range(3):
+        write_host(tmp_path, rank, [1_000 + 20 * rank] * 6)
+    assert "ranks.stage" not in [each.code for each in ranks_in(tmp_path).findings()]
+
+
+@pytest.mark.parametrize("groups", [("a",), ("a", "b")])
+def test_a_rank_is_not_late_for_more_than_its_time(groups: tuple[str, ...], tmp_path: Path) -> None:
+    # GIVEN a rank whose first collective is much later than the others', in one or two groups at
+    # once, and whose collectives take little time after that
+    late = [50_000.0 + 100 * number for number in range(4)]
+    early = [100.0 * number for number in range(4)]
+    for rank, calls in enumerate(together([early, late, early])):
+        several = [call for call in calls for _ in groups]
+        names = [group for _ in calls for group in groups]
+        write_rank(
+            tmp_path, rank, several, groups=names, world=3, host="n", computing=[(90_000, 90_001)]
+        )
+    # WHEN they are analysed together
+    found = ranks_in(tmp_path)
+    # THEN the time for which it was late is a part of the time that it is compared with
+    finding = finding_in(found, "ranks.late")
+    assert 50 < finding.numbers["late_percent"] <= 100
+
+
+def test_only_stages_of_several_ranks_are_compared() -> None:
+    times = [
+        {"load": StageTime(10, 1_000), "only here": StageTime(1, 10**9)},
+        {"load": StageTime(5, 5_000)},
+        {"load": StageTime(10, 1_200)},
+    ]
+    # WHEN ranks with different numbers of runs are compared
+    (found,) = slower_stages(times)
+    # THEN a run is compared with a run, and the extra time is that of the rank's own runs
+    assert (found.rank, found.stage) == (1, "load")
+    assert (found.mean_ns, found.others_ns, found.more_ns) == (1_000, 110, 5 * 890)
+    assert found.times() == "9.1x as long"
+    # AND it is a finding only if it matters for the rank's time
+    assert stage_findings(times, ["a", "b", "c"], [10**6] * 3) == []
+    (finding,) = stage_findings(times, ["a", "b", "c"], [10_000] * 3)
+    assert finding.numbers["percent"] == pytest.approx(44.5)
