@@ -17,6 +17,7 @@
 #include "stagespan/recording_reader.h"
 #include "stagespan/snapshot.h"
 #include "stagespan/text.h"
+#include "termination.h"
 #include "waiting.h"
 #include "worker_name.h"
 
@@ -109,8 +110,9 @@ void describe_process(std::int32_t rank, std::uint32_t world_size, const std::st
 
 // A thread without the interpreter's lock does not read the environment: the earlier values stay.
 void on_recording() {
-  if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
   try {
+    if (Recorder::get().recording_place().kind == RecordingKind::kFile) watch_stops_of_recording();
+    if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
     describe(process_info_from_environment());
   } catch (const std::exception&) {
   }
@@ -155,6 +157,10 @@ py::dict info(const Recording& recording) {
   result["boot"] = header.boot;
   result["begin_ns"] = header.begin_unix_ns;
   result["end_ns"] = header.end_unix_ns.load(std::memory_order_relaxed);
+  const std::uint32_t stop = header.stop_signal.load(std::memory_order_relaxed);
+  result["stop_signal"] = stop & ~kStopIsFinal;
+  result["stop_is_final"] = (stop & kStopIsFinal) != 0;
+  result["stop_ns"] = header.stop_unix_ns.load(std::memory_order_relaxed);
   result["is_locked"] = header.is_locked != 0;
   result["rank"] = of.rank >= 0 ? py::object(py::int_(of.rank)) : py::object(py::none());
   result["world_size"] = of.world_size != 0 ? py::object(py::int_(of.world_size)) : py::object(py::none());
@@ -169,6 +175,7 @@ py::dict info(const Recording& recording) {
   result["ring_spans"] = header.ring_spans;
   result["threads_not_in_file"] = recording.copy.threads_not_in_file;
   result["blocks_not_in_file"] = recording.copy.blocks_not_in_file;
+  result["refusals"] = header.refusals.load(std::memory_order_relaxed);
   result["damaged"] = recording.copy.damaged;
   result["missing_bytes"] = recording.copy.missing_bytes;
   result["is_moving"] = recording.copy.is_moving;
@@ -282,6 +289,8 @@ py::dict lost_of(const Recording& recording) {
 
 void define_recording(py::module_& module) {
   Recorder::get().on_recording.store(on_recording, std::memory_order_relaxed);
+  // An interpreter that an interrupt ends raises SIGINT instead of calling exit, which would call this.
+  Py_AtExit([] { Recorder::get().end_recording(); });
   module.def("recording_place", recording_place);
   module.def("describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0,
              py::arg("version") = "");

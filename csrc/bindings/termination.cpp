@@ -1,4 +1,4 @@
-// termination.cpp: writes the reports when the default action of SIGTERM would end the process.
+// termination.cpp: marks the recording when a signal stops the process, and writes the reports before SIGTERM does.
 #include "termination.h"
 
 #include <pthread.h>
@@ -7,21 +7,32 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "object.h"
+#include "stagespan/recorder.h"
 
 namespace stagespan::python {
 
 namespace {
 
-// The signal may interrupt any code, which may hold any lock, and the main thread may never run Python code again. The
-// handler therefore only wakes a thread. That thread starts another one, which runs the Python code, and ends the
-// process when it has finished or after a few seconds, whatever the other threads do. Python's own table of handlers
-// still contains SIG_DFL: the program finds what it would find without stagespan, and a handler that it sets replaces
-// this one.
+// A recording says which signal stopped its process. For this, a handler is installed where the action of the signal is
+// the default one. It marks the recording and lets the default action end the process. For SIGTERM, it is also
+// installed over the handler that Python calls for the program's own one; it then marks the recording and calls that
+// handler. Handlers of other libraries are left alone.
+//
+// Python's own table of handlers does not change: the program finds what it would find without stagespan, and a handler
+// that it sets replaces this one.
+//
+// In debug mode, SIGTERM also lets the reports be written. The signal may interrupt any code, which may hold any lock,
+// and the main thread may never run Python code again. The handler therefore only wakes a thread. That thread starts
+// another one, which runs the Python code, and ends the process when it has finished or after a few seconds, whatever
+// the other threads do.
 
 // `docker stop` kills after 10 s.
 constexpr std::int64_t kLongestNs = 8'000'000'000;
@@ -29,13 +40,29 @@ constexpr std::int64_t kLongestNs = 8'000'000'000;
 // process and also its group.
 constexpr std::int64_t kSameSignalNs = 1'000'000'000;
 
+constexpr int kSignals[] = {SIGTERM, SIGHUP, SIGINT};
+constexpr std::size_t kSignalCount = std::size(kSignals);
+
+/// What the handler calls after it has marked the recording; null for the default action.
+std::atomic<void (*)(int)> g_called[kSignalCount];
+std::atomic<bool> g_was_installed[kSignalCount];
+/// The function that Python installs for all handlers of the program; null until it is known.
+std::atomic<void (*)(int)> g_of_python{nullptr};
+// The process whose recording is marked. A forked child has the handlers, but at first no recording of its own.
+std::atomic<pid_t> g_marked{0};
+
 PyObject* g_write = nullptr;
 sem_t g_received;
 sem_t g_written;
 std::atomic<pid_t> g_owner{0};  // a forked child has the handler but not the thread
+std::atomic<bool> g_is_watching{false};
 std::atomic<std::int64_t> g_first_ns{0};
 std::atomic<bool> g_is_writing{false};
 pthread_t g_writer;
+
+std::size_t index_of(int number) noexcept {
+  return static_cast<std::size_t>(std::find(kSignals, kSignals + kSignalCount, number) - kSignals);
+}
 
 std::int64_t clock_ns() noexcept {
   timespec now{};
@@ -48,39 +75,101 @@ void sleep_ms(long milliseconds) noexcept {
   nanosleep(&duration, nullptr);
 }
 
-void restore_default() noexcept {
-  struct sigaction action{};
-  action.sa_handler = SIG_DFL;
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGTERM, &action, nullptr);
-}
-
-// Async-signal-safe.
-[[noreturn]] void end_process() noexcept {
-  restore_default();
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGTERM);
-  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
-  raise(SIGTERM);
-  // The kernel ignores the default action of a container's first process.
-  _exit(128 + SIGTERM);
-}
-
-void on_signal(int, siginfo_t*, void*) {
-  const int saved = errno;
-  if (g_owner.load() != getpid()) end_process();
-  const std::int64_t now_ns = clock_ns();
-  std::int64_t first_ns = 0;
-  if (g_first_ns.compare_exchange_strong(first_ns, now_ns))
-    sem_post(&g_received);
-  else if (now_ns - first_ns > kSameSignalNs)
-    end_process();
-  errno = saved;
-}
+void on_signal(int number, siginfo_t*, void*);
 
 bool is_ours(const struct sigaction& action) noexcept {
   return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == on_signal;
+}
+
+bool is_default(const struct sigaction& action) noexcept {
+  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL;
+}
+
+void restore_default(int number) noexcept {
+  struct sigaction action{};
+  action.sa_handler = SIG_DFL;
+  sigemptyset(&action.sa_mask);
+  sigaction(number, &action, nullptr);
+}
+
+// Installs the handler in place of an action that has just been read.
+void install(int number, const struct sigaction& replaced) noexcept {
+  const std::size_t index = index_of(number);
+  void (*const before)(int) = g_called[index].load();
+  struct sigaction action = replaced;
+  if (is_default(replaced)) {
+    action = {};
+    sigemptyset(&action.sa_mask);
+    // The program does not expect the signal to interrupt a system call instead of ending it.
+    action.sa_flags = SA_RESTART | SA_ONSTACK;
+    g_called[index].store(nullptr);
+  } else {
+    g_called[index].store(replaced.sa_handler);
+  }
+  action.sa_sigaction = on_signal;
+  action.sa_flags |= SA_SIGINFO;
+  struct sigaction found{};
+  sigaction(number, &action, &found);
+  // Code without Python's lock may have set another action in the meantime: it stays.
+  if ((found.sa_flags & SA_SIGINFO) == 0 && found.sa_handler == replaced.sa_handler) {
+    g_was_installed[index].store(true);
+    return;
+  }
+  sigaction(number, &found, nullptr);
+  g_called[index].store(before);
+}
+
+void mark(int number, bool is_final) noexcept {
+  if (g_marked.load() == getpid()) Recorder::get().mark_stop(number, is_final);
+}
+
+// Ends the process by the default action. Returns if the kernel ignores it, because the process is the first one of a
+// container. Async-signal-safe.
+void end_by_default(int number) noexcept {
+  mark(number, true);
+  restore_default(number);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, number);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  raise(number);
+  mark(number, false);
+}
+
+[[noreturn]] void end_process() noexcept {
+  end_by_default(SIGTERM);
+  _exit(128 + SIGTERM);
+}
+
+void on_signal(int number, siginfo_t*, void*) {
+  const int saved = errno;
+  if (void (*const called)(int) = g_called[index_of(number)].load(); called != nullptr) {
+    mark(number, false);
+    errno = saved;
+    called(number);
+    return;
+  }
+  if (number == SIGTERM && g_is_watching.load()) {
+    if (g_owner.load() != getpid()) end_process();
+    const std::int64_t now_ns = clock_ns();
+    std::int64_t first_ns = 0;
+    if (g_first_ns.compare_exchange_strong(first_ns, now_ns))
+      sem_post(&g_received);
+    else if (now_ns - first_ns > kSameSignalNs)
+      end_process();
+    errno = saved;
+    return;
+  }
+  struct sigaction current{};
+  sigaction(number, nullptr, &current);
+  if (is_ours(current)) {
+    end_by_default(number);
+    install(number, {});
+  } else {
+    // A handler that has replaced this one calls it. It would not call the default action.
+    mark(number, false);
+  }
+  errno = saved;
 }
 
 void* write_reports(void*) {
@@ -116,12 +205,25 @@ bool start_thread() noexcept {
   return started;
 }
 
+bool is_plain(const struct sigaction& action) noexcept {
+  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN;
+}
+
+void watch_stop(int number) noexcept {
+  struct sigaction current{};
+  if (sigaction(number, nullptr, &current) != 0 || is_ours(current)) return;
+  // A handler of another library may call the one that it has replaced. If that is this one, they would call each other
+  // in turn, so other handlers are only called by one that has never been installed.
+  const bool may_be_called =
+      is_plain(current) && (current.sa_handler == g_of_python.load() || !g_was_installed[index_of(number)].load());
+  if (is_default(current) || (number == SIGTERM && may_be_called)) install(number, current);
+}
+
 PyObject* watch_termination(PyObject*, PyObject* write) {
   struct sigaction current{};
   sigaction(SIGTERM, nullptr, &current);
-  const bool was_ours = is_ours(current);
-  const bool is_default = (current.sa_flags & SA_SIGINFO) == 0 && current.sa_handler == SIG_DFL;
-  if (!was_ours && !is_default) Py_RETURN_FALSE;
+  const bool was_ours = is_ours(current) && g_called[index_of(SIGTERM)].load() == nullptr;
+  if (!was_ours && !is_default(current)) Py_RETURN_FALSE;
   keep(g_write, write);
   if (g_owner.load() != getpid()) {
     sem_init(&g_received, 0, 0);
@@ -129,26 +231,19 @@ PyObject* watch_termination(PyObject*, PyObject* write) {
     g_first_ns.store(0);
     g_is_writing.store(false);
     if (!start_thread()) {
-      restore_default();
+      g_is_watching.store(false);
       Py_RETURN_FALSE;
     }
     g_owner.store(getpid());
   }
-  if (!was_ours) {
-    struct sigaction action{};
-    action.sa_sigaction = on_signal;
-    // The program does not expect SIGTERM to interrupt a system call instead of ending it.
-    action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGTERM, &action, nullptr);
-  }
+  g_is_watching.store(true);
+  if (!was_ours) install(SIGTERM, current);
   Py_RETURN_TRUE;
 }
 
 PyObject* unwatch_termination(PyObject*, PyObject*) {
-  struct sigaction current{};
-  sigaction(SIGTERM, nullptr, &current);
-  if (is_ours(current)) restore_default();
+  // The handler stays: without a writer, it ends the process at once.
+  g_is_watching.store(false);
   Py_RETURN_NONE;
 }
 
@@ -162,7 +257,30 @@ PyObject* await_termination(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* watch_stops(PyObject*, PyObject* argument) {
+  const long number = PyLong_AsLong(argument);
+  if (number == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  struct sigaction current{};
+  if (index_of(static_cast<int>(number)) == kSignalCount) Py_RETURN_NONE;
+  if (sigaction(static_cast<int>(number), nullptr, &current) == 0 && is_plain(current))
+    g_of_python.store(current.sa_handler);
+  if (g_marked.load() == getpid()) watch_stop(static_cast<int>(number));
+  Py_RETURN_NONE;
+}
+
+PyObject* mark_stop(PyObject*, PyObject* argument) {
+  const long number = PyLong_AsLong(argument);
+  if (number == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  mark(static_cast<int>(number), false);
+  Py_RETURN_NONE;
+}
+
 }  // namespace
+
+void watch_stops_of_recording() noexcept {
+  g_marked.store(getpid());
+  for (const int number : kSignals) watch_stop(number);
+}
 
 PyMethodDef g_termination_functions[] = {
     {"watch_termination", watch_termination, METH_O,
@@ -171,6 +289,12 @@ PyMethodDef g_termination_functions[] = {
      "if the program handles or ignores SIGTERM: then nothing is changed."},
     {"unwatch_termination", unwatch_termination, METH_NOARGS,
      "unwatch_termination()\n--\n\nLet SIGTERM end the process at once again."},
+    {"watch_stops", watch_stops, METH_O,
+     "watch_stops(number)\n--\n\nTo be called when signal.signal has set a signal's action: let the recording say so "
+     "if "
+     "the signal stops the process."},
+    {"mark_stop", mark_stop, METH_O,
+     "mark_stop(number)\n--\n\nSay in the recording that the process ends because of a signal."},
     {"await_termination", await_termination, METH_NOARGS,
      "await_termination()\n--\n\nIf SIGTERM has been received, wait until it ends the process."},
     {nullptr, nullptr, 0, nullptr},

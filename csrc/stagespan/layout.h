@@ -177,7 +177,13 @@ struct ClockStamp {
 enum PieceState : std::uint8_t {
   kPieceUnclaimed,  // nothing has been written to it since the file was created
   kPieceRecorded,
-  kPieceRefused,  // the tmpfs was full, so it stays in this process's memory
+  kPieceRefused,  // it stays in this process's memory, see Refusal
+};
+
+enum Refusal : std::uint8_t {
+  kRefusedNoSpace = 1,  // the tmpfs was full
+  kRefusedClosed = 2,   // the program had closed the file
+  kRefusedMapping = 4,  // the system refused to map the file
 };
 
 /// A thread's name in UTF-8, terminated by zero.
@@ -203,6 +209,8 @@ struct ProcessInfo {
   char version[32];         // of stagespan
   char python_version[32];  // empty if the process does not use Python
 };
+
+inline constexpr std::uint32_t kStopIsFinal = 0x100;
 
 struct ArenaHeader {
   // The first four fields have the same offsets in every version of the layout.
@@ -237,7 +245,10 @@ struct ArenaHeader {
   std::uint64_t boot;                     // hash of the boot id: counters and start times of another boot differ
   std::int64_t begin_unix_ns;             // when the recording was created
   std::atomic<std::int64_t> end_unix_ns;  // when the process exited, 0 if it has not exited or was killed
-  std::uint32_t is_locked;                // the process holds a lock on the file for its whole life
+  std::atomic<std::int64_t> stop_unix_ns;  // when `stop_signal` was stored
+  // The signal that asked the process to end, 0 if none did that is known; with kStopIsFinal, it ended the process.
+  std::atomic<std::uint32_t> stop_signal;
+  std::uint32_t is_locked;                  // the process holds a lock on the file for its whole life
   std::atomic<std::uint32_t> info_version;  // odd while `info` changes
   ProcessInfo info;
   std::atomic<std::uint32_t> frames_recorded[kMaxThreads];  // the number of frames of each slot that are in the file
@@ -247,6 +258,7 @@ struct ArenaHeader {
   std::atomic<std::uint8_t> block_pieces[kMaxBlocks / kBlocksAtOnce];
   std::atomic<std::uint8_t> device_block_pieces[kMaxDeviceStages / kDeviceStagesAtOnce];
   std::atomic<std::uint8_t> device_ring_piece;
+  std::atomic<std::uint8_t> refusals;  // why pieces were refused: bits of Refusal
 };
 
 struct NameEntry {

@@ -407,6 +407,15 @@ void Recorder::end_recording() noexcept {
   if (arena_) recording_.end(arena_.header());
 }
 
+void Recorder::mark_stop(int signal, bool is_final) noexcept {
+  if (!arena_) return;
+  ArenaHeader& header = arena_.header();
+  header.stop_unix_ns.store(realtime_ns(), relaxed);
+  // Release: a reader that sees the signal sees its time.
+  header.stop_signal.store(static_cast<std::uint32_t>(signal) | (is_final ? kStopIsFinal : 0),
+                           std::memory_order_release);
+}
+
 ProcessInfo Recorder::process_info() noexcept {
   const std::lock_guard lock(cold_);
   return process_info_;

@@ -116,6 +116,9 @@ class Recorder {
   ProcessInfo process_info() noexcept;
   /// Called when the process exits: notes this in the recording, and removes its file unless it is to be kept.
   void end_recording() noexcept;
+  /// Notes in the recording that a signal asks the process to end, or ends it (`is_final`). Async-signal-safe, because
+  /// it only stores to memory that is mapped; not to be called in a forked child before its first span.
+  void mark_stop(int signal, bool is_final) noexcept;
   /// Called without the lock after a recording was created, by the thread that opens the first span.
   std::atomic<void (*)()> on_recording{nullptr};
 

@@ -20,10 +20,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "reader.h"
+#include "recording_reader.h"
 #include "text.h"
 
 #ifndef F_OFD_SETLK
@@ -313,8 +316,18 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
     // If the system cannot exclude the arena from children, they would write to it. In that case it is not shared.
     const bool is_kept_from_children = has_space && madvise(arena.base(), size, MADV_DONTFORK) == 0;
     if (is_kept_from_children) {
+      // The header is in the first piece. Without it, the file would never show what happens later.
+      if (!reserve(arena, pieces[0], true)) {
+        try {
+          place_.why = "the system refuses to map the file of a recording";
+        } catch (const std::exception&) {
+        }
+        if (is_file) unlink((folder_ + "/" + hidden_).c_str());
+        close_file();
+        return;
+      }
       bool is_moved = true;
-      for (std::size_t i = 0; i < count; ++i) is_moved = reserve(arena, pieces[i], true) && is_moved;
+      for (std::size_t i = 1; i < count; ++i) is_moved = reserve(arena, pieces[i], true) && is_moved;
       place_.kind = is_file ? RecordingKind::kFile : RecordingKind::kMemfd;
       if (!is_file || (is_moved && publish(header))) return;
       // It is mapped by now, so others can find it through /proc/PID/fd, like a memfd.
@@ -352,6 +365,7 @@ void* map_over(std::byte* at, std::uint64_t bytes, int fd, off_t offset) noexcep
 bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_content) noexcept {
   if (!is_active()) return false;
   bool has_space = is_ours();
+  std::uint8_t refusal = has_space ? kRefusedNoSpace : kRefusedClosed;
   std::byte* const at = arena.base() + piece.offset;
   const auto offset = static_cast<off_t>(piece.offset);
   if (has_space) {
@@ -374,12 +388,14 @@ bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_conten
       place_.reserved_bytes += piece.bytes;
       return true;
     }
+    refusal = kRefusedMapping;
     // Some failures occur after the kernel has unmapped the previous pages.
     unsigned char page = 0;
     if (mincore(at, 1, &page) != 0 && errno == ENOMEM)
       mmap(at, piece.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
   }
   place_.refused_bytes += piece.bytes;
+  arena.header().refusals.fetch_or(refusal, std::memory_order_relaxed);
   return false;
 }
 
@@ -408,7 +424,27 @@ struct Leftover {
   std::string name;
   std::int64_t modified_ns;
   std::uint64_t bytes;
+  bool is_crash = true;
 };
+
+// At most this many leftovers are examined for open spans, which takes about 0.1 ms each.
+constexpr std::size_t kMostExamined = 128;
+
+// Whether a process ended without a crash, as far as its recording tells: by its own exit, by a signal that asks a
+// process to end, or while no span was open. False if the file cannot be read.
+bool has_stopped_normally(int folder, const std::string& name) noexcept {
+  try {
+    const Open file(openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    RecordingCopy copy;
+    if (!file || !copy_recording(file.get(), name, RecordingParts::kOpen, copy).empty()) return false;
+    const ArenaHeader& header = copy.arena.header();
+    if (header.end_unix_ns.load() != 0 || header.stop_signal.load() != 0) return true;
+    const bool is_whole = copy.missing_bytes == 0 && copy.damaged == 0 && copy.threads_not_in_file == 0;
+    return is_whole && read_open(copy.arena).empty();
+  } catch (const std::exception&) {  // too little memory
+    return false;
+  }
+}
 
 // The pid and the start time in a file's name; empty if it is not the name of a recording.
 std::optional<std::pair<pid_t, std::uint64_t>> process_in(std::string_view name) {
@@ -431,7 +467,8 @@ bool is_of_dead_process(int folder, const std::string& name, std::uint64_t own_n
   if (!file) return false;
   std::uint64_t space = 0;
   const bool has_header = pread(file.get(), &space, sizeof(space), offsetof(ArenaHeader, pid_namespace)) == ssize_t{8};
-  if (has_header && space != 0 && space != own_namespace) return !is_locked(file.get()).value_or(true);
+  // 0: the process could not read /proc, and may be in another container.
+  if (has_header && space != own_namespace) return !is_locked(file.get()).value_or(true);
   const std::uint64_t start = start_ticks_of(process->first);
   // A process that cannot read /proc writes 0.
   return start == 0 || (process->second != 0 && process->second != start);
@@ -462,7 +499,21 @@ void RecordingFile::tidy() noexcept {
       dead.push_back({std::move(name), std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
                       static_cast<std::uint64_t>(status.st_blocks) * 512});
     }
-    std::sort(dead.begin(), dead.end(), [](const auto& a, const auto& b) { return a.modified_ns > b.modified_ns; });
+    const auto is_newer = [](const Leftover& a, const Leftover& b) { return a.modified_ns > b.modified_ns; };
+    std::sort(dead.begin(), dead.end(), is_newer);
+    const bool has_many = dead.size() > kLeftoverFiles || std::accumulate(dead.begin(), dead.end(), std::uint64_t{0},
+                                                                          [](std::uint64_t sum, const Leftover& one) {
+                                                                            return sum + one.bytes;
+                                                                          }) > kLeftoverBytes;
+    if (has_many) {
+      // Normal stops, such as those of each deployment of a service, do not push out crashes.
+      std::uint32_t crashes = 0;
+      for (std::size_t i = 0; i < std::min(dead.size(), kMostExamined) && crashes < kLeftoverFiles; ++i) {
+        dead[i].is_crash = dead[i].name.front() != '.' && !has_stopped_normally(fd, dead[i].name);
+        if (dead[i].is_crash) ++crashes;
+      }
+      std::stable_partition(dead.begin(), dead.end(), [](const Leftover& one) { return one.is_crash; });
+    }
     std::uint64_t bytes = 0;
     for (std::size_t i = 0; i < dead.size(); ++i) {
       bytes += dead[i].bytes;

@@ -94,7 +94,8 @@ class RecordingFile {
   /// In a forked child: closes the parent's file, which is not mapped here.
   void forget_after_fork() noexcept;
 
-  /// Removes the leftovers of dead processes except the newest ones. Never removes the file of a live process.
+  /// Removes the leftovers of dead processes except the newest ones, crashes before normal stops. Never removes the
+  /// file of a live process.
   void tidy() noexcept;
 
  private:

@@ -433,6 +433,11 @@ void Copier::check_clock() {
 std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
   if (std::string wrong = open(what); !wrong.empty()) return wrong;
   take_header();
+  if (parts == RecordingParts::kOpen) {
+    take_slots();
+    take_threads(parts);
+    return {};
+  }
   check_clock();
   take_figures();
   take_threads(parts);

@@ -49,8 +49,8 @@ struct RecordingCopy {
   bool is_moving = false;  // figures moved from block to block during the copy: some may be missing or counted twice
 };
 
-/// The parts of a recording to copy.
-enum class RecordingParts { kFiguresAndOpen, kAll };
+/// The parts of a recording to copy. With kOpen, the copy has neither names, figures, requests nor finished spans.
+enum class RecordingParts { kOpen, kFiguresAndOpen, kAll };
 
 /// Copies the recording in an open file. Returns one sentence about what was wrong that begins with `what`, or an empty
 /// text. May throw std::bad_alloc.

@@ -1,4 +1,4 @@
-"""Writing reports before SIGTERM ends a process that does not handle SIGTERM itself."""
+"""Signals that end the process: the recording names them, and reports are written at SIGTERM."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import atexit
 import functools
 import logging
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ def watch(writer: Callable[[], None]) -> None:
     """
     if writer not in _writers:
         _writers.append(writer)
-    _watch_signal_calls()
+    watch_signal_calls()
     _core.watch_termination(_write)
 
 
@@ -40,11 +41,12 @@ def _write() -> None:
             _log.debug("[Profiler] while SIGTERM ends the process", exc_info=True)
 
 
-def _watch_signal_calls() -> None:
+def watch_signal_calls() -> None:
     """Watch the program's calls of `signal.signal`.
 
     Servers set a handler while they run, then restore the default action and raise the signal
-    again. There is no other way to notice this before the signal ends the process.
+    again. There is no other way to notice this before the signal ends the process. What
+    `signal.getsignal` returns does not change.
     """
     set_handler: Any = signal.signal
     if getattr(set_handler, "_is_watched_by_stagespan", False):
@@ -53,6 +55,7 @@ def _watch_signal_calls() -> None:
     @functools.wraps(set_handler)
     def watched(signalnum: Any, handler: Any) -> Any:
         before = set_handler(signalnum, handler)
+        _core.watch_stops(signalnum)
         if signalnum == signal.SIGTERM and handler == signal.SIG_DFL and _writers:
             _core.watch_termination(_write)
         return before
@@ -67,6 +70,11 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
+    # The interpreter ends by SIGINT after it has reported an interrupt that nobody has caught.
+    reported = getattr(sys, "last_type", None)
+    is_interrupt = isinstance(reported, type) and issubclass(reported, KeyboardInterrupt)
+    if is_interrupt and not hasattr(sys, "ps1"):  # an interactive session goes on after it
+        _core.mark_stop(signal.SIGINT)
     # The exit handlers of the writers have run: the process has nothing left to write.
     _core.unwatch_termination()
     _core.await_termination()

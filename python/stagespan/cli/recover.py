@@ -43,12 +43,10 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
 def _print(recording: Recording) -> None:
     from stagespan.lines import one_line
     from stagespan.recording import summary
-    from stagespan.recording.texts import STATES, clock, duration
+    from stagespan.recording.texts import clock, duration, ending
 
     page = summary.as_dict(recording)
-    click.echo(
-        f"Process {recording.pid} ({one_line(recording.program)}) {STATES[recording.state]}."
-    )
+    click.echo(f"Process {recording.pid} ({one_line(recording.program)}) {ending(recording)}.")
     facts = [f"host {recording.host}", f"pipeline {recording.pipeline}"]
     if recording.rank is not None:
         of = f" of {recording.world_size}" if recording.world_size else ""

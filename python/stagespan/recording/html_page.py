@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagespan.lines import one_line
 from stagespan.recording import dump, summary
-from stagespan.recording.texts import STATES, clock, duration
+from stagespan.recording.texts import clock, duration, ending
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording
@@ -37,7 +37,7 @@ def page(recording: Recording) -> str:
     title = f"{recording.program}, process {recording.pid}"
     parts = [
         f"<h1>{_text(title)}</h1>",
-        f"<p>The process {STATES[recording.state]}.<br>{_text(_facts(recording))}</p>",
+        f"<p>The process {ending(recording)}.<br>{_text(_facts(recording))}</p>",
         *(f"<p><strong>{_text(warning)}</strong></p>" for warning in recording.warnings()),
         "<h2>Open stages of each thread</h2>",
         _open_spans(recording),

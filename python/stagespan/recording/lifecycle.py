@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from stagespan import _core, forks, run
+from stagespan import _core, forks, run, settings, termination
 
 
 def install(version: str) -> None:
-    """Describe this process in its recording, and close the recordings of workers cleanly."""
+    """Describe this process in its recording, which also says how the process ends."""
     _core.describe_process(version=version)
     run.describe_worker()
     forks.after_in_child(run.describe_worker)
+    if settings.get("STAGESPAN_RECORDING") != "off":
+        termination.watch_signal_calls()
     # This runs after the exit handler of the service, which still writes spans.
     forks.at_worker_exit(_end, priority=0)
 

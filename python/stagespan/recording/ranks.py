@@ -115,7 +115,7 @@ def findings(all_ranks: list[Rank]) -> list[str]:
     return found + _elsewhere(all_ranks)
 
 
-_ENDED = {"died": "died", "exited": "ended"}
+_ENDED = {"died": "died", "stopped": "ended", "exited": "ended"}
 
 
 def _behind(all_ranks: list[Rank]) -> tuple[list[Rank], str, int]:

@@ -7,6 +7,7 @@ import fcntl
 import heapq
 import os
 import re
+import signal
 import stat
 import struct
 from collections import defaultdict
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
     from stagespan.statistics import Stats
 
-State = Literal["alive", "exited", "died", "unknown"]
-"""`exited`: the process ended by its own exit. `died`: it was killed, crashed, or called os._exit.
-`unknown`: it belongs to another container, and the system gives no information about it."""
+State = Literal["alive", "exited", "stopped", "died", "unknown"]
+"""`exited`: the process ended by its own exit. `stopped`: it was stopped by SIGTERM, SIGHUP or
+SIGINT, or ended by a signal or os._exit while no span was open. `died`: it was killed, crashed, or
+called os._exit inside a span. `unknown`: it belongs to another container, or /proc cannot be read,
+and the system gives no other information about it."""
 
 _FILE = re.compile(r"(\d+)-(\d+)(?:-\d+)?\.stagespan")
 _MEMFD = "/memfd:stagespan (deleted)"
@@ -35,6 +38,14 @@ _MOST_ENDED = 256
 _F_OFD_GETLK = 36
 _ENDED_STATES = "ZX"
 """States of /proc/PID/stat of a process that has ended. A zombie's status has not been read yet."""
+_LONGEST_STOP_NS = 600 * 10**9
+"""A process that goes on for longer after SIGTERM has handled it, and ends for another reason."""
+_REFUSALS = (
+    "the tmpfs was full",
+    "the program had closed the file",
+    "the system refused to map the file",
+)
+"""Why parts of a recording are not in its file, by the bits that `_core` uses."""
 
 
 class Request(TypedDict):
@@ -102,12 +113,21 @@ class Recording:
             info: dict[str, Any] = self._copy.info()
             self.state: State = _state(info, handle)
             """Whether the process is alive, or how it ended."""
+            self.stop_signal: str | None = _stop_signal(info, self._copy.open_spans())
+            """The signal, such as ``SIGTERM``, that ended the process or asked it to end; None if
+            there was none that is known."""
         except ValueError as error:
             raise StagespanError(f"{error}.") from None
         except MemoryError:
             raise StagespanError(f"{path} is too large to be read.") from None
         finally:
             os.close(handle)
+        # If threads are not in the file, their spans may have been open.
+        is_whole = not (info["missing_bytes"] or info["damaged"] or info["threads_not_in_file"])
+        is_idle = is_whole and not self._copy.open_spans()
+        is_final = info["stop_is_final"] and self.state in ("exited", "died")
+        if is_final or (self.state == "died" and (is_idle or self.stop_signal is not None)):
+            self.state = "stopped"
         self.pid: int = info["pid"]
         """The id of the process in its pid namespace."""
         self.pid_namespace: int | None = info["pid_namespace"] or None
@@ -131,8 +151,11 @@ class Recording:
         self.python_version: str = info["python_version"]
         self.begin_ns: int = info["begin_ns"]
         """When the process opened its first span."""
-        self.end_ns: int | None = info["end_ns"] or None
-        """When the process ended by its own exit; None if it did not."""
+        self.end_ns: int | None = (
+            info["end_ns"] or (info["stop_ns"] if info["stop_is_final"] else None) or None
+        )
+        """When the process ended, if that was by its own exit or a signal that is known; else
+        None."""
         self.read_ns: int | None = info["now_ns"]
         """When this copy was made; None if the recording is from another boot or machine."""
         self.ring_spans: int = info["ring_spans"]
@@ -218,10 +241,12 @@ class Recording:
                 "out, so figures may be wrong."
             )
         if self._info["threads_not_in_file"] or self._info["blocks_not_in_file"]:
+            bits = self._info["refusals"]
+            causes = [cause for bit, cause in enumerate(_REFUSALS) if bits >> bit & 1]
             found.append(
-                f"The tmpfs was full: spans of {self._info['threads_not_in_file']:,} threads and "
-                f"figures of {self._info['blocks_not_in_file']:,} stages of threads are not in the "
-                "file."
+                f"Spans of {self._info['threads_not_in_file']:,} threads and figures of "
+                f"{self._info['blocks_not_in_file']:,} stages of threads are not in the file"
+                + (f", because {' and '.join(causes)}." if causes else ".")
             )
         if self._info["is_moving"]:
             found.append(
@@ -249,6 +274,22 @@ class Recording:
         return mine == (process.pid, process.start_ticks, _core.this_boot()) and (
             not is_known or self.pid_namespace == process.pid_namespace
         )
+
+    @property
+    def complete_ns(self) -> int:
+        """The Unix time from which `spans` contains all spans that ended in a thread with a ring.
+
+        Raises StagespanError if the recording was opened without its spans.
+        """
+        spans = self.spans()
+        if not self.lost()["overwritten"] or not len(spans):
+            return self.begin_ns
+        in_order = spans[(spans["flags"] & _core.FLAG_RECORDED) == 0]
+        by_thread = [in_order[in_order["thread"] == one["thread"]] for one in self.threads()]
+        by_thread = [found for found in by_thread if len(found)] or [spans]
+        full = [found for found in by_thread if len(found) + 1 >= self._info["ring_spans"]]
+        # Without a full ring, threads share the rings of threads that have ended.
+        return max(int(found["end_ns"].min()) for found in full or by_thread)
 
     def refresh(self) -> Recording:
         """Return a new copy. Raises StagespanError if the recording is gone."""
@@ -545,20 +586,23 @@ def _is_deleted(path: str, handle: int) -> bool:
 
 
 def _state(info: dict[str, Any], handle: int) -> State:
+    """Return the state of a process; "died" for every end that is not its own exit."""
     if info["end_ns"]:
         return "exited"
-    if info["boot"] != _core.this_boot():
+    boots = info["boot"], _core.this_boot()
+    if 0 not in boots and boots[0] != boots[1]:
         return "died"
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         namespace = 0
     is_locked = _is_locked(handle) if info["is_locked"] else None
-    if namespace != info["pid_namespace"] or not _shows_this_namespace():
-        # Process ids of another container cannot be compared with those in /proc, but the lock can
-        # be checked.
+    is_running = _runs(info["pid"], info["start_ticks"])
+    if namespace != info["pid_namespace"] or is_running is None or not _shows_this_namespace():
+        # Process ids of another container cannot be compared with those here, but the lock can be
+        # checked.
         return "unknown" if is_locked is None else ("alive" if is_locked else "died")
-    if not _runs(info["pid"], info["start_ticks"]):
+    if not is_running:
         return "died"
     if is_locked is False and not _maps(info["pid"], os.fstat(handle)):
         return "died"  # the process has called exec and runs another program
@@ -571,6 +615,24 @@ def _shows_this_namespace() -> bool:
         return os.readlink("/proc/self") == str(os.getpid())
     except OSError:
         return False
+
+
+def _stop_signal(info: dict[str, Any], open_spans: list[dict[str, Any]]) -> str | None:
+    """Return the name of the signal that ended a process or asked it to end; None without one.
+
+    A signal that the program has handled a long time before it ended does not count.
+    """
+    number = info["stop_signal"]
+    if not number:
+        return None
+    if not info["stop_is_final"]:
+        latest_ns = max((span["begin_ns"] for span in open_spans), default=0)
+        if max(latest_ns, info["end_ns"]) - info["stop_ns"] > _LONGEST_STOP_NS:
+            return None
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _is_locked(handle: int) -> bool | None:
@@ -586,11 +648,12 @@ def _is_locked(handle: int) -> bool | None:
     return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
 
 
-def _runs(pid: int, start_ticks: int) -> bool:
+def _runs(pid: int, start_ticks: int) -> bool | None:
+    """Return whether a process of this container runs; None if /proc cannot be read."""
     try:
         fields = _stat_fields(f"/proc/{pid}")
     except OSError:
-        return False
+        return False if os.path.exists("/proc/self/stat") else None
     return len(fields) > 19 and fields[0] not in _ENDED_STATES and fields[19] == str(start_ticks)
 
 

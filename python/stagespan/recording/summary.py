@@ -188,6 +188,7 @@ def identity(recording: Recording) -> dict[str, Any]:
     """Return the facts that identify a recording, and how its process ended."""
     return {
         "state": recording.state,
+        "stop_signal": recording.stop_signal,
         "pid": recording.pid,
         "program": recording.program,
         "pid_namespace": recording.pid_namespace,

@@ -6,15 +6,25 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stagespan.recording.reading import State
+    from stagespan.recording.reading import Recording, State
 
-STATES: dict[State, str] = {
+_STATES: dict[State, str] = {
     "alive": "is alive",
     "exited": "ended with a clean exit",
+    "stopped": "ended by a signal or os._exit, no span was open",
     "died": "died without a clean exit: it was killed, crashed, or called os._exit",
-    "unknown": "belongs to another container; whether it is alive is not known",
+    "unknown": "may be alive: it belongs to another container, or /proc cannot be read",
 }
-"""What a sentence about a process says of its state."""
+
+
+def ending(recording: Recording) -> str:
+    """Return what a sentence about a process says of its state, such as "is alive"."""
+    if recording.stop_signal is not None:
+        if recording.state == "stopped":
+            return f"was stopped by {recording.stop_signal}"
+        if recording.state == "exited":
+            return f"{_STATES['exited']} after {recording.stop_signal}"
+    return _STATES[recording.state]
 
 
 def duration(ns: int) -> str:
