@@ -13,6 +13,21 @@ from typing import Any, BinaryIO
 
 from stagespan.imports import importing, load
 
+SCHEMA_VERSION = 1
+"""The newest ``schema_version`` of a JSON file that this version of stagespan reads."""
+_KINDS = (
+    (b"\xff\xfe", "text in UTF-16, as PowerShell writes it: convert it to UTF-8"),
+    (b"\xfe\xff", "text in UTF-16: convert it to UTF-8"),
+    (b"PK\x03\x04", "a zip archive: unpack it, and pass the file in it"),
+    (b"BZh", "a file compressed with bzip2: decompress it first"),
+    (b"\xfd7zXZ\x00", "a file compressed with xz: decompress it first"),
+    (b"\x28\xb5\x2f\xfd", "a file compressed with zstd: decompress it first"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it, and pass the file in it"),
+    (b"SQLite format 3\x00", "an SQLite database: pass the JSON file beside it"),
+    (b"version https://git-lfs", "a pointer of Git LFS: fetch the file with `git lfs pull`"),
+)
+_PAGE = re.compile(rb"\s*<(!doctype|html|head|body|!--|\?xml)", re.IGNORECASE)
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 # A single blank between other characters is left alone.
 _UNSAFE_BUT_BLANKS = re.compile(r"(?:[^A-Za-z0-9._ -]| (?= )|(?<= ) )+")
@@ -24,6 +39,27 @@ _CONTROLS = re.compile(
     "\u2060-\u206f\ufeff\ufff9-\ufffb\U000110bd\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
     "\U000e0001-\U000e007f]"
 )
+
+
+def is_from_newer_version(version: object) -> bool:
+    """Whether a file with this ``schema_version`` cannot be read here. Old files have none."""
+    return version is not None and (type(version) is not int or version > SCHEMA_VERSION)
+
+
+def what_it_is(begin: bytes) -> str | None:
+    """Return what a file that is not JSON is by its first bytes, and what to do, or None.
+
+    The text continues "is not JSON but": "a zip archive: unpack it, and pass the file in it".
+    """
+    for magic, kind in _KINDS:
+        if begin.startswith(magic):
+            return kind
+    if _PAGE.match(begin):
+        return "a page of HTML or XML: pass the JSON file from which it was made"
+    # JSON without a byte order mark begins with a character of ASCII.
+    if begin[1:2] == b"\0" or begin[:1] == b"\0":
+        return "text in UTF-16 or UTF-32, or a binary file: convert it to UTF-8"
+    return None
 
 
 def safe_name(stage: str, *, blanks: bool = False) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stagespan.files import stage_path
+from stagespan.files import is_from_newer_version, stage_path
 from stagespan.report.reader import number
 from stagespan.signature.describe import printable
 from stagespan.signature.model import StageSignature
@@ -33,6 +33,8 @@ def _figures_of(path: str | os.PathLike[str], signature: StageSignature) -> dict
     report = _read(report_path)
     if report is None:
         return {"missing": f"there is no timing report {str(report_path)!r}"}
+    if is_from_newer_version(report.get("schema_version")):
+        return {"missing": f"{str(report_path)!r} is of a newer version of stagespan"}
     stages = report.get("stages")
     entry = stages.get(signature.stage_name) if isinstance(stages, dict) else None
     rows = entry.get("signatures") if isinstance(entry, dict) else None
@@ -79,7 +81,7 @@ def live_differences(live: Mapping[str, Any], context: Mapping[str, Any]) -> lis
 def _launches(path: Path, stage: str) -> int | None:
     """Return the launches of the live run, if the stage was profiled in the pipeline."""
     content = _read(stage_path(path.parent, stage, "_breakdown.json"))
-    if content is None:
+    if content is None or is_from_newer_version(content.get("schema_version")):
         return None
     if "runs" in content and "live_launches" not in content:
         return None  # of several runs, and of what ran between them

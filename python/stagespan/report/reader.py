@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from stagespan.errors import ReportError
+from stagespan.files import SCHEMA_VERSION, is_from_newer_version, what_it_is
 
 
 def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -26,11 +27,20 @@ def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
     return report_of(read_json(file), file)
 
 
+def reports_in(folder: Path) -> list[Path]:
+    """Return the timing reports in a folder, by name."""
+    return sorted(
+        path
+        for path in folder.glob("timing*.json")
+        if path.is_file() and not path.name.endswith("_io_signature.json")
+    )
+
+
 def read_json(file: Path) -> Any:
     """Return the content of a JSON file, which can be compressed with gzip; {} if it is empty.
 
-    Raises ReportError if the file cannot be read, or is a trace. Traces can be very large, so they
-    are recognised by their first part.
+    Raises ReportError if the file cannot be read, has a newer `schema_version`, or is a trace.
+    Traces can be very large, so they are recognised by their first part.
     """
     try:
         with file.open("rb") as raw:
@@ -50,11 +60,21 @@ def read_json(file: Path) -> Any:
     if not text.strip():
         return {}
     try:
-        return msgspec.json.decode(text)
+        content = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        other = what_it_is(text)
         raise ReportError(
-            f"{file} is not valid JSON ({error}): write it again, or pass another file."
+            f"{file} is not JSON but {other}."
+            if other
+            else f"{file} is not valid JSON ({error}): write it again, or pass another file."
         ) from None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if is_from_newer_version(version):
+        raise ReportError(
+            f"{file} has the schema_version {version!r}, but this stagespan reads only up to "
+            f"{SCHEMA_VERSION}: update stagespan, or pass another file."
+        )
+    return content
 
 
 def looks_like_report(file: Path) -> bool:
@@ -100,11 +120,7 @@ def _is_trace(file: Path) -> str:
 
 
 def _only_report(folder: Path) -> Path:
-    found = sorted(
-        path
-        for path in folder.glob("timing*.json")
-        if path.is_file() and not path.name.endswith("_io_signature.json")
-    )
+    found = reports_in(folder)
     if len(found) == 1:
         return found[0]
     if not found:

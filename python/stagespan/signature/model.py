@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import HarnessError, SignatureError
-from stagespan.files import write_whole
+from stagespan.files import SCHEMA_VERSION, is_from_newer_version, what_it_is, write_whole
 from stagespan.signature import dtypes
 
-SCHEMA_VERSION = 1
 TYPE = "$type"
 UNREPLAYABLE = "unreplayable"
 
@@ -431,8 +430,11 @@ class SignatureFile:
             ) from None
         except (OSError, UnicodeDecodeError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
+            other = what_it_is(error.object) if isinstance(error, UnicodeDecodeError) else None
             raise SignatureError(
-                f"The signature file {str(path)!r} cannot be read: {reason}."
+                f"The signature file {str(path)!r} is not JSON but {other}."
+                if other
+                else f"The signature file {str(path)!r} cannot be read: {reason}."
             ) from None
         try:
             data = json.loads(text)
@@ -441,6 +443,10 @@ class SignatureFile:
                 f"The signature file {str(path)!r} is nested too deeply to be a signature file."
             ) from None
         except ValueError as error:
+            if other := what_it_is(text[:64].encode()):
+                raise SignatureError(
+                    f"The signature file {str(path)!r} is not JSON but {other}."
+                ) from None
             raise SignatureError(
                 f"The signature file {str(path)!r} is not valid JSON ({error}): "
                 f"pass the timing_io_signature.json of a run, or write it again in debug mode "
@@ -463,7 +469,7 @@ class SignatureFile:
                 "it has no 'stages'; a signature file is the timing_io_signature.json of a run."
             )
         version = data.get("schema_version")
-        if version is not None and (type(version) is not int or version > SCHEMA_VERSION):
+        if is_from_newer_version(version):
             raise SignatureError(
                 f"its schema_version is {version!r}, but this stagespan reads only up to "
                 f"{SCHEMA_VERSION}; update stagespan."

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import TraceError
+from stagespan.files import SCHEMA_VERSION, is_from_newer_version
 
 # ncu writes `(int)32` for a template's argument that the profiler writes as `32`.
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:int|long|long long|short|char|bool)\)(?=-?\w)")
@@ -109,6 +110,12 @@ def read_breakdown(path: str | Path) -> TopKernels:
         ) from None
     except (ValueError, RecursionError):
         raise TraceError(f"{path} is not JSON: pass a stage's breakdown.json.") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if is_from_newer_version(version):
+        raise TraceError(
+            f"{path} has the schema_version {version!r}, but this stagespan reads only up to "
+            f"{SCHEMA_VERSION}: update stagespan, or pass another file."
+        )
     rows = data.get("top_kernels") if isinstance(data, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise TraceError(

@@ -15,6 +15,7 @@ import msgspec
 
 from stagespan import _core
 from stagespan.errors import TraceError
+from stagespan.files import what_it_is
 from stagespan.trace.read import json_repair
 from stagespan.trace.read.columns import gather
 from stagespan.trace.read.model import Trace
@@ -216,6 +217,8 @@ class EventReader:
                 if self.stream.damage:
                     raise TraceError(f"{self._where} cannot be read: {self.stream.damage}.")
                 raise TraceError(f"{self._where} is empty: export the trace again.")
+        if (other := what_it_is(text[:64])) is not None:
+            raise TraceError(f"{self._where} is not JSON but {other}.")
         if text[:1] not in b"{[":
             raise TraceError(
                 f"{self._where} is not JSON (it begins with {text[:12]!r}): pass the .json or"
@@ -364,7 +367,8 @@ def _finished(
         problem = damage
     if count and not scanner.looks_like_a_trace:
         raise TraceError(
-            f"{path} is JSON but not a trace: none of its {count} entries is an event."
+            f"{path} is JSON but not a trace: none of its {count} entries is an event, an object "
+            f"with a name, a phase and a time."
         )
     incomplete = None
     if problem:

@@ -57,6 +57,30 @@ def test_not_json(write_trace: Write, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "advice"),
+    [
+        ('{"traceEvents": []}'.encode("utf-16"), "convert it to UTF-8"),
+        ('{"traceEvents": []}'.encode("utf-16-le"), "convert it to UTF-8"),
+        ('{"traceEvents": []}'.encode("utf-32"), "convert it to UTF-8"),
+        (b"PK\x03\x04\x14\x00rest of the archive", "unpack it, and pass the file in it"),
+        (b"\n<!DOCTYPE html>\n<html><head>", "pass the JSON file from which it was made"),
+        (b"BZh91AY&SY", "decompress it first"),
+    ],
+)
+def test_what_is_not_json_is_named_with_advice(
+    write_trace: Write, data: bytes, advice: str
+) -> None:
+    assert f": {advice}." in refusal(write_trace(data))
+
+
+@pytest.mark.parametrize("depth", [3, 10_000, 1_000_000])
+def test_nested_lists_are_not_a_trace(write_trace: Write, depth: int) -> None:
+    # THEN the reason is that there is no event, not how many entries there are
+    found = refusal(write_trace(b"[" * depth + b"]" * depth))
+    assert "an object with a name, a phase and a time" in found
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"{}",
