@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,12 +15,34 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LEAST_COLUMN = 8
+_READABLE_COLUMN = 16
+"""A column that can be cut is cut to less than this only if no other column can be left out."""
 
 
 def columns() -> int | None:
     """Return the width in ``COLUMNS``, or None."""
     text = os.environ.get("COLUMNS", "").strip()
     return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 10_000 else None
+
+
+def limit() -> int | None:
+    """Return the width of the terminal, or ``COLUMNS``; None if the output has no width."""
+    if (width := columns()) is not None:
+        return width
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Return text in lines that fit into `limit`, the second and later ones after ``indent``."""
+    width = limit()
+    if width is None or len(text) <= width:
+        return text
+    return textwrap.fill(
+        text,
+        max(width, len(indent) + 20),
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
 
 
 def set_width(console: Console, width: int) -> None:
@@ -45,11 +70,11 @@ class Column(NamedTuple):
     title: str
     cells: list[str]
     is_flexible: bool = False
-    """Whether its cells are cut if the table is too wide."""
+    """Whether its cells are cut if the table is still too wide."""
     is_number: bool = False
     """Whether its cells are aligned to the right."""
     is_optional: bool = False
-    """Whether it is left out if the table is still too wide."""
+    """Whether it is left out if the table is too wide."""
 
 
 def fitted_table(columns: Sequence[Column], width: int) -> Table:
@@ -64,7 +89,8 @@ def fitted_table(columns: Sequence[Column], width: int) -> Table:
 
     def least_width() -> int:
         return sum(
-            3 + (min(width_of(column), _LEAST_COLUMN) if column.is_flexible else width_of(column))
+            3
+            + (min(width_of(column), _READABLE_COLUMN) if column.is_flexible else width_of(column))
             for column in columns
         )
 

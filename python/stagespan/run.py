@@ -175,6 +175,22 @@ def _launcher_start_s() -> float | None:
     return _common_start_s(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
+def script_begin_ns() -> int:
+    """Return when the program began, in Unix ns: when stagespan was imported, or later.
+
+    A forked child begins at the fork. The script of `stagespan run` begins when it is executed.
+    """
+    return _script_begin_ns
+
+
+def begin_script() -> None:
+    """Let the time of the program count from now on."""
+    global _script_begin_ns
+    _script_begin_ns = _core.now_ns()
+
+
+_script_begin_ns = _core.now_ns()
+forks.after_in_child(begin_script)
 # Claimed at import, because a worker can start before the first report is written.
 _is_worker = workers.is_worker()
 _started_by = workers.started_by() if _is_worker else [os.getpid()]

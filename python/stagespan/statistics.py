@@ -16,6 +16,13 @@ from stagespan.distribution import Distribution
 from stagespan.lines import one_line
 
 _SECOND = 10**9
+_LEAST_IMPORTANT = (
+    *("work", "max ms", "tail mean ms", "queue mean ms", "suspended ms", "mean ms", "p99 ms"),
+    *("total ms", "device mean ms"),
+)
+"""The columns of a table that are left out if it is too wide, in this order."""
+_NAME_WIDTH = 24
+_LEAST_NAME_WIDTH = 8
 _DEVICE_COLUMNS = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
 
 
@@ -107,6 +114,14 @@ class Stats(Mapping[str, StageStats]):
         return len(self._stages)
 
     def __str__(self) -> str:
+        return self.table()
+
+    def table(self, width: int | None = None) -> str:
+        """Return the figures as a table.
+
+        If it would be wider than ``width`` columns, the less important columns are left out, and
+        names are cut.
+        """
         head = ["stage", "count", "total ms", "mean ms", "p50 ms", "p95 ms", "p99 ms", "max ms"]
         device = ["device mean ms", "queue mean ms", "tail mean ms"]
         rows = [[*head, "errors", "suspended ms", *device, "work"]]
@@ -119,15 +134,19 @@ class Stats(Mapping[str, StageStats]):
             row += ["" if time is None else _ms(time.mean_ns) for time in times]
             rows.append([*row, _work(stage)])
         # The last five columns are shown only if a stage has a value there.
-        shown = [i < 9 or any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
-        rows = [
-            [cell for cell, is_shown in zip(row, shown, strict=True) if is_shown] for row in rows
-        ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        shown = [i for i in range(len(rows[0])) if i < 9 or any(row[i] for row in rows[1:])]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        if width is not None:
+            for title in _LEAST_IMPORTANT:
+                if sum(widths[i] + 2 for i in shown[1:]) + min(widths[0], _NAME_WIDTH) <= width:
+                    break
+                shown = [i for i in shown if rows[0][i] != title]
+            left = width - sum(widths[i] + 2 for i in shown[1:])
+            widths[0] = max(min(widths[0], left), _LEAST_NAME_WIDTH)
         table = "\n".join(
             "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+                _cut(row[i], widths[0]).ljust(widths[0]) if i == 0 else row[i].rjust(widths[i])
+                for i in shown
             ).rstrip()
             for row in rows
         )
@@ -137,6 +156,10 @@ class Stats(Mapping[str, StageStats]):
     def __repr__(self) -> str:
         span = "lifetime" if self.is_lifetime else f"last {self.window_s:.1f} s"
         return f"<Stats of {len(self)} stages, {span}>\n{self}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _ms(ns: float) -> str:
@@ -259,6 +282,14 @@ def from_rings(
 ) -> Stats:
     """Return exact figures of those of the spans that ended after ``began_ns``."""
     spans = spans[spans["end_ns"] > began_ns]
+    return of_spans(spans, names, lost, (now_ns - began_ns) / 1e9)
+
+
+def of_spans(spans: Any, names: Sequence[str], lost: dict[str, int], window_s: float) -> Stats:
+    """Return exact figures of the spans that ended in a window, as `stagespan.spans` returns them.
+
+    ``names`` are the stages by index. ``work`` is empty.
+    """
     durations = spans["end_ns"] - spans["begin_ns"]
     failed = (spans["flags"] & _core.FLAG_ERROR) != 0
     found = {}
@@ -272,7 +303,7 @@ def from_rings(
             name, _Durations(durations[mine]), errors, suspended, device, lost
         )
     ordered = dict(sorted(found.items(), key=lambda item: -item[1].total_ns))
-    return Stats(ordered, lost, (now_ns - began_ns) / 1e9, is_lifetime=False)
+    return Stats(ordered, lost, window_s, is_lifetime=False)
 
 
 def _distinct(column: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -80,6 +81,11 @@ def test_a_program_without_handlers(number: signal.Signals, inside: str, folder:
     assert found.end_ns is not None
     assert found.end_ns >= found.begin_ns
     assert [span["stage"] for span in found.open_spans()] == ["serve"] * (inside == IN_A_SPAN)
+    # THEN it is known for how long the stage ran
+    page = command_here("recover", found.path).stdout
+    assert (re.search(r"in serve \(since [^,]*, for [0-9]", page) is not None) == (
+        inside == IN_A_SPAN
+    )
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

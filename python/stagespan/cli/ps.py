@@ -91,6 +91,7 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
                 "path": summary.path_text(recording),
                 "spans": summary.finished_spans(recording),
                 "spans_per_s": rates.get(recording.path),
+                "errors": sum(stage.errors for stage in recording.stats().values()),
                 "stage": position.stages[-1] if position else None,
                 "stages": list(position.stages) if position else [],
                 "elapsed_ns": position.elapsed_ns if position else None,
@@ -103,12 +104,12 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
 def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    from stagespan.console import Column, fitted_table, set_width, trimmed
+    from stagespan.console import Column, fitted_table, set_width, trimmed, wrapped
     from stagespan.lines import one_line
     from stagespan.recording.texts import duration
 
     now_ns = time.time_ns()
-    names = "pid state program rank job pipeline age spans spans/s in for"
+    names = "pid state program rank job pipeline age spans spans/s errors in for"
     columns: dict[str, list[str]] = {name: [] for name in names.split()}
     for row in rows:
         rate, elapsed = row["spans_per_s"], row["elapsed_ns"]
@@ -123,6 +124,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             duration(max(until - row["begin_ns"], 0)) if until else "",
             f"{row['spans']:,}",
             "" if rate is None else f"{rate:,.0f}",
+            f"{row['errors']:,}" if row["errors"] else "",
             row["stage"] or "",
             "" if elapsed is None else duration(elapsed),
         )
@@ -135,7 +137,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             name,
             column,
             is_flexible=name in ("program", "job", "pipeline", "in"),
-            is_number=name.startswith("spans"),
+            is_number=name in ("spans", "spans/s", "errors"),
             is_optional=name in ("rank", "job", "pipeline", "age", "spans"),
         )
         for name, column in columns.items()
@@ -146,7 +148,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         console.print(table, highlight=False)
     for row in rows:
         for warning in row["warnings"]:
-            click.echo(f"{row['pid']}: {warning}")
+            click.echo(wrapped(f"{row['pid']}: {warning}"))
 
 
 def _stalled(found: list[Recording], seconds: float, stage: str | None, as_json: bool) -> int:

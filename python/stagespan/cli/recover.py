@@ -26,7 +26,12 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
     Shows how it ended, in which stages its threads were, the last spans of each thread, statistics,
     and the open requests. `stagespan ps --all` lists the recordings.
     """
-    if (recording is None) == (job is None):
+    if recording is None and job is None:
+        raise click.UsageError(
+            "Pass the file or process id of a recording, or --job JOB: `stagespan ps --all` lists "
+            "them."
+        )
+    if recording is not None and job is not None:
         raise click.UsageError("Pass a file or process id, or --job, but not both.")
     if job is not None:
         print_job(job, as_json)
@@ -41,22 +46,26 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
 
 
 def _print(recording: Recording) -> None:
+    from stagespan.console import limit, wrapped
     from stagespan.lines import one_line
     from stagespan.recording import summary
     from stagespan.recording.texts import clock, duration, ending
 
     page = summary.as_dict(recording)
-    click.echo(f"Process {recording.pid} ({one_line(recording.program)}) {ending(recording)}.")
+    click.echo(
+        wrapped(f"Process {recording.pid} ({one_line(recording.program)}) {ending(recording)}.")
+    )
     facts = [f"host {recording.host}", f"pipeline {recording.pipeline}"]
     if recording.rank is not None:
         of = f" of {recording.world_size}" if recording.world_size else ""
         facts.insert(0, f"rank {recording.rank}{of}")
     if recording.job:
         facts.append(f"job {recording.job}")
-    click.echo(f"  {one_line(', '.join(facts))}")
-    click.echo(f"  first span {clock(recording.begin_ns)}, last event {clock(page['last_ns'])}")
+    click.echo(wrapped(f"  {one_line(', '.join(facts))}", "    "))
+    times = f"  first span {clock(recording.begin_ns)}, last event {clock(page['last_ns'])}"
+    click.echo(wrapped(times, "    "))
     for warning in recording.warnings():
-        click.echo(f"  {warning}")
+        click.echo(wrapped(f"  {warning}", "    "))
 
     click.echo("\nThreads")
     if not page["threads"]:
@@ -70,9 +79,12 @@ def _print(recording: Recording) -> None:
             since = f"since {clock(span['begin_ns'])}"
             if span["elapsed_ns"] is not None:
                 since += f", for {duration(span['elapsed_ns'])}"
+            elif recording.end_ns is not None and recording.end_ns > span["begin_ns"]:
+                since += f", for {duration(recording.end_ns - span['begin_ns'])}"
             elif last is not None and last > span["begin_ns"]:
                 since += f", for at least {duration(last - span['begin_ns'])}"
-            click.echo(f"    {'  ' * depth}in {one_line(span['stage'])} ({since}{request})")
+            line = f"    {'  ' * depth}in {one_line(span['stage'])} ({since}{request})"
+            click.echo(wrapped(line, f"    {'  ' * min(depth, 8)}  "))
         if not thread["open_spans"]:
             click.echo("    in no stage")
         if thread["latest_spans"]:
@@ -80,7 +92,7 @@ def _print(recording: Recording) -> None:
                 f"{one_line(span['stage'])} {duration(span['end_ns'] - span['begin_ns'])}"
                 for span in thread["latest_spans"]
             )
-            click.echo(f"    finished last, newest first: {latest}")
+            click.echo(wrapped(f"    finished last, newest first: {latest}", "      "))
     for span in page["detached_open_spans"]:
         click.echo(f"  on no thread: {one_line(span['stage'])} (since {clock(span['begin_ns'])})")
     if page["open_requests"]:
@@ -89,8 +101,9 @@ def _print(recording: Recording) -> None:
             trace = f", trace {request['trace_id']}" if request["trace_id"] else ""
             click.echo(f"  {one_line(request['id'])} (since {clock(request['begin_ns'])}{trace})")
     click.echo("\nStatistics")
-    for line in str(recording.stats()).splitlines():
-        click.echo(f"  {line}")
+    width = limit()
+    for line in recording.stats().table(None if width is None else width - 2).splitlines():
+        click.echo(wrapped(f"  {line}", "    "))
 
 
 def _nested(spans: list[OpenSpan]) -> list[tuple[int, OpenSpan]]:
@@ -156,13 +169,13 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
     """Print which ranks are behind, where each rank is, and the stages it has finished."""
     from rich.console import Console
 
-    from stagespan.console import Column, fitted_table, set_width, trimmed
+    from stagespan.console import Column, fitted_table, set_width, trimmed, wrapped
     from stagespan.lines import one_line
     from stagespan.recording import ranks
     from stagespan.recording.texts import duration
 
     for sentence in ranks.findings(job_ranks):
-        click.echo(one_line(sentence))
+        click.echo(wrapped(one_line(sentence), "  "))
     console = Console()
     set_width(console, 10_000)
     positions = [rank.position for rank in job_ranks]
@@ -183,9 +196,10 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
     columns[:2] = [column for column in columns[:2] if any(column.cells)]
     names = ranks.stages(job_ranks)
     shown = _as_fit(names, console.width)
-    for name in shown:
-        counts = [f"{rank.counts.get(name, 0):,}" for rank in job_ranks]
-        columns.append(Column(one_line(name), counts, is_flexible=True, is_number=True))
+    columns += [
+        Column(one_line(name), [_runs(rank, name) for rank in job_ranks], is_flexible=True)
+        for name in shown
+    ]
     table = fitted_table(columns, console.width)
     with trimmed(console):
         console.print(table, highlight=False)
@@ -193,7 +207,17 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
         click.echo(f"{len(names) - len(shown)} more stages: --json shows them.")
 
 
+def _runs(rank: Rank, stage: str) -> str:
+    """Return how often a rank has finished a stage, and the mean time: ``20 x 1.2 ms``."""
+    from stagespan.recording import ranks
+    from stagespan.recording.texts import duration
+
+    mean_ns = ranks.mean_ns(rank, stage)
+    return "0" if mean_ns is None else f"{rank.counts[stage]:,} x {duration(round(mean_ns))}"
+
+
 _WIDEST_STAGE = 20
+_RUNS_WIDTH = 12
 _WIDTH_WITHOUT_STAGES = 50
 
 
@@ -202,7 +226,7 @@ def _as_fit(names: list[str], width: int) -> list[str]:
     left = width - _WIDTH_WITHOUT_STAGES
     shown = []
     for name in names:
-        left -= min(max(len(name), 5), _WIDEST_STAGE) + 3
+        left -= min(max(len(name), _RUNS_WIDTH), _WIDEST_STAGE) + 3
         if left < 0:
             break
         shown.append(name)

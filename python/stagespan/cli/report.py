@@ -1,14 +1,21 @@
-"""``stagespan report``: prints a timing report, compares two, or writes a recording as a page."""
+"""``stagespan report``: shows times of stages, compares two reports, or writes a page."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+if TYPE_CHECKING:
+    from stagespan.recording import Recording
+
 
 @click.command()
-@click.argument("timing", metavar="TIMING.JSON|FOLDER|RECORDING", type=click.Path(path_type=Path))
+@click.argument(
+    "timing", metavar="TIMING.JSON|FOLDER|RECORDING|PID", type=click.Path(path_type=Path)
+)
 @click.option(
     "--against",
     metavar="OTHER.JSON|FOLDER",
@@ -21,25 +28,81 @@ import click
     help="Write the recording of a process as one page of HTML.",
 )
 def command(timing: Path, against: Path | None, html: str | None) -> None:
-    """Show a timing report as a table, or what changed since another one.
+    """Show the times of stages as a table, or what changed since another report.
 
-    You can pass a folder if it contains only one timing report. With --html, pass the file or
-    the process id of a recording. `stagespan ps --all` lists them.
+    Reads a timing report, or the recording of a process. A folder with the reports of several ranks
+    or workers is shown side by side. With --html, pass the file or the process id of a recording.
+    `stagespan ps --all` lists them.
     """
     if html is not None:
         if against is not None:
             raise click.UsageError("--html and --against cannot be used together.")
-        from stagespan.cli.output import write_to
-        from stagespan.recording import html_page, reading
-
-        write_to(html, html_page.page(reading.open_recording(timing)))
+        _write_page(timing, html)
         return
     if against is not None:
         from stagespan.report.compare import compare_timing_reports
 
         click.echo(compare_timing_reports(against, timing), nl=False)
         return
-    from stagespan.report.reader import read_timing_report
+    from stagespan.report.reader import read_timing_report, reports_in
     from stagespan.report.tables import print_report
 
-    print_report(read_timing_report(timing))
+    if _is_recording(timing):
+        from stagespan.recording import reading
+
+        _print_recording(reading.open_recording(timing))
+    elif os.path.isdir(timing) and len(reports_in(timing)) > 1:
+        from stagespan.report.side_by_side import print_reports
+
+        print_reports(timing)
+    else:
+        print_report(read_timing_report(timing))
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether the argument is the file of a recording, or the id of a process."""
+    name = str(path)
+    if not os.path.exists(name):
+        return name.isascii() and name.isdigit()
+    return path.suffix == ".stagespan" or name.startswith("/proc/")
+
+
+def _write_page(path: Path, html: str) -> None:
+    from stagespan.cli.output import write_to
+    from stagespan.errors import StagespanError
+    from stagespan.recording import html_page, reading
+
+    if os.path.isdir(path) or path.suffix in (".json", ".gz"):
+        raise StagespanError(
+            f"--html writes the page of a recording, and {path} is a "
+            f"{'folder' if os.path.isdir(path) else 'JSON file'}: pass the process id or the file "
+            f"of a recording (`stagespan ps --all` lists them), or leave out --html."
+        )
+    write_to(html, html_page.page(reading.open_recording(path)))
+
+
+def _print_recording(recording: Recording) -> None:
+    """Print the stages of a recording as a report."""
+    from stagespan.console import wrapped
+    from stagespan.lines import one_line
+    from stagespan.recording.texts import ending
+    from stagespan.report.stages import stage_entries, top_level_ns
+    from stagespan.report.tables import print_report
+
+    click.echo(
+        wrapped(f"Process {recording.pid} ({one_line(recording.program)}) {ending(recording)}.")
+    )
+    for warning in recording.warnings():
+        click.echo(wrapped(f"  {warning}", "    "))
+    figures = recording.snapshot().stages()
+    until_ns = recording.read_ns if recording.state == "alive" else recording.end_ns
+    until_ns = until_ns or recording.last_ns
+    report: dict[str, Any] = {
+        "wall_clock_ms": None if until_ns is None else (until_ns - recording.begin_ns) / 1e6,
+        "total_stages_ms": sum(top_level_ns(name, figures) for name in figures) / 1e6,
+        "rank": recording.rank,
+        "world_size": recording.world_size,
+        "stages": stage_entries(figures, lambda name: None, {}),
+        "lost": recording.lost(),
+    }
+    print_report(report)

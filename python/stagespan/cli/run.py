@@ -83,6 +83,7 @@ def command(
     termination.watch(ending.after_signal)
     # This runs after all other exit handlers and after the threads of the script.
     atexit.register(ending.print_once)
+    run.begin_script()
     started.run(arguments, wrapper.prepare_main, wrapper.main_globals())
 
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from stagespan import _core, imports
+from stagespan import imports
 from stagespan.console import Column, fitted_table
 from stagespan.errors import StagespanError
 from stagespan.lines import one_line
@@ -19,7 +19,7 @@ from stagespan.recording.texts import duration
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording
-    from stagespan.statistics import Stats
+    from stagespan.statistics import StageStats, Stats
 
 _ORDERS = ("share", "rate", "p99", "name")
 _KEPT_S = 10.0
@@ -31,6 +31,17 @@ class _Reading(NamedTuple):
 
     at_s: float
     recording: Recording
+    window: _Window | None
+    """What the spans in the copy tell, if they tell more than earlier readings of the page."""
+
+
+class _Window(NamedTuple):
+    """The spans that ended in the last seconds."""
+
+    stats: Stats
+    seconds: float
+    self_ns: dict[str, int]
+    """The time of each stage without that of its children."""
 
 
 class Page:
@@ -58,20 +69,21 @@ class Page:
         self._message = ""
         now = time.monotonic()
         if self._job is not None:
-            found = ranks.of_job(self._job, spans=False)
+            found = ranks.of_job(self._job, spans=not self._readings)
         elif self._paths:
             found = []
             for path in self._paths:
                 try:
-                    found.append(reading.Recording(path, everything=False))
-                except StagespanError as error:
-                    self._message = str(error)
+                    found.append(reading.Recording(path, everything=not self._is_filled(path, now)))
+                except StagespanError:
+                    self._message = "The process has ended: this is its last known state."
         else:
             found = [self._first()]
         for recording in found:
             recording.snapshot()  # taken now, so that snapshots can be subtracted in this order
             kept = self._readings.setdefault(recording.path, [])
-            kept.append(_Reading(now, recording))
+            window = _window(recording, now - kept[0].at_s if kept else 0.0)
+            kept.append(_Reading(now, recording, window))
             # The page shows the figures since the oldest stored reading.
             while len(kept) > 2 and now - kept[1].at_s >= _KEPT_S:
                 del kept[0]
@@ -79,15 +91,20 @@ class Page:
             self._paths = [recording.path for recording in found]
             self._readings = {path: self._readings[path] for path in self._paths}
 
+    def _is_filled(self, path: str, now_s: float) -> bool:
+        """Whether the page has observed a process for as long as its figures cover."""
+        kept = self._readings.get(path, [])
+        return len(kept) > 0 and now_s - kept[0].at_s >= _KEPT_S
+
     def _first(self) -> Recording:
         if self._which is not None:
-            return reading.open_recording(self._which, spans=False)
+            return reading.open_recording(self._which)
         alive = [one for one in reading.recordings() if one.state == "alive"]
         if not alive:
             raise StagespanError(
                 "No process records here at the moment: `stagespan ps --all` lists earlier ones."
             )
-        return max(alive, key=summary.finished_spans)
+        return reading.open_recording(max(alive, key=summary.finished_spans).path)
 
     # --- keys -----------------------------------------------------------------------------------
 
@@ -149,7 +166,8 @@ class Page:
         rank = "" if recording.rank is None else f", rank {recording.rank}"
         until = recording.read_ns if recording.state == "alive" else recording.end_ns
         age = f", {duration(until - recording.begin_ns)}" if until else ""
-        return f"{recording.pid} {recording.program}, {recording.state}{rank}{age}{frozen}"
+        state = "ended" if self._message and recording.state == "alive" else recording.state
+        return f"{recording.pid} {recording.program}, {state}{rank}{age}{frozen}"
 
     def _stages(self, shown: list[list[_Reading]], width: int, most: int | None) -> Table:
         rows = [row for kept in shown for row in self._changes(kept)]
@@ -172,7 +190,7 @@ class Page:
             del lines[max(most, 1) :]
         columns = [Column("stage", [one_line(line.name) for line in lines], is_flexible=True)]
         columns += [
-            Column(title, cells, is_number=True, is_optional=title in ("runs", "p50", "p95"))
+            Column(title, cells, is_number=True, is_optional=title in ("runs", "p50"))
             for title, cells in (
                 ("runs/s", [f"{line.rate:,.1f}" for line in lines]),
                 ("runs", [f"{line.count:,}" for line in lines]),
@@ -180,33 +198,39 @@ class Page:
                 ("p95", [_shown(line.p95_ns or None) for line in lines]),
                 ("p99", [_shown(line.p99_ns or None) for line in lines]),
                 ("share", [f"{line.share:.0%}" for line in lines]),
+                ("errors/s", [f"{line.error_rate:,.1f}" if line.errors else "" for line in lines]),
+                ("errors", [f"{line.errors:,}" if line.errors else "" for line in lines]),
                 ("device", [_shown(line.device_ns) for line in lines]),
             )
-            if title != "device" or any(cells)
+            if title not in ("errors/s", "errors", "device") or any(cells)
         ]
         return fitted_table(columns, width)
 
     def _changes(self, kept: list[_Reading]) -> list[_Change]:
-        """Return the activity of each stage between the oldest stored reading and the latest."""
+        """Return the activity of each stage in the last seconds before the latest reading."""
         first, last = kept[0], kept[-1]
-        seconds = last.at_s - first.at_s
         statistics = imports.load("stagespan.statistics")
-        if seconds <= 0:
-            window: Stats = last.recording.stats()
-            return [_Change(name, 0.0, stage.count, stage, 0) for name, stage in window.items()]
-        recent: _core.Snapshot = last.recording.snapshot().since(first.recording.snapshot())
-        window = statistics.of_recording(recent, {}, 0)
-        own = {name: stage.total_ns - stage.children_ns for name, stage in recent.stages().items()}
-        life = last.recording.stats()
+        seconds = last.at_s - first.at_s
+        if last.window is not None:
+            recent, seconds, own = last.window
+        elif seconds <= 0:
+            recent, own = last.recording.stats(), {}
+        else:
+            between = last.recording.snapshot().since(first.recording.snapshot())
+            recent = statistics.of_recording(between, {}, 0)
+            own = {
+                name: stage.total_ns - stage.children_ns for name, stage in between.stages().items()
+            }
         return [
             _Change(
                 name,
-                window[name].count / seconds if name in window else 0.0,
+                seconds,
                 stage.count,
-                window.get(name),
+                stage.errors,
+                recent.get(name),
                 max(own.get(name, 0), 0),
             )
-            for name, stage in life.items()
+            for name, stage in last.recording.stats().items()
         ]
 
     def _position_rows(self, shown_ranks: list[ranks.Rank]) -> list[_PositionRow]:
@@ -234,6 +258,39 @@ class Page:
             [Column(title, label), Column("in", inside, is_flexible=True), Column("for", elapsed)],
             width,
         )
+
+
+def _window(recording: Recording, observed_s: float) -> _Window | None:
+    """Return the figures of the last seconds from the latest spans in a recording.
+
+    Returns None if the recording was read without spans, or if its rings reach back less far than
+    ``observed_s`` seconds.
+    """
+    if not recording.has_spans:
+        return None
+    spans = recording.spans()
+    until_ns = recording.read_ns if recording.state in ("alive", "unknown") else recording.end_ns
+    until_ns = until_ns or recording.last_ns
+    if until_ns is None:
+        return None
+    began_ns = max(until_ns - round(_KEPT_S * 1e9), recording.complete_ns)
+    spans = spans[spans["end_ns"] > began_ns]
+    # A young process, which may have recorded spans that were timed before its first one.
+    first_ns = min(recording.begin_ns, int(spans["end_ns"].min()) if len(spans) else until_ns)
+    seconds = (until_ns - max(began_ns, first_ns)) / 1e9
+    if seconds <= observed_s:
+        return None
+    names = recording.stage_names()
+    statistics = imports.load("stagespan.statistics")
+    own: dict[str, int] = dict.fromkeys(names, 0)
+    lengths = spans["end_ns"] - spans["begin_ns"]
+    stages = dict(zip(spans["id"].tolist(), spans["stage"].tolist(), strict=True))
+    rows = (column.tolist() for column in (spans["stage"], spans["parent"], lengths))
+    for stage, parent, length in zip(*rows, strict=True):
+        own[names[stage]] += length
+        if parent in stages:
+            own[names[stages[parent]]] -= length
+    return _Window(statistics.of_spans(spans, names, {}, seconds), seconds, own)
 
 
 class _PositionRow(NamedTuple):
@@ -268,10 +325,16 @@ class _Change:
     """The activity of one stage in one process."""
 
     name: str
-    rate: float
+    seconds: float
+    """The time in which the recent runs ended."""
     count: int
-    recent: Any
+    errors: int
+    recent: StageStats | None
     self_ns: int
+
+    def per_s(self, count: int) -> float:
+        """Return a number of recent runs per second."""
+        return count / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -285,6 +348,8 @@ class _Line:
     p95_ns: float
     p99_ns: float
     share: float
+    error_rate: float
+    errors: int
     device_ns: float | None
 
 
@@ -304,11 +369,15 @@ def _line(name: str, changes: list[_Change], total_ns: int, are_ranks: bool) -> 
     ]
     return _Line(
         name,
-        sum(change.rate for change in changes),
+        sum(change.per_s(change.recent.count) for change in changes if change.recent is not None),
         sum(change.count for change in changes),
         p50_ns=slowest[0],
         p95_ns=slowest[1],
         p99_ns=slowest[2],
         share=sum(change.self_ns for change in changes) / total_ns,
+        error_rate=sum(
+            change.per_s(change.recent.errors) for change in changes if change.recent is not None
+        ),
+        errors=sum(change.errors for change in changes),
         device_ns=max(device, default=None),
     )

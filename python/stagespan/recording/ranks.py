@@ -1,8 +1,10 @@
-"""Compares the ranks of one job: how often each has finished each stage, and where each is."""
+"""Compares the ranks of one job: counts and times of each stage, and where each rank is."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.errors import StagespanError
@@ -14,6 +16,14 @@ if TYPE_CHECKING:
     from stagespan.recording.reading import Recording
 
 _MOST_NAMED = 8
+_LEAST_RATIO = 1.5
+_LEAST_SHARE = 0.05
+_LEAST_RUNS = 3
+_WAITS = re.compile(
+    r"all_?(reduce|gather|to_?all)|reduce_?scatter|broadcast|barrier|synchroni[sz]e|wait|rec(v|eive)",
+    re.IGNORECASE,
+)
+"""Names of stages in which ranks wait for each other."""
 _LEAST_STUCK_NS = 1_000_000_000  # ranks that make progress are in different stages for a short time
 
 
@@ -24,6 +34,8 @@ class Rank(NamedTuple):
     recording: Recording
     counts: dict[str, int]
     position: Position | None
+    self_ns: dict[str, int]
+    """The time of each stage without that of the stages inside it."""
 
 
 def of_job(job: str, *, spans: bool = True) -> list[Recording]:
@@ -73,14 +85,26 @@ def ranks(job_recordings: list[Recording]) -> list[Rank]:
         if label in {one.label for one in found}:  # in another container
             label += f" in pid namespace {recording.pid_namespace}"
         counts = {name: stage.count for name, stage in recording.stats().items()}
-        found.append(Rank(label, recording, counts, next(iter(positions(recording)), None)))
+        own = {
+            name: max(stage.total_ns - stage.children_ns, 0)
+            for name, stage in recording.snapshot().stages().items()
+        }
+        found.append(Rank(label, recording, counts, next(iter(positions(recording)), None), own))
     return found
 
 
 def stages(all_ranks: list[Rank]) -> list[str]:
-    """Return the stages of all ranks, first those that some ranks have finished less often."""
+    """Return the stages of all ranks, first those that the ranks have not finished equally often.
+
+    Then come those that take the most different times.
+    """
     names = {name: None for rank in all_ranks for name in rank.counts}
-    return sorted(names, key=lambda name: (_spread(all_ranks, name) == 0, name))
+
+    def key(name: str) -> tuple[bool, float, str]:
+        times = [rank.self_ns.get(name, 0) for rank in all_ranks]
+        return _spread(all_ranks, name) == 0, min(times) - max(times), name
+
+    return sorted(names, key=key)
 
 
 def _spread(all_ranks: list[Rank], stage: str) -> int:
@@ -89,9 +113,10 @@ def _spread(all_ranks: list[Rank], stage: str) -> int:
 
 
 def findings(all_ranks: list[Rank]) -> list[str]:
-    """Return a sentence for each process that has ended, and each rank that is behind or elsewhere.
+    """Return a sentence for each rank that has ended, is behind, is elsewhere, or takes longer.
 
-    Processes without a rank, such as the workers of a service, do not run in step with others.
+    Of processes without a rank, such as the workers of a service, which do not run in step with
+    others, only those that have ended are named.
     """
     if len(all_ranks) < 2:
         return []
@@ -110,9 +135,13 @@ def findings(all_ranks: list[Rank]) -> list[str]:
             f"{rank.label}{_where(rank, since=True)}; it finished `{stage}` {count:,} "
             f"{'time' if count == 1 else 'times'}, the others {usual:,}."
         )
-    if behind:
-        return found
-    return found + _elsewhere(all_ranks)
+    if not behind:
+        found += _elsewhere(all_ranks)
+    if any(rank.recording.rank is None for rank in all_ranks):
+        return found  # independent workers, which do not do the same work
+    return found + slower_ranks(
+        [RankTimes(one.label, one.counts, one.self_ns) for one in all_ranks]
+    )
 
 
 _ENDED = {"died": "died", "stopped": "ended", "exited": "ended"}
@@ -157,6 +186,48 @@ def _elsewhere(all_ranks: list[Rank]) -> list[str]:
     ]
 
 
+class RankTimes(NamedTuple):
+    """The stages of one rank."""
+
+    label: str
+    counts: Mapping[str, int]
+    self_ns: Mapping[str, float]
+    """The time of each stage without that of the stages inside it."""
+
+
+def slower_ranks(all_ranks: Sequence[RankTimes]) -> list[str]:
+    """Return a sentence for each rank that takes longer in a stage than most other ranks do.
+
+    A stage in which most ranks take longer than a few others is one in which they wait.
+    """
+    found: list[tuple[bool, float, str]] = []
+    for stage in {name for rank in all_ranks for name in rank.counts}:
+        means = {
+            rank.label: rank.self_ns.get(stage, 0) / rank.counts[stage]
+            for rank in all_ranks
+            if rank.counts.get(stage, 0) >= _LEAST_RUNS
+        }
+        for rank in all_ranks:
+            others = sorted(mean for label, mean in means.items() if label != rank.label)
+            if rank.label not in means or not others:
+                continue
+            mean, usual = means[rank.label], others[len(others) // 2]
+            excess_ns = (mean - usual) * rank.counts[stage]
+            least_ns = _LEAST_SHARE * sum(rank.self_ns.values())
+            if mean < _LEAST_RATIO * usual or excess_ns < max(least_ns, 1):
+                continue
+            ratio = f"{mean / usual:,.3g} times as long as the others" if usual else "the others"
+            sentence = (
+                f"{rank.label} takes {duration(round(mean))} for each `{stage}`, {ratio} "
+                f"({duration(round(usual))}), without the stages inside it."
+            )
+            found.append((_WAITS.search(stage) is None, excess_ns, sentence))
+    # A rank that waits for another one takes longer where it waits.
+    has_cause = any(is_cause for is_cause, _, _ in found)
+    shown = [(excess, text) for is_cause, excess, text in found if is_cause or not has_cause]
+    return [text for _, text in sorted(shown, reverse=True)[:_MOST_NAMED]]
+
+
 def _is_stuck(rank: Rank) -> bool:
     elapsed = None if rank.position is None else rank.position.elapsed_ns
     return elapsed is None or elapsed >= _LEAST_STUCK_NS
@@ -194,4 +265,14 @@ def as_dict(all_ranks: list[Rank]) -> dict[str, Any]:
             stage: {rank.label: rank.counts.get(stage, 0) for rank in all_ranks}
             for stage in stages(all_ranks)
         },
+        "mean_ns": {
+            stage: {rank.label: mean_ns(rank, stage) for rank in all_ranks}
+            for stage in stages(all_ranks)
+        },
     }
+
+
+def mean_ns(rank: Rank, stage: str) -> float | None:
+    """Return the mean time of a stage in one rank; None if it has not finished the stage."""
+    found = rank.recording.stats().get(stage)
+    return None if found is None else found.mean_ns

@@ -279,11 +279,12 @@ class Recording:
     def complete_ns(self) -> int:
         """The Unix time from which `spans` contains all spans that ended in a thread with a ring.
 
-        Raises StagespanError if the recording was opened without its spans.
+        0 if no span has been overwritten. Raises StagespanError if the recording was opened without
+        its spans.
         """
         spans = self.spans()
         if not self.lost()["overwritten"] or not len(spans):
-            return self.begin_ns
+            return 0
         in_order = spans[(spans["flags"] & _core.FLAG_RECORDED) == 0]
         by_thread = [in_order[in_order["thread"] == one["thread"]] for one in self.threads()]
         by_thread = [found for found in by_thread if len(found)] or [spans]

@@ -196,8 +196,8 @@ _COLUMNS: list[tuple[str, _Cell]] = [
 ]
 
 _LEAST_IMPORTANT = [
-    *("max ms", "p95 ms", "tail ms", "queue ms", "suspended ms", "p50 ms", "p99 ms"),
-    *("peak MB", "mean ms", "work"),
+    *("max ms", "tail ms", "queue ms", "suspended ms", "mean ms", "p99 ms", "peak MB", "work"),
+    *("p50 ms", "p95 ms"),
 ]
 
 

@@ -9,7 +9,14 @@ from typing import Any
 
 from stagespan.errors import ReportError
 from stagespan.report.noise import Times, relative_times
-from stagespan.report.reader import count_of, number, read_json, read_timing_report, report_of
+from stagespan.report.reader import (
+    count_of,
+    number,
+    read_json,
+    read_timing_report,
+    report_of,
+    reports_in,
+)
 
 BASELINE = "stagespan baseline"
 """The value of ``kind`` in a baseline."""
@@ -39,6 +46,9 @@ def read(path: str | os.PathLike[str]) -> Timed:
     """Read a file of times. Its keys show its kind. Raises ReportError."""
     file = Path(path)
     if os.path.isdir(file):
+        results = sorted(file.glob("*_bench.json"))
+        if results and not reports_in(file):
+            return _of_folder(str(path), results)
         return _of_report(str(path), read_timing_report(file))
     content = read_json(file)
     if content == {}:
@@ -57,6 +67,26 @@ def read(path: str | os.PathLike[str]) -> Timed:
             " a baseline."
         )
     return _of_report(str(path), report_of(content, file))
+
+
+def _of_folder(path: str, results: list[Path]) -> Timed:
+    """Return the bench results in a folder, one for each stage."""
+    found = [read(result) for result in results]
+    times: dict[tuple[str, str | None], Times] = {}
+    for one, result in zip(found, results, strict=True):
+        if one.kind != "bench" or times.keys() & one.times.keys():
+            raise ReportError(
+                f"{path} contains several results of one stage, or files that are not bench "
+                f"results, such as {result.name}: pass two files."
+            )
+        times |= one.times
+    # What differs between the stages of one folder cannot differ between two folders.
+    same = {
+        key: value
+        for key, value in found[0].replayed.items()
+        if all(one.replayed.get(key) == value for one in found)
+    }
+    return Timed(path, "bench", times, found[0].environment, same)
 
 
 def _is_baseline(content: dict[str, Any]) -> bool:

@@ -29,7 +29,7 @@ class _Report:
     request_id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     begin_ns: int | None = None
-    """Unix time from which it counts; None means from the start of the process."""
+    """Unix time from which it counts; None means from the start of the program."""
     baseline: _core.Snapshot | None = None
     lost_before: dict[str, int] = field(default_factory=dict)
 
@@ -185,11 +185,9 @@ def _identity(path: Path) -> tuple[int, int, int]:
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
-def _wall_clock_ms(report: _Report, now_ns: int) -> float | None:
-    if report.begin_ns is not None:
-        return (now_ns - report.begin_ns) / 1e6
-    began_s = run.process_start_s(os.getpid())
-    return None if began_s is None else max(now_ns / 1e6 - began_s * 1e3, 0.0)
+def _wall_clock_ms(report: _Report, now_ns: int) -> float:
+    began_ns = run.script_begin_ns() if report.begin_ns is None else report.begin_ns
+    return max(now_ns - began_ns, 0) / 1e6
 
 
 def _signatures() -> dict[str, list[dict[str, Any]]]:

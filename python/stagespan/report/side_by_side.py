@@ -1,0 +1,113 @@
+"""The timing reports of the ranks or workers of one run, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stagespan.console import Column, fitted_table, limit, trimmed, wrapped
+from stagespan.imports import importing
+from stagespan.lines import one_line
+from stagespan.recording.ranks import RankTimes, slower_ranks
+from stagespan.recording.texts import duration
+from stagespan.report.reader import count_of, number, read_timing_report, reports_in
+
+
+class RankReport(NamedTuple):
+    """The timing report of one process, and what the process is called."""
+
+    label: str
+    report: dict[str, Any]
+
+
+def read_reports(folder: Path) -> list[RankReport]:
+    """Read the timing reports in a folder, ranks first. Raises ReportError if one cannot be read.
+
+    Reports are called by their rank if they come from several ranks, and otherwise, or if several
+    processes of one rank wrote reports, by the process id in their environment.
+    """
+    found = [(path, read_timing_report(path)) for path in reports_in(folder)]
+    ranks = [_rank(report) for _, report in found]
+    pids = [_pid(report) for _, report in found]
+    several = len(set(ranks) - {None}) > 1
+    reports = []
+    for (path, report), rank, pid in zip(found, ranks, pids, strict=True):
+        label = path.stem if pid is None or pids.count(pid) > 1 else f"pid {pid}"
+        if several and rank is not None:
+            label = f"rank {rank}" if ranks.count(rank) == 1 else f"rank {rank}, {label}"
+        reports.append((rank is None, rank or 0, path.name, RankReport(label, report)))
+    return [one[-1] for one in sorted(reports, key=lambda one: one[:3])]
+
+
+def _pid(report: dict[str, Any]) -> int | None:
+    environment = report.get("environment")
+    pid = environment.get("pid") if isinstance(environment, dict) else None
+    return pid if type(pid) is int else None
+
+
+def _rank(report: dict[str, Any]) -> int | None:
+    rank = report.get("rank")
+    return rank if type(rank) is int and (number(report.get("world_size")) or 0) > 1 else None
+
+
+def print_reports(folder: Path) -> None:
+    """Print the reports in a folder: a row for each process, the longest stages as columns.
+
+    Raises ReportError if a report cannot be read.
+    """
+    with importing():
+        from rich.console import Console
+        from rich.text import Text
+
+    reports = read_reports(folder)
+    console = Console(highlight=False)
+    console.width = limit() or 10_000
+    sentences = [f"{len(reports)} timing reports in {folder}"]
+    if all(_rank(one.report) is not None for one in reports):
+        sentences += slower_ranks([_times(one) for one in reports])
+    for sentence in sentences:
+        console.print(Text(wrapped(one_line(sentence), "  ")), soft_wrap=True)
+    totals: dict[str, float] = {}
+    for one in reports:
+        for name, stage in one.report["stages"].items():
+            totals[name] = max(totals.get(name, 0.0), float(stage["duration_ms"]))
+    columns = [
+        Column("process", [one.label for one in reports]),
+        Column("wall clock ms", [_ms(one.report.get("wall_clock_ms")) for one in reports]),
+        Column("in stages ms", [_ms(one.report.get("total_stages_ms")) for one in reports]),
+    ]
+    columns += [
+        Column(
+            one_line(name),
+            [_runs(one.report["stages"].get(name)) for one in reports],
+            is_flexible=True,
+            is_optional=place > 0,
+        )
+        for place, name in enumerate(sorted(totals, key=lambda name: (-totals[name], name)))
+    ]
+    with trimmed(console):
+        console.print(fitted_table(columns, console.width))
+
+
+def _times(one: RankReport) -> RankTimes:
+    stages = one.report["stages"]
+    counts = {name: count_of(stage) or 0 for name, stage in stages.items()}
+    return RankTimes(one.label, counts, {name: _self_ns(stage) for name, stage in stages.items()})
+
+
+def _self_ns(stage: dict[str, Any]) -> float:
+    own_ms = number(stage.get("unattributed_ms"))
+    return 1e6 * (float(stage["duration_ms"]) if own_ms is None else own_ms)
+
+
+def _ms(value: object) -> str:
+    found = number(value)
+    return "" if found is None else f"{found:,.1f}"
+
+
+def _runs(stage: dict[str, Any] | None) -> str:
+    """Return how often a stage ran, and the mean time: ``20 x 1.2 ms``."""
+    count = None if stage is None else count_of(stage)
+    if stage is None or not count:
+        return ""
+    return f"{count:,} x {duration(round(1e6 * float(stage['duration_ms']) / count))}"

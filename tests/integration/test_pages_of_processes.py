@@ -1,0 +1,290 @@
+"""The pages of `ps`, `top` and `recover`: errors, windows, widths, times of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from recorded_process import command_here, end, ready, start
+
+from stagespan.recording.live_page import Page
+
+FAILS = """
+    import contextlib, time
+    import stagespan
+    for i in range(40):
+        with contextlib.suppress(ValueError), stagespan.span("serve"):
+            with stagespan.span("tokenize"):
+                pass
+            with stagespan.span("decode"):
+                raise ValueError
+    with stagespan.span("idle"):
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the terminal wide enough for all columns."""
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+@pytest.fixture
+def failing(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Return a process in which every run of two stages has failed, and which is now idle."""
+    process = start(FAILS)
+    try:
+        ready(process)
+        yield process
+    finally:
+        end(process)
+
+
+def cells(page: str, name: str) -> dict[str, str]:
+    """Return the cells of a row by the titles of their columns; blank cells are left out."""
+    lines = page.splitlines()
+    (title,) = (line for line in lines if line.split()[:1] in (["stage"], ["pid"]))
+    (row,) = (line for line in lines if line.split()[:1] == [name])
+    found = {}
+    right = 0
+    for word in title.split():
+        right = title.index(word, right) + len(word)
+        found[word] = row[:right].rsplit("   ", 1)[-1].strip() if right <= len(row) else ""
+    return found
+
+
+def test_errors_are_seen_in_the_live_page(failing: subprocess.Popen[str]) -> None:
+    page = command_here("top", str(failing.pid), "--once", "--interval", "0.1").stdout
+    assert cells(page, "decode")["errors"] == "40"
+    assert cells(page, "serve")["errors"] == "40"
+    assert cells(page, "tokenize")["errors"] == ""
+    assert float(cells(page, "decode")["errors/s"]) > 0
+
+
+def test_errors_are_seen_in_the_list(failing: subprocess.Popen[str], folder: Path) -> None:
+    page = command_here("ps").stdout
+    assert cells(page, str(failing.pid))["errors"] == "80"
+    rows = json.loads(command_here("ps", "--json").stdout)["processes"]
+    assert [row["errors"] for row in rows if Path(row["path"]).parent == folder] == [80]
+
+
+def test_a_page_without_errors_has_no_column_for_them(folder: Path) -> None:
+    process = start("""
+        import stagespan, time
+        with stagespan.span("serve"):
+            print("ready", flush=True)
+            time.sleep(60)
+    """)
+    try:
+        ready(process)
+        assert "errors" not in command_here("top", str(process.pid), "--once").stdout
+    finally:
+        end(process)
+
+
+def test_one_page_shows_the_seconds_before_it(failing: subprocess.Popen[str]) -> None:
+    # GIVEN a process that has run stages, and does nothing while the page observes it
+    page = command_here("top", str(failing.pid), "--once", "--interval", "0.1").stdout
+    found = cells(page, "decode")
+    # THEN the page shows the runs of the last seconds, not only those while it was observing
+    assert float(found["runs/s"]) >= 40 / 10
+    assert found["p50"] != ""
+    assert found["p99"] != ""
+    assert "100%" in page or int(cells(page, "serve")["share"].rstrip("%")) > 0
+
+
+def test_spans_before_the_last_seconds_are_not_counted(folder: Path) -> None:
+    # GIVEN a process with spans that ended long ago, and some that ended now
+    process = start("""
+        import stagespan, time
+        now = time.time_ns()
+        for i in range(100):
+            stagespan.record("earlier", now - 60_000_000_000 - 1000 * i, now - 50_000_000_000)
+        for i in range(20):
+            stagespan.record("latest", now - 2_000_000_000, now - 1_000_000_000)
+        with stagespan.span("serve"):
+            print("ready", flush=True)
+            time.sleep(60)
+    """)
+    try:
+        ready(process)
+        page = command_here("top", str(process.pid), "--once", "--interval", "0.1").stdout
+    finally:
+        end(process)
+    assert float(cells(page, "earlier")["runs/s"]) == 0
+    assert float(cells(page, "latest")["runs/s"]) >= 2
+
+
+def test_a_page_of_a_process_that_ends_meanwhile(folder: Path) -> None:
+    # GIVEN a page that has read a process once
+    process = start("""
+        import stagespan
+        for i in range(10):
+            with stagespan.span("work"):
+                pass
+        with stagespan.span("serve"):
+            print("ready", flush=True)
+            input()
+    """)
+    ready(process)
+    page = Page(str(process.pid), None)
+    page.read()
+    # WHEN the process ends and removes its recording
+    process.communicate("\n", timeout=60)
+    page.read()
+    title, message = (str(part) for part in page.render(100, None)[:2])
+    # THEN the page says so, and does not call the process alive
+    assert ", ended" in title
+    assert "alive" not in title
+    assert message == "The process has ended: this is its last known state."
+
+
+# --- widths ---------------------------------------------------------------------------------------
+
+WIDE = """
+    import os, signal, stagespan, threading, time
+    stagespan.set_pipeline_name("a pipeline with a long name")
+    with stagespan.request("request 1"):
+        for i in range(30):
+            with stagespan.span("preprocess images"), stagespan.span("tokenize prompts"):
+                time.sleep(0.001)
+            with stagespan.span("denoise latents of the video") as span:
+                span.add(tokens=1000)
+        with stagespan.span("serve requests"), stagespan.span("decode latents to frames"):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_pages_fit_into_a_terminal(
+    width: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {"RANK": "3", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "a job with a long name"}
+    process = start(WIDE, **job)
+    process.communicate(timeout=60)
+    monkeypatch.delenv("COLUMNS")
+    unlimited = command_here("recover", str(process.pid)).stdout
+    monkeypatch.setenv("COLUMNS", str(width))
+    pid = str(process.pid)
+    for arguments in (
+        *(("recover", pid), ("ps", "--all"), ("recover", "--job", job["TORCHELASTIC_RUN_ID"])),
+        *(("top", pid, "--once", "--interval", "0.1"), ("report", pid)),
+    ):
+        page = command_here(*arguments)
+        assert page.returncode == 0, page.stderr
+        # THEN no line is wider, and tables keep the column that production asks for
+        assert max(map(len, page.stdout.splitlines())) <= width, page.stdout
+        if arguments[0] in ("recover", "top", "report") and "--job" not in arguments:
+            assert "p95" in page.stdout
+    # THEN words are not broken: the page has those of the page without a limit
+    limited = command_here("recover", pid).stdout
+    words = unlimited.partition("Statistics")[0].split()
+    assert limited.partition("Statistics")[0].split() == words
+
+
+def test_a_list_that_is_too_wide_leaves_out_columns_before_it_cuts_names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "serve_video.py"
+    script.write_text("""if 1:
+        import stagespan, time
+        stagespan.set_pipeline_name("wan video")
+        with stagespan.span("serve"):
+            print("ready", flush=True)
+            time.sleep(60)
+    """)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "RANK": "0", "TORCHELASTIC_RUN_ID": "a job of a name"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        monkeypatch.setenv("COLUMNS", "80")
+        page = command_here("ps").stdout
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+    assert "python serve_video.py" in page
+
+
+# --- ranks ----------------------------------------------------------------------------------------
+
+RANK = """
+    import stagespan, sys, time
+    slow, others = sys.argv[1], [name for name in sys.argv[2].split(",")]
+    now = time.time_ns()
+    for step in range(20):
+        for name in others:
+            ms = 15 if name == slow else 1
+            stagespan.record(name, now, now + ms * 1_000_000)
+    with stagespan.span("serve"):
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "named"),
+    [
+        # In each rank, the stage that takes longer; the rank and stage that must be named.
+        (["", "augment"], [("rank 1", "augment")]),
+        (["", "", "load", ""], [("rank 2", "load")]),
+        # The others wait for rank 0, which is no reason to name them.
+        (["augment", "all_reduce"], [("rank 0", "augment")]),
+        (["augment", "all_reduce", "all_reduce", "all_reduce"], [("rank 0", "augment")]),
+        (["", "", ""], []),
+    ],
+)
+def test_a_rank_that_takes_longer_in_a_stage_is_named(
+    ranks: list[str], named: list[tuple[str, str]], folder: Path
+) -> None:
+    processes = [
+        start(RANK, slow, "augment,load,all_reduce", RANK=str(rank), TORCHELASTIC_RUN_ID="times")
+        for rank, slow in enumerate(ranks)
+    ]
+    try:
+        for process in processes:
+            ready(process)
+        shown = command_here("recover", "--job", "times").stdout
+        page = json.loads(command_here("ps", "--job", "times", "--json").stdout)
+    finally:
+        for process in processes:
+            end(process)
+    found = [line for line in page["findings"] if "times as long" in line]
+    assert [(line.partition(" takes ")[0], line.split("`")[1]) for line in found] == named
+    for line in found:
+        assert "15 times as long as the others (1.0 ms)" in line
+        assert line in " ".join(shown.split())
+    # THEN the table has the mean time beside each count
+    assert "20 x 1.0 ms" in shown
+    assert page["mean_ns"]["load"]["rank 0"] == pytest.approx(1e6, rel=0.03)
+
+
+def test_workers_without_ranks_are_not_compared(folder: Path) -> None:
+    job = {"MASTER_ADDR": "service", "MASTER_PORT": "1"}
+    processes = [start(RANK, slow, "augment,load", **job) for slow in ("", "augment")]
+    try:
+        for process in processes:
+            ready(process)
+        page = json.loads(command_here("ps", "--job", "service:1", "--json").stdout)
+    finally:
+        for process in processes:
+            end(process)
+    assert not [line for line in page["findings"] if "times as long" in line]
+
+
+@pytest.mark.parametrize("arguments", [["recover"], ["recover", "1", "--job", "x"]])
+def test_recover_says_which_argument_is_missing_or_too_many(arguments: list[str]) -> None:
+    found = command_here(*arguments)
+    assert found.returncode == 2
+    assert ("but not both" in found.stderr) == (len(arguments) > 1)
+    assert ("`stagespan ps --all` lists them" in found.stderr) == (len(arguments) == 1)
