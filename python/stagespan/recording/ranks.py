@@ -137,8 +137,6 @@ def findings(all_ranks: list[Rank]) -> list[str]:
         )
     if not behind:
         found += _elsewhere(all_ranks)
-    if any(rank.recording.rank is None for rank in all_ranks):
-        return found  # independent workers, which do not do the same work
     return found + slower_ranks(
         [RankTimes(one.label, one.counts, one.self_ns) for one in all_ranks]
     )
