@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from logging import LogRecord
+
 _STARTS_A_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
@@ -20,3 +25,17 @@ def csv_cell(text: str) -> str:
     """
     shown = one_line(text)
     return f"'{shown}" if shown.lstrip(" ").startswith(_STARTS_A_FORMULA) else shown
+
+
+def escape_arguments(record: LogRecord) -> bool:
+    """Escape what ends a line or controls a terminal in the arguments of a log message.
+
+    This is a filter of logging, which lets every record pass. Names among the arguments can contain
+    anything. The message itself is written by stagespan and can have lines.
+    """
+    if isinstance(record.args, tuple) and not record.getMessage().isprintable():
+        record.args = tuple(
+            one_line(str(each)) if isinstance(each, (str, BaseException)) else each
+            for each in record.args
+        )
+    return True

@@ -12,17 +12,6 @@ from stagespan.requests import current_request
 
 LOGGER = logging.getLogger("stagespan")
 one_line = escaping.one_line
-
-
-def _escape(record: logging.LogRecord) -> bool:
-    """Escape what ends a line or controls a terminal in a message: names can contain anything."""
-    message = record.getMessage()
-    if not message.isprintable():
-        record.msg, record.args = one_line(message), ()
-    return True
-
-
-LOGGER.addFilter(_escape)
 _GIGABYTE = 1 << 30
 
 
@@ -32,7 +21,7 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
     def __init__(self) -> None:
         logging.Handler.__init__(self, logging.NOTSET)
         self.setFormatter(logging.Formatter("%(message)s"))
-        self.addFilter(_escape)
+        self.addFilter(escaping.escape_arguments)
 
     @property
     def stream(self) -> object:

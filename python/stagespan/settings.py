@@ -7,8 +7,10 @@ import os
 from typing import Any, Literal, NamedTuple
 
 from stagespan import _core
+from stagespan.escaping import escape_arguments
 
 _LOGGER = logging.getLogger("stagespan")
+_LOGGER.addFilter(escape_arguments)  # once, for all modules that use this logger
 
 Kind = Literal["switch", "text", "names", "count", "choice"]
 

@@ -145,9 +145,9 @@ def _check_memory(
             check_device(target, f"Input {path!r} of stage {stage!r}")
         size = tensor.storage_bytes
         if tensor.storage is not None:
-            name, size, _ = tensor.storage
-            size = 0 if (target, name) in storages else size
-            storages.add((target, name))
+            storage, size, _ = tensor.storage
+            size = 0 if (target, storage) in storages else size
+            storages.add((target, storage))
         needed[target] = needed.get(target, 0) + size
         working = max(working, _working_bytes(tensor, target))
         if size > most:

@@ -33,9 +33,9 @@ def _write(level: str, message: str) -> None:
         # Sinks show the caller of this function's caller as the origin.
         logger.opt(depth=2).log(level, "{}", message)
     elif level == "INFO":
-        lines.log_info("%s", message)
+        lines.log_info(message)
     else:
-        _log.warning("%s", message)
+        _log.warning(message)
 
 
 class _ToLoguru(logging.Handler):
