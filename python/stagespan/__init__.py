@@ -174,6 +174,8 @@ def __dir__() -> list[str]:
 _context.lazy_hook("debug", "stagespan.profiling.profiled:ProfiledHook")
 _context.lazy_hook("debug", "stagespan.signature.recorder:SignatureHook")
 _context.lazy_hook("debug", "stagespan.report.exit")
+_context.lazy_hook("debug", "stagespan.signature.cost:LaunchesHook")
+_context.lazy_hook("debug", "stagespan.signature.cost:CpuTimeHook")
 # This hook enters last and leaves first, so that no other hook runs between the device and the
 # clock.
 _context.lazy_hook("debug", "stagespan.synchronize:SynchronizeHook")

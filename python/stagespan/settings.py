@@ -122,6 +122,14 @@ VARIABLES: tuple[Variable, ...] = (
         "larger",
     ),
     Variable(
+        "STAGESPAN_LAUNCHES",
+        (),
+        "switch",
+        False,
+        "whether debug mode runs the second run of each signature of a stage under torch.profiler, "
+        "and counts its launches for replays",
+    ),
+    Variable(
         "STAGESPAN_NPU_LEVEL",
         (),
         "choice",

@@ -202,9 +202,9 @@ class HarnessResult(Mapping[str, Any]):
     environment: dict[str, Any]
     """The machine and the software."""
     fidelity: dict[str, Any]
-    """``live_p50_ms``, ``live_runs``, ``live_steps``, ``before_ms``, ``ratio``, ``live_launches``,
-    ``launches`` (None if not known), ``reasons`` for a difference, and ``line``, which contains all
-    of them as text."""
+    """``compared`` (``cpu`` or ``wall``), ``live_p50_ms``, ``live_cpu_p50_ms``, ``live_runs``,
+    ``live_steps``, ``before_ms``, ``ratio``, ``live_launches``, ``launches`` (None if not known),
+    at most two ``reasons`` for a difference, and ``line``, which contains all of them as text."""
     threads: str | None = None
     """A sentence if the number of torch's threads was changed, or could not be that of the live
     runs; otherwise None."""

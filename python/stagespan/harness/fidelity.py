@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-FAR_BELOW, FAR_ABOVE = 0.8, 1.25  # ratios beyond which values may also be the reason
 CLOSE_ENOUGH = 0.1
 """A ratio this far from 1 needs no reason."""
-TOO_SHORT_MS = 0.1
-"""Reading the clocks around a run takes up to a tenth of this time."""
+SHORT_MS = 1.0
+SHORT_RATIO = 1.4
+"""The largest usual ratio of a replay below `SHORT_MS`, where colder caches count more."""
+MOST_REASONS = 2
+WAITS = 0.5
+"""The part of the time from which a thread waits for other threads, which its CPU time lacks."""
+VARYING = 1.5
+"""The ratio of the upper to the lower quartile from which iterations take different times."""
+SLOWED = 1.1
+"""The ratio of the fixed computation's mean to its fastest time from which it is a reason."""
 
 
 def fidelity(
@@ -20,17 +27,23 @@ def fidelity(
     timing: Mapping[str, Any],
     step: Mapping[str, Any] | None = None,
     launches: int | None = None,
+    *,
+    on_host: bool = False,
 ) -> dict[str, Any]:
     """Return the median of the replay and of the live runs; unknown figures are None.
 
-    ``live`` contains ``p50_ms`` and ``count`` of the live runs, and may contain ``launches``. The
-    live time of a single step of a loop is not known. For a loop, the time of the whole stage is
-    therefore estimated: the time up to the second step, plus the time of a step for each further
-    step. The time after the loop is left out.
+    ``live`` contains ``p50_ms`` and ``count`` of the live runs, and may contain ``cpu_p50_ms`` and
+    ``launches``. If the stage runs ``on_host``, ``ratio`` is that of the CPU times of the thread,
+    because the wall time depends on what else the machine does; ``compared`` says which is
+    compared. The live time of a single step of a loop is not known. For a loop, the time of the
+    whole stage is therefore estimated: the time up to the second step, plus the time of a step for
+    each further step. The time after the loop is left out.
     """
     found: dict[str, Any] = dict.fromkeys(
         (
+            "compared",
             "live_p50_ms",
+            "live_cpu_p50_ms",
             "live_runs",
             "live_steps",
             "before_ms",
@@ -48,18 +61,32 @@ def fidelity(
         found["live_steps"] = known if known and not step.get("run_with") else None
         steps = found["live_steps"] or 0
     found["live_p50_ms"] = live["p50_ms"]
+    found["live_cpu_p50_ms"] = live.get("cpu_p50_ms")
     found["live_runs"] = live.get("count")
     if step is None:
         found["live_launches"] = live.get("launches")
-    if timing.get("p50") is None or not steps:
+    is_cpu = on_host and found["live_cpu_p50_ms"] and _is_cpu_time_whole(timing)
+    found["compared"] = "cpu" if is_cpu else "wall"
+    one_ms = timing["cpu"]["p50"] if is_cpu else timing.get("p50")
+    if one_ms is None or not steps:
         return found
-    took = timing["p50"] * steps
-    before = step.get("before_ms") if step is not None and step["number"] == 2 else None
-    if before is not None:
-        found["before_ms"] = before
-        took = before + timing["p50"] * (steps - 1)
-    found["ratio"] = took / live["p50_ms"]
+    took_ms = one_ms * steps
+    key = "before_cpu_ms" if is_cpu else "before_ms"
+    before_ms = step.get(key) if step is not None and step["number"] == 2 else None
+    if before_ms is not None:
+        found["before_ms"] = before_ms
+        took_ms = before_ms + one_ms * (steps - 1)
+    found["ratio"] = took_ms / found["live_cpu_p50_ms" if is_cpu else "live_p50_ms"]
     return found
+
+
+def _is_cpu_time_whole(timing: Mapping[str, Any]) -> bool:
+    """Whether the thread does the stage's work itself, and does not wait for other threads."""
+    cpu, wall_ms = timing.get("cpu") or {}, timing.get("mean")
+    if not cpu.get("p50") or not wall_ms or timing.get("waited_ms") is None:
+        return bool(cpu.get("p50"))
+    busy_ms = cpu["mean"] + timing["waited_ms"] / timing["iterations"]
+    return bool(busy_ms >= (1 - WAITS) * wall_ms)
 
 
 COMPARED = ("torch", "device", "cpu", "python")
@@ -68,84 +95,134 @@ COMPARED = ("torch", "device", "cpu", "python")
 
 def differences(
     there: Mapping[str, Any], here: Mapping[str, Any], threads: tuple[Any, int] | None = None
-) -> list[str]:
+) -> list[tuple[int, str]]:
     """Return how an environment differs from the live one; ``threads`` are torch's, live and here.
 
-    Unknown parts are left out.
+    Each difference has a sign: 1 if it makes the replay slower, -1 if faster, 0 if either. Unknown
+    parts are left out.
     """
-    found = [
-        f"the live runs used {name} {there[name]}, this one uses {here[name]}"
+    found: list[tuple[int, str]] = []
+    if threads is not None and type(threads[0]) is int and threads[0] != threads[1]:
+        word = "thread" if threads[0] == 1 else "threads"
+        sign = 1 if threads[1] < threads[0] else -1
+        text = f"the live runs used {threads[0]} {word} of torch, this one uses {threads[1]}"
+        found.append((sign, text))
+    found += [
+        (0, f"the live runs used {name} {there[name]}, this one uses {here[name]}")
         for name in COMPARED
         if there.get(name) and here.get(name) and there[name] != here[name]
     ]
-    if threads is not None and type(threads[0]) is int and threads[0] != threads[1]:
-        word = "thread" if threads[0] == 1 else "threads"
-        found.append(f"the live runs used {threads[0]} {word} of torch, this one uses {threads[1]}")
     return found
 
 
-def fidelity_line(found: Mapping[str, Any], reasons: list[str]) -> str:
+def fidelity_line(
+    found: Mapping[str, Any], reasons: list[str], timing: Mapping[str, Any] | None = None
+) -> str:
     """Return the result of `fidelity` as one or two sentences."""
     if found["live_p50_ms"] is None:
         why = "".join(f": {reason}" for reason in reasons[:1])
         return f"How well this agrees with the live runs is not known{why}."
     runs, steps = found["live_runs"], found["live_steps"]
-    line = f"Live median {found['live_p50_ms']:,.2f} ms"
+    is_cpu = found["compared"] == "cpu"
+    live_ms = found["live_cpu_p50_ms" if is_cpu else "live_p50_ms"]
+    line = f"Live median {'CPU time ' if is_cpu else ''}{live_ms:,.2f} ms"
     if steps is not None:
         line += f" for {steps:,} step{'' if steps == 1 else 's'}"
     if runs is not None:
         line += f" ({runs:,} run{'' if runs == 1 else 's'} of this signature)"
     if found["ratio"] is not None:
         line += f", replay {found['ratio']:.2f} x"
+        if _is_short(found, timing):
+            line += " (below 1 ms: +10 to 40 % is usual)"
         if found["before_ms"] is not None:
             line += f" ({found['before_ms']:,.2f} ms up to step 2, then {steps - 1:,} x this step)"
         elif steps is not None and steps > 1:
             line += f" ({steps:,} x this step)"
     if found["launches"] is not None and found["live_launches"] is not None:
         line += f", launches {found['launches']:,} of {found['live_launches']:,}"
-    return f"{line}." + (f" Possible reasons: {'; '.join(reasons)}." if reasons else "")
+    word = "reason" if len(reasons) == 1 else "reasons"
+    return f"{line}." + (f" Possible {word}: {'; '.join(reasons)}." if reasons else "")
+
+
+def _is_short(found: Mapping[str, Any], timing: Mapping[str, Any] | None) -> bool:
+    one_ms = (timing or {}).get("p50")
+    return one_ms is not None and one_ms < SHORT_MS and found["ratio"] is not None
 
 
 def likely_reasons(
     found: Mapping[str, Any],
     timing: Mapping[str, Any],
-    differences: list[str],
+    differences: list[tuple[int, str]],
     step: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Return reasons for a ratio that is not close to 1, the most likely first."""
-    ratio = found["ratio"]
-    same_launches = found["live_launches"] in (None, found["launches"])
-    if ratio is None or (abs(ratio - 1) <= CLOSE_ENOUGH and same_launches):
+    """Return at most two reasons for a ratio that is not close to 1, the most likely first.
+
+    Each begins with its sign, ``slower:`` or ``faster:`` for what the replay is, and its figures
+    support it. Equal launches leave only differences of the machine.
+    """
+    ratio, launches, live = found["ratio"], found["launches"], found["live_launches"]
+    counted: list[tuple[int, str]] = []
+    if live is not None and launches is not None and live != launches:
+        text = f"it makes {launches:,} launches, a live run {live:,}: other branches or shapes"
+        counted.append((1 if launches > live else -1, text))
+    if ratio is None:
         return []
-    reasons = list(differences)
-    if not same_launches:
-        reasons.append("the number of launches differs: other branches or shapes were taken")
-    if ratio > 1 and timing.get("busy"):
-        reasons.append("the machine was busy during the replay")
+    is_usual = _is_short(found, timing) and 1 <= ratio <= SHORT_RATIO
+    if not counted and (abs(ratio - 1) <= CLOSE_ENOUGH or is_usual):
+        return []
+    candidates = [*counted, *differences, *_of_the_machine(found, timing)]
+    if live is None or launches is None:
+        candidates += _of_the_work(found, timing, step)
+    sign = 1 if ratio > 1 else -1
+    word = "slower" if sign > 0 else "faster"
+    kept = [f"{word}: {text}" for way, text in candidates if way in (0, sign)]
+    if counted and counted[0][0] != sign:  # a fact, though not the reason for this ratio
+        kept.insert(0, f"{'slower' if counted[0][0] > 0 else 'faster'}: {counted[0][1]}")
+    return kept[:MOST_REASONS]
+
+
+def _of_the_machine(found: Mapping[str, Any], timing: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Return reasons that do not depend on what the stage computes, with their signs."""
+    reasons: list[tuple[int, str]] = []
+    slowdown = timing.get("slowdown")
+    if slowdown is not None and slowdown >= SLOWED:
+        reasons.append(
+            (1, f"a fixed computation took {slowdown:.2f} x its fastest time during the replay")
+        )
+    elif found["compared"] == "wall" and timing.get("busy"):
+        reasons.append((1, "the machine was busy during the replay"))
     if found["live_runs"] == 1:
-        reasons.append("the live figure is of a single run, the first one")
+        reasons.append((-1, "the live figure is of a single run, the first one"))
+    cpu = timing.get("cpu") or {}
+    if found["compared"] == "wall" and cpu.get("p50") and found["live_cpu_p50_ms"] is None:
+        text = (
+            "wall times are compared, because the live runs have no CPU time, and they depend on "
+            "what else the machines did"
+        )
+        reasons.append((0, text))
+    return reasons
+
+
+def _of_the_work(
+    found: Mapping[str, Any], timing: Mapping[str, Any], step: Mapping[str, Any] | None
+) -> list[tuple[int, str]]:
+    """Return reasons in what the stage computes, with their signs."""
+    reasons: list[tuple[int, str]] = []
     if step is not None:
-        reasons.append(
-            "the steps of this loop take different times, as with cached features (--step chooses "
-            "another step)"
+        text = (
+            f"the time of {found['live_steps'] or 0:,} steps is estimated from step "
+            f"{step['number']}, and steps can take different times (--step chooses another one)"
         )
-        if ratio < 1:
-            reasons.append("the live figure includes what runs after the loop")
-    if ratio > 1 and timing["p50"] < TOO_SHORT_MS:
-        reasons.append(
-            f"a run of {1000 * timing['p50']:,.0f} us is so short that reading the clocks is a "
-            f"part of its time"
+        reasons.append((0, text))
+    figures = (timing.get("cpu") or timing) if found["compared"] == "cpu" else timing
+    low_ms, high_ms = figures.get("p25"), figures.get("p75")
+    if low_ms and high_ms and high_ms > VARYING * low_ms:
+        text = f"its iterations vary, the middle half from {low_ms:,.2f} to {high_ms:,.2f} ms"
+        reasons.append((0, text))
+    if step is None:
+        text = (
+            "the launches of the live runs are not known (STAGESPAN_LAUNCHES=true counts them), so "
+            "other values or state may have led to other work"
         )
-    if timing.get("p75") and timing["p75"] > 1.5 * timing["p25"]:
-        reasons.append("the iterations took very different times, as with state or cached features")
-    if ratio < 1:
-        reasons.append(
-            "during the live runs, the machine was busy, other stages ran at the same time, or "
-            "data was not in the processor's caches"
-        )
-    if not reasons or not FAR_BELOW <= ratio <= FAR_ABOVE:
-        reasons.append(
-            "the values of the inputs, or what the stage keeps between calls, such as cached "
-            "results, differ from those of the live runs"
-        )
+        reasons.append((0, text))
     return reasons

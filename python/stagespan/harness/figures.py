@@ -30,6 +30,8 @@ class Run(NamedTuple):
     """From the call of the step to the start of the measured part."""
     fixed_ns: int | None = None
     """The time of `fixed_computation_ns` before this run."""
+    before_cpu_ms: float = 0.0
+    """CPU time of the thread in `before_ms`."""
 
 
 def summary(

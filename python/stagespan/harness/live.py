@@ -46,8 +46,9 @@ def _figures_of(path: str | os.PathLike[str], signature: StageSignature) -> dict
         return {"missing": f"{str(report_path)!r} has no runs of this signature"}
     return {
         "p50_ms": p50_ms,
+        "cpu_p50_ms": _positive(row.get("cpu_p50_ms")),
         "count": row.get("count") if type(row.get("count")) is int else None,
-        "launches": _launches(Path(path), signature.stage_name),
+        "launches": _launches(row, Path(path), signature.stage_name),
         "environment": _environment(report),
     }
 
@@ -66,8 +67,11 @@ def timing_path(path: Path) -> Path:
     return path.with_name(f"{name}.json")
 
 
-def live_differences(live: Mapping[str, Any], context: Mapping[str, Any]) -> list[str]:
-    """Return the differences between this process and the live one that may explain its times."""
+def live_differences(live: Mapping[str, Any], context: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Return the differences between this process and the live one that may explain its times.
+
+    Each has a sign, see `fidelity.differences`.
+    """
     import torch
 
     from stagespan.environment import environment
@@ -78,8 +82,11 @@ def live_differences(live: Mapping[str, Any], context: Mapping[str, Any]) -> lis
     return fidelity.differences(live.get("environment") or {}, here, threads)
 
 
-def _launches(path: Path, stage: str) -> int | None:
-    """Return the launches of the live run, if the stage was profiled in the pipeline."""
+def _launches(row: Mapping[str, Any], path: Path, stage: str) -> int | None:
+    """Return the launches of a live run, if they were counted or the stage was profiled."""
+    counted = row.get("launches")
+    if type(counted) is int:
+        return counted
     content = _read(stage_path(path.parent, stage, "_breakdown.json"))
     if content is None or is_from_newer_version(content.get("schema_version")):
         return None

@@ -101,11 +101,12 @@ def profile_replay(
         if sentence:
             say(sentence)
     step = step_of(replay.step, runs)
-    found = fidelity(live, timing, step)
+    found = fidelity(live, timing, step, on_host=replay.device.startswith("cpu"))
     there = (live or {}).get("environment") or {}
     differing = differences(there, here, (threads, torch.get_num_threads()))
     reasons = likely_reasons(found, timing, differing, step)
-    say(fidelity_line(found, reasons or list((live or {}).get("missing", "").splitlines())))
+    reasons = reasons or list((live or {}).get("missing", "").splitlines())
+    say(fidelity_line(found, reasons, timing))
     times = [run.wall_ms for run in runs]
     written = str(trace_path) if steps else None
     return {

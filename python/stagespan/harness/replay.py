@@ -210,7 +210,12 @@ class Replay:
             waited_ms = min((ended.waited_ns - began.waited_ns) / 1e6, most_ms)
         self._last_ms = wall_ms
         return Run(
-            wall_ms, cpu_ms, waited_ms, (began.wall_ns - called.wall_ns) / 1e6, fixed_ns=fixed_ns
+            wall_ms,
+            cpu_ms,
+            waited_ms,
+            (began.wall_ns - called.wall_ns) / 1e6,
+            fixed_ns,
+            (began.cpu_ns - called.cpu_ns) / 1e6,
         )
 
     def _run_fixed_computation(self) -> int:
@@ -447,6 +452,7 @@ def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
         "number": step.number,
         "of": step.total if step.total is not None else step.expected,
         "before_ms": statistics.median(run.before_ms for run in runs) if runs else None,
+        "before_cpu_ms": statistics.median(run.before_cpu_ms for run in runs) if runs else None,
         "run_with": {} if shortened is None else {shortened[0]: shortened[2]},
     }
 

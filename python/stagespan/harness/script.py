@@ -208,9 +208,12 @@ def script_text(
     )
 
 
+_LIVE = ("p50_ms", "cpu_p50_ms", "count", "missing")
+
+
 def _live(live: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of the live runs, and what of their environment explains a difference."""
-    found = {key: value for key, value in live.items() if key in ("p50_ms", "count", "missing")}
+    found = {key: value for key, value in live.items() if key in _LIVE}
     environment = live.get("environment")
     if isinstance(environment, dict):
         texts = {name: environment.get(name) for name in COMPARED}

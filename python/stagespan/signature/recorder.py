@@ -9,6 +9,7 @@ from stagespan.context import Call
 from stagespan.device_table import DEVICE_TYPES
 from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
 from stagespan.signature.capture import capture, capture_arguments
+from stagespan.signature.cost import cpu_time_ns, was_profiled
 from stagespan.signature.key import key_of
 from stagespan.signature.loaded import owner_of
 from stagespan.signature.model import StageSignature
@@ -49,7 +50,8 @@ class SignatureHook:
             STORE.ran_inside(call.stage, key, inside)
         described = call.result is not _core.MISSING and STORE.needs_output(call.stage, key)
         output = capture(call.result, read_values=False) if described else None
-        STORE.end(call.stage, key, call.end_ns - call.begin_ns, output, described)
+        took_ns = None if was_profiled(call) else call.end_ns - call.begin_ns
+        STORE.end(call.stage, key, took_ns, output, described, cpu_time_ns(call))
 
 
 def _begin(stage: str, arguments: dict[str, Any], call: Call | None = None) -> tuple[str, bool]:

@@ -41,6 +41,8 @@ class _Entry:
         self.ended = Count()
         self.order = Highest()  # the number of the latest run, to order entries with equal counts
         self.durations_ns: collections.deque[int] = collections.deque(maxlen=_KEPT_DURATIONS)
+        self.cpu_ns: collections.deque[int] = collections.deque(maxlen=_KEPT_DURATIONS)
+        self.launches: dict[str, object] = {}  # "counter": who counts them, "count": the number
 
     def copy(self) -> StageSignature | None:
         """Return the signature with the scalars of its latest run, its output and its count."""
@@ -153,19 +155,50 @@ class SignatureStore:
         if entry is not None and entry.signature is not None and not entry.inside:
             entry.inside = mode
 
-    def end(self, stage: str, key: str, duration_ns: int, output: Any, described: bool) -> None:
-        """End a run without an error. ``output`` is its node if ``described`` is True."""
+    def end(
+        self,
+        stage: str,
+        key: str,
+        duration_ns: int | None,
+        output: Any,
+        described: bool,
+        cpu_ns: int | None = None,
+    ) -> None:
+        """End a run without an error. ``output`` is its node if ``described`` is True.
+
+        ``duration_ns`` is None if a profiler made the run slower, and ``cpu_ns``, the CPU time of
+        its thread, if that is not known.
+        """
         entries = self._stages.get(stage, {})
         entry = entries.get(key) or entries.get(OTHER)
         if entry is None:
             return
         if described and entry.signature is not None:
             entry.output = (output,)
-        if entry.first_ns is None:
-            entry.first_ns = duration_ns
-        entry.durations_ns.append(duration_ns)
+        if duration_ns is not None:
+            if entry.first_ns is None:
+                entry.first_ns = duration_ns
+            entry.durations_ns.append(duration_ns)
+            if cpu_ns is not None:
+                entry.cpu_ns.append(cpu_ns)
         entry.order.raise_to(self._runs.add())
         entry.ended.add()
+
+    def counts_launches(self, stage: str, key: str) -> bool:
+        """Whether this run is to count the launches: for one run of a signature, not the first."""
+        entry = self._stages.get(stage, {}).get(key)
+        if entry is None or entry.signature is None or entry.ended.value == 0:
+            return False
+        mine = object()
+        return entry.launches.setdefault("counter", mine) is mine
+
+    def set_launches(self, stage: str, key: str, count: int | None) -> None:
+        """Store the launches of a run; with None, a later run counts them."""
+        entry = self._stages.get(stage, {}).get(key)
+        if entry is not None and count is None:
+            entry.launches.pop("counter", None)
+        elif entry is not None:
+            entry.launches["count"] = count
 
     @staticmethod
     def _has_space(stage: str, table: dict[str, Any]) -> bool:
@@ -216,6 +249,9 @@ def _figures(key: str, entry: _Entry) -> dict[str, Any]:
         found["p50_ms"] = statistics.median(ordered) / 1e6
     for name, part in (("p25_ms", 0.25), ("p75_ms", 0.75), ("p95_ms", 0.95)):
         found[name] = ordered[int(part * (len(ordered) - 1))] / 1e6 if ordered else None
+    cpu = sorted(entry.cpu_ns.copy())
+    found["cpu_p50_ms"] = statistics.median(cpu) / 1e6 if cpu else None
+    found["launches"] = entry.launches.get("count")
     found["first_ms"] = None if entry.first_ns is None else entry.first_ns / 1e6
     return found
 
@@ -256,8 +292,10 @@ def dump_io_signatures(path: str | os.PathLike[str], request_id: str | None = No
 def signature_stats() -> dict[str, list[dict[str, Any]]]:
     """Return the figures of each signature, by stage, first the signature that ran most.
 
-    Each has ``key``, ``count``, ``p50_ms``, ``p25_ms``, ``p75_ms``, ``p95_ms`` and ``first_ms``.
-    The percentiles are those of the latest ``percentile_runs`` runs.
+    Each has ``key``, ``count``, ``p50_ms``, ``p25_ms``, ``p75_ms``, ``p95_ms`` and ``first_ms``,
+    ``cpu_p50_ms``, the median CPU time of the thread (None if a run awaits, yields or changes its
+    thread), and ``launches`` of one run (None if they were not counted). The percentiles are those
+    of the latest ``percentile_runs`` runs.
     """
     return STORE.stats()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import stagespan
 from stagespan.cli import command
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig, StageBenchHarness
-from stagespan.harness.fidelity import fidelity, likely_reasons
+from stagespan.harness.fidelity import differences, fidelity, fidelity_line, likely_reasons
 from stagespan.harness.live import live_differences, live_runs
 from stagespan.signature.model import SignatureFile
 
@@ -161,7 +163,7 @@ def test_versions_and_machine_are_in_the_signature_file(run_live: Any, tmp_path:
     # THEN the differences are reported
     assert signature.environment["cpu"] == content["environment"]["cpu"]
     assert live_differences(live, {}) == [
-        f"the live runs used torch 1.0, this one uses {torch.__version__}"
+        (0, f"the live runs used torch 1.0, this one uses {torch.__version__}")
     ]
 
 
@@ -192,7 +194,10 @@ def test_the_median_of_live_runs_is_shown_with_the_replay(run_live: Any, tmp_pat
     found = result.fidelity
     row = json.loads((tmp_path / "timing.json").read_text())["stages"]["stage"]["signatures"][0]
     assert (found["live_p50_ms"], found["live_runs"]) == (row["p50_ms"], 3)
-    assert found["ratio"] == pytest.approx(result.timing_ms["p50"] / row["p50_ms"])
+    # AND CPU times are compared, because other programs make wall times longer
+    assert found["live_cpu_p50_ms"] == row["cpu_p50_ms"]
+    assert found["ratio"] == pytest.approx(result.timing_ms["cpu"]["p50"] / row["cpu_p50_ms"])
+    assert "Live median CPU time" in found["line"]
     assert found["live_launches"] is None
     assert found["launches"] >= 2
     assert "3 runs" in found["line"]
@@ -226,8 +231,8 @@ def test_the_time_of_the_whole_stage_is_computed_from_its_steps(run_live: Any) -
 
     found = result.fidelity
     assert found["live_steps"] == 4
-    took = result.step["before_ms"] + 3 * result.timing_ms["p50"]
-    assert found["ratio"] == pytest.approx(took / found["live_p50_ms"])
+    took = result.step["before_cpu_ms"] + 3 * result.timing_ms["cpu"]["p50"]
+    assert found["ratio"] == pytest.approx(took / found["live_cpu_p50_ms"])
     for figure in ("4 steps", "1 run", "step 2", "3 x"):
         assert figure in found["line"]
 
@@ -246,59 +251,170 @@ def test_a_replay_that_differs_from_live_has_a_reason(p50: float | None, has_rea
     assert bool(likely_reasons(found, timing, [])) is has_reasons
 
 
-@pytest.mark.parametrize("p50", [3.0, 40.0])
-def test_values_may_be_the_reason_of_a_large_difference(p50: float) -> None:
-    # GIVEN a replay that is far from live, on a busy machine
-    timing = {"p50": p50, "p25": p50, "p75": p50, "busy": "The machine was busy."}
-
-    found = fidelity({"p50_ms": 10.0, "count": 9}, timing)
-
-    # THEN the machine is not the only reason
-    reasons = likely_reasons(found, timing, [])
-    assert any("values of the inputs" in reason for reason in reasons)
+SLOWER, FASTER = "slower: ", "faster: "
 
 
-@pytest.mark.parametrize("step", [None, {"number": 3, "of": 4, "run_with": {}}])
+def compared(
+    ratio: float, launches: tuple[int | None, int] = (None, 10), step: Any = None, **more: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the fidelity of an undisturbed replay whose CPU time is 10 ms, and the reasons."""
+    p50 = 10.0 if step is None else 10.0 / step["of"]
+    one = {"p50": p50, "p25": p50, "p75": p50, "mean": p50}
+    timing = {**one, "cpu": one, "busy": None, "slowdown": 1.0, "waited_ms": 0.0, "iterations": 9}
+    timing |= more.pop("timing", {})
+    live = {"p50_ms": 10 / ratio, "cpu_p50_ms": 10 / ratio, "count": 9, "launches": launches[0]}
+    found = fidelity({**live, **more}, timing, step, launches[1], on_host=True)
+    differing = more.get("differences", [])
+    return found, likely_reasons(found, timing, differing, step)
+
+
+def test_cpu_times_are_compared_on_a_host() -> None:
+    # GIVEN a replay on a busy machine: it had a core for a tenth of the time
+    timing = {"p50": 100.0, "mean": 100.0, "waited_ms": 810.0, "busy": "The machine was busy."}
+    found, reasons = compared(1.04, timing=timing)
+    # THEN the wall times do not matter
+    assert (found["compared"], reasons) == ("cpu", [])
+    assert found["ratio"] == pytest.approx(1.04)
+    # AND those of a thread that waits for other threads do, because its CPU time lacks their work
+    found, _ = compared(1.04, timing={**timing, "waited_ms": 0.0})
+    assert found["compared"] == "wall"
+    # AND a device is waited for
+    device = fidelity({"p50_ms": 10.0, "cpu_p50_ms": 1.0}, {"p50": 12.0, "cpu": {"p50": 9.0}})
+    assert (device["compared"], device["ratio"]) == ("wall", 1.2)
+
+
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
-def test_a_busy_machine_explains_only_that_the_slower_runs_were_slow(
-    ratio: float, step: dict[str, Any] | None
+def test_equal_launches_strike_out_other_work(ratio: float) -> None:
+    # GIVEN iterations that vary, and launches that are not known, equal, or different
+    spread = {"p50": 10.0, "p25": 6.0, "p75": 14.0, "mean": 10.0}
+    unknown, equal, different = (
+        compared(ratio, (live, 10), timing={"cpu": spread})[1] for live in (None, 10, 20)
+    )
+    # THEN other work is a reason only if the launches are not equal
+    sign = SLOWER if ratio > 1 else FASTER
+    assert [each.startswith(sign) for each in unknown] == [True, True]
+    assert ["vary" in unknown[0], "STAGESPAN_LAUNCHES" in unknown[1]] == [True, True]
+    assert equal == []
+    # AND the different launches come first, with their own sign
+    assert different[0] == f"{FASTER}it makes 10 launches, a live run 20: other branches or shapes"
+    assert len(different) == 1
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_there_are_at_most_two_reasons_that_explain_the_direction(ratio: float) -> None:
+    # GIVEN everything that can be a reason
+    sign = SLOWER if ratio > 1 else FASTER
+    threads = differences({}, {}, (4, 1)), differences({}, {}, (1, 4))
+    timing = {"slowdown": 1.5, "busy": "The machine was busy."}
+    for count in (1, 9):
+        for differing in (*threads, differences({"cpu": "A"}, {"cpu": "B"})):
+            _, reasons = compared(ratio, timing=timing, count=count, differences=differing)
+            # THEN at most two are given, each for the direction of the difference
+            assert 1 <= len(reasons) <= 2
+            assert all(reason.startswith(sign) for reason in reasons)
+            text = " ".join(reasons)
+            # AND fewer threads, a slow processor and a first run explain one direction only
+            assert ("used 4 threads" in text) <= (ratio > 1)
+            assert ("used 1 thread " in text) <= (ratio < 1)
+            assert ("1.50 x its fastest time" in text) <= (ratio > 1)
+            assert ("a single run" in text) <= (ratio < 1)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_a_step_of_a_loop_is_named_as_a_reason(ratio: float) -> None:
+    # GIVEN a loop of eight steps, of which some may take their result from a cache
+    step = {"number": 3, "of": 8, "before_ms": 8.0, "before_cpu_ms": 8.0, "run_with": {}}
+    _, reasons = compared(ratio, step=step)
+    # THEN the estimate is a reason, with the option for another step
+    assert "8 steps is estimated from step 3" in reasons[0]
+    assert "--step" in reasons[0]
+
+
+@pytest.mark.parametrize("p50", [0.05, 0.6])
+def test_the_usual_ratio_of_a_short_run_is_stated(p50: float) -> None:
+    # GIVEN a replay below 1 ms
+    one = {"p50": p50, "p25": p50, "p75": p50, "mean": p50}
+    timing = {**one, "cpu": one, "busy": None}
+    for ratio, is_usual in ((1.3, True), (2.0, False), (0.7, False)):
+        found = fidelity({"p50_ms": p50 / ratio, "count": 9}, timing)
+        reasons = likely_reasons(found, timing, [])
+        # THEN the line says what is usual, which needs no other reason
+        assert "(below 1 ms: +10 to 40 % is usual)" in fidelity_line(found, reasons, timing)
+        assert (reasons == []) == is_usual
+    found, reasons = compared(1.3)
+    assert "below 1 ms" not in fidelity_line(found, reasons, {"p50": 10.0})
+
+
+def test_wall_times_of_old_files_are_compared_with_a_reason() -> None:
+    found, reasons = compared(2.0, cpu_p50_ms=None)
+    assert found["compared"] == "wall"
+    assert any("the live runs have no CPU time" in reason for reason in reasons)
+
+
+def test_the_live_runs_know_their_cpu_time() -> None:
+    # GIVEN a stage that sleeps, and functions whose thread does other work meanwhile
+    def rows(function: Any, call: Any) -> dict[str, Any]:
+        stagespan.set_debug()
+        try:
+            for _ in range(3):
+                call(stagespan.ProfilingContext4Debug("stage")(function))
+            found = stagespan.timing_report()["stages"]["stage"]["signatures"]
+        finally:
+            stagespan.set_debug(False)
+            stagespan.reset_timing_registry()
+        assert len(found) == 1
+        return dict(found[0])
+
+    sleeping = rows(lambda: time.sleep(0.05), lambda stage: stage())
+    assert 0 <= sleeping["cpu_p50_ms"] < sleeping["p50_ms"] / 2
+
+    async def later() -> None:
+        await asyncio.sleep(0)
+
+    def several() -> Any:
+        yield 1
+
+    assert rows(later, lambda stage: asyncio.run(stage()))["cpu_p50_ms"] is None
+    assert rows(several, lambda stage: list(stage()))["cpu_p50_ms"] is None
+
+
+def test_debug_mode_counts_the_launches_of_a_warm_run(
+    run_live: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a replay on a busy machine, of a call or of a step of a loop
-    p50 = ratio * 10.0 / (1 if step is None else 4)
-    timing = {"p50": p50, "p25": p50, "p75": p50, "busy": "The machine was busy."}
+    # GIVEN a stage whose first run does more work, and two signatures
+    monkeypatch.setenv("STAGESPAN_LAUNCHES", "true")
+    seen: set[int] = set()
 
-    # WHEN it takes half or twice the time of the live runs
-    found = fidelity({"p50_ms": 10.0, "count": 9}, timing, step)
+    def stage(x: Any) -> Any:
+        if len(x) not in seen:
+            seen.add(len(x))
+            x = x + x
+        return x @ x if len(x) == 4 else (x @ x) @ x
 
-    # THEN a busy machine can be the reason of the slower runs, never of the faster ones
-    assert found["ratio"] == ratio
-    reasons = [each for each in likely_reasons(found, timing, [], step) if "was busy" in each]
-    assert ["live" in each for each in reasons] == [ratio < 1]
+    sizes = (4, 4, 4, 8, 8, 8, 8)
+    path = run_live(stage, *((torch.zeros(n, n),) for n in sizes))
 
-
-@pytest.mark.parametrize("p50", [2.0, 12.0])
-def test_steps_of_different_times_are_named_as_a_reason(p50: float) -> None:
-    # GIVEN a loop of eight steps of which some take their result from a cache
-    timing = {"p50": p50, "p25": p50, "p75": p50, "busy": None}
-    step = {"number": 2, "of": 8, "before_ms": 8.0, "run_with": {}}
-
-    # WHEN the second step is replayed, which is a cached one or not
-    found = fidelity({"p50_ms": 40.0, "count": 3}, timing, step)
-
-    # THEN this is a reason, with the option for another step
-    assert any("--step" in reason for reason in likely_reasons(found, timing, [], step))
+    # THEN the second run of each was counted, and its time left out
+    rows = json.loads((tmp_path / "timing.json").read_text())["stages"]["stage"]["signatures"]
+    assert [(row["count"], row["percentile_runs"]) for row in rows] == [(4, 3), (3, 2)]
+    assert rows[0]["launches"] > rows[1]["launches"] > 0
+    # AND the replay compares them
+    found = bench(path, stage).profile().fidelity
+    assert found["live_launches"] == found["launches"] == rows[0]["launches"]
+    assert f"launches {found['launches']} of {found['launches']}" in found["line"]
 
 
-@pytest.mark.parametrize(("p50", "is_short"), [(0.03, True), (3.0, False)])
-def test_a_very_short_run_is_named_as_a_reason(p50: float, is_short: bool) -> None:
-    # GIVEN a replay that takes 1.5 times as long as live
-    timing = {"p50": p50, "p25": p50, "p75": p50, "busy": None}
-
-    found = fidelity({"p50_ms": p50 / 1.5, "count": 9}, timing)
-
-    # THEN the measurement is a reason only if the run is very short
-    reasons = likely_reasons(found, timing, [])
-    assert any("clocks" in reason for reason in reasons) is is_short
+def test_a_stage_inside_another_one_is_counted_too(
+    run_live: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGESPAN_LAUNCHES", "true")
+    inner = stagespan.ProfilingContext4Debug("inner")(lambda x: x @ x)
+    run_live(lambda x: inner(x) + inner(x), *[(torch.zeros(4, 4),)] * 4)
+    stages = json.loads((tmp_path / "timing.json").read_text())["stages"]
+    (outer,), (row,) = stages["stage"]["signatures"], stages["inner"]["signatures"]
+    assert 0 < 2 * row["launches"] < outer["launches"]
+    # AND the runs inside the counted run of the other are left out of the figures
+    assert (row["count"], row["percentile_runs"]) == (8, 5)
 
 
 def test_without_live_times_the_line_says_why(tmp_path: Path, run_live: Any) -> None:
