@@ -410,3 +410,148 @@ def test_submodules_of_the_platforms_can_be_imported(tmp_path: Path) -> None:
 
     # WHEN / THEN its submodules have the same classes
     assert run(code, tmp_path).stdout.split() == ["True", "True", "True", "RocmPlatform"]
+
+
+# --- replays of a chosen step -------------------------------------------------------------------
+
+STEPS = """
+    import logging, torch
+    from stagespan.compat.telefuser.profiler import ProfilingContext, dump_io_signatures
+    from stagespan.compat.telefuser.stage_bench_harness import HarnessConfig, StageBenchHarness
+
+    logging.basicConfig(level=logging.INFO)
+
+    class Scheduler:
+        def set_timesteps(self, count):
+            self.timesteps = list(range(count))
+
+        def step(self, noise):
+            return noise
+
+    class Stage:
+        scheduler = Scheduler()
+
+        @ProfilingContext("denoise")
+        def process(self, x):
+            self.scheduler.set_timesteps(4)
+            for number in range(4):
+                x = x @ x if number < 2 else x + x      # two experts
+                self.scheduler.step(x)
+
+    Stage().process(torch.zeros(4, 4))
+    dump_io_signatures("signatures.json")
+    config = HarnessConfig(output_dir="out", step=3)
+    for step in (3, "first", None):
+        config.step = step
+        harness = StageBenchHarness.from_signature_file(
+            "signatures.json", "denoise", Stage(), config)
+        results = harness.profile()
+        names = {row["name"] for row in results["kernel_breakdown"]["top_kernels"]}
+        print(results["step"]["number"], "aten::matmul" in names, str(results["iteration"]))
+    try:
+        HarnessConfig(step=0)
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_the_configuration_chooses_the_step_and_the_results_name_it(tmp_path: Path) -> None:
+    done = run(STEPS, tmp_path)
+    third, first, default, refused = done.stdout.splitlines()
+    assert [line.split()[:2] for line in (third, first, default)] == [
+        ["3", "False"],
+        ["1", "True"],
+        ["2", "True"],
+    ]
+    # AND the log names it, too
+    logged = [line for line in done.stderr.splitlines() if "[Harness] One iteration is" in line]
+    assert len(logged) == 3
+    assert third.removeprefix("3 False ") in logged[0]
+    assert "step=0" in refused
+
+
+# --- stagespan run --telefuser ------------------------------------------------------------------
+
+TELEFUSER = {
+    "__init__.py": "",
+    "utils/__init__.py": "",
+    "utils/profiler.py": "raise RuntimeError('the profiler of TeleFuser')",
+    "utils/stage_bench_harness.py": "raise RuntimeError('the harness of TeleFuser')",
+    "platforms/__init__.py": "raise RuntimeError('the platforms of TeleFuser')",
+    "stage.py": """
+        from telefuser.platforms import current_platform
+        from telefuser.platforms.cpu import CpuPlatform
+        from telefuser.utils import profiler
+        from telefuser.utils.profiler import ProfilingContext
+
+        @ProfilingContext("decode")
+        def decode(latents):
+            return latents + 1
+
+        def work(queue):
+            decode(1)
+            queue.put([profiler.__name__, isinstance(current_platform, CpuPlatform)])
+    """,
+}
+PIPELINE = """
+    import multiprocessing, sys
+    import telefuser.utils.profiler
+    from telefuser.stage import decode, work
+
+    if __name__ == "__main__":
+        decode(1)
+        print(telefuser.utils.profiler.__name__)
+        for method in ("spawn", "fork"):
+            context = multiprocessing.get_context(method)
+            queue = context.Queue()
+            worker = context.Process(target=work, args=(queue,))
+            worker.start()
+            print(*queue.get(timeout=200))
+            worker.join(200)
+"""
+
+
+@pytest.fixture
+def telefuser(tmp_path: Path) -> Path:
+    """Create a package with TeleFuser's modules, which fail if they are imported."""
+    for name, text in TELEFUSER.items():
+        path = tmp_path / "telefuser" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    (tmp_path / "pipeline.py").write_text(textwrap.dedent(PIPELINE))
+    (tmp_path / "other.py").write_text("print('other')")
+    return tmp_path
+
+
+def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*preloaded.python(), "-m", "stagespan", "run", *arguments],
+        cwd=folder,
+        env={**os.environ, "STAGESPAN_OUTPUT_DIR": "out"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_program_of_telefuser_runs_unchanged_with_the_replacements(telefuser: Path) -> None:
+    done = run_command(telefuser, "--telefuser", "--output", "out", "pipeline.py")
+    # THEN its modules are those of stagespan, also in workers
+    ours = "stagespan.compat.telefuser.profiler"
+    assert done.stdout.splitlines() == [ours, f"{ours} True", f"{ours} True"]
+    assert "--telefuser replaced nothing" not in done.stderr
+    assert json.loads((telefuser / "out" / "timing.json").read_text())["stages"]["decode"]
+
+
+def test_a_module_of_telefuser_can_be_run(telefuser: Path) -> None:
+    (telefuser / "s.json").write_text('{"stages": {"decode": {"input_signatures": {}}}}')
+    module = ("-m", "telefuser.utils.stage_bench_harness", "--signature", "s.json", "--list_stages")
+    assert "- decode" in run_command(telefuser, "--telefuser", *module).stdout
+
+
+def test_a_program_without_telefuser_is_told_so(telefuser: Path) -> None:
+    done = run_command(telefuser, "--telefuser", "other.py")
+    assert done.stdout == "other\n"
+    assert "--telefuser replaced nothing, because the program imported none of" in done.stderr

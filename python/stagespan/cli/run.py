@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     "each. Can be repeated.",
 )
 @click.option("--output", metavar="DIR", help="Write the files to this folder.")
+@click.option(
+    "--telefuser",
+    is_flag=True,
+    help="Replace the profiling modules of TeleFuser by stagespan's when the script imports them.",
+)
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
 @click.argument("program", metavar="SCRIPT.PY|MODULE")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -46,6 +51,7 @@ def command(
     stages: tuple[str, ...],
     profiled: tuple[str, ...],
     output: str | None,
+    telefuser: bool,
     as_module: bool,
     program: str,
     arguments: tuple[str, ...],
@@ -64,6 +70,11 @@ def command(
     from stagespan import run, termination
     from stagespan.profiling import unused
 
+    if telefuser:
+        from stagespan.compat.telefuser import replace
+
+        replace.install()
+        program = (replace.replacement(program) or program) if as_module else program
     if output is not None:
         run.set_output_dir(output)
     if profiled:
@@ -133,6 +144,7 @@ def _print_and_write(wrapper: Wrapper, write: bool) -> None:
     from stagespan.report.tables import print_report
 
     report = timing_report()
+    replace: Any = sys.modules.get("stagespan.compat.telefuser.replace")
     # In debug mode, another handler writes the files.
     written = at_exit.write_reports() if write and not is_debug() else []
     if run.rank() == 0:
@@ -145,6 +157,7 @@ def _print_and_write(wrapper: Wrapper, write: bool) -> None:
             *wrapper.compiled(report["stages"]),
             *wrapper.notes(),
             *unused.sentences(report["stages"]),
+            *(replace.not_used() if replace is not None else ()),
         ):
             click.echo(f"stagespan: {sentence}", err=True)
     for path in written:

@@ -43,10 +43,13 @@ class HarnessConfig:
     """Folder for the files. None is replaced by the output folder of the run."""
     capture_output: bool = False
     """Whether the results contain ``output_signature``, the signature of the stage's output."""
+    step: int | str | None = None
+    """The step of the stage's own loop, see `stagespan.HarnessConfig`; by default the second."""
 
     def __post_init__(self) -> None:
         if self.output_dir is None:
             self.output_dir = str(run.output_dir())
+        self.step = _Config(step=self.step).step  # refuses other values
 
 
 class StageBenchHarness:
@@ -118,8 +121,9 @@ class StageBenchHarness:
 
         chosen = self._inputs if inputs is None else inputs
         signature = self._stage_signature()
-        step = adapter_for(self.stage_instance, chosen, self.stage_name).build(
-            self.stage_instance, chosen, _Config()
+        config = _Config(step=self.config.step)
+        step = adapter_for(self.stage_instance, chosen, self.stage_name, config).build(
+            self.stage_instance, chosen, config
         )
         with run_context(signature.context):
             getattr(step, "reset", lambda: None)()
@@ -141,7 +145,9 @@ class StageBenchHarness:
         Returns:
             ``stage_name``, ``warmup``, ``profile_steps``, ``timing_ms`` (one number for each
             iteration, without the profiler), ``kernel_breakdown``, and more: ``adapter``,
-            ``device``, ``trace_path``, ``breakdown_path``, ``script_path``. All values are JSON.
+            ``iteration`` (a sentence about what ran), ``step`` (its ``number`` and others; None
+            without a loop), ``device``, ``trace_path``, ``breakdown_path``, ``script_path``. All
+            values are JSON.
 
         Raises:
             HarnessError: If there is no stage, the stage raises, or a file cannot be written.
@@ -152,6 +158,7 @@ class StageBenchHarness:
         harness.setup()
         self._inputs = harness.inputs
         found = harness.profile()
+        messages.info(f"[Harness] One iteration is {found.iteration} (adapter {found.adapter})")
         results: dict[str, Any] = {
             "stage_name": self.stage_name,
             "warmup": warmup,
@@ -159,6 +166,8 @@ class StageBenchHarness:
             "timing_ms": [float(time) for time in found.times_ms],
             "kernel_breakdown": found.breakdown,
             "adapter": found.adapter,
+            "iteration": found.iteration,
+            "step": found.step,
             "device": found.device,
             "trace_path": str(found.trace_path),
             "breakdown_path": str(found.breakdown_path),
@@ -176,9 +185,13 @@ class StageBenchHarness:
 
         signature = self._stage_signature()
         adapter = None
+        config = _Config(
+            warmup=self.config.warmup,
+            profile_steps=self.config.profile_steps,
+            step=self.config.step,
+        )
         if self.stage_instance is not None:
-            adapter = adapter_for(self.stage_instance, signature.arguments, self.stage_name)
-        config = _Config(warmup=self.config.warmup, profile_steps=self.config.profile_steps)
+            adapter = adapter_for(self.stage_instance, signature.arguments, self.stage_name, config)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / self._file_names()["script"]
             write_script(signature, self.stage_instance, adapter, config, path)
@@ -203,6 +216,7 @@ class StageBenchHarness:
             warmup=warmup,
             profile_steps=steps,
             timing_steps=steps,
+            step=self.config.step,
             output_dir=self._folder(),
             file_names={**self._file_names(suffix), "bench": None},
         )
@@ -220,6 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output_dir", help="folder of the files")
     parser.add_argument("--list_stages", action="store_true", help="list the stages and exit")
     parser.add_argument("--factory", help="MODULE:CALLABLE that returns the loaded stage")
+    parser.add_argument(
+        "--step", help="step of the stage's loop: first, second, middle, last, whole or its number"
+    )
     options = parser.parse_args(arguments)
     if options.list_stages:
         stages = SignatureFile.read(options.signature).stages
@@ -229,12 +246,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.stage is None:
         parser.error("the following arguments are required: --stage")
-    config = HarnessConfig(options.warmup, options.profile_steps, options.output_dir)
+    config = HarnessConfig(
+        options.warmup, options.profile_steps, options.output_dir, step=options.step
+    )
     stage = None if options.factory is None else load_stage(options.factory)
     harness = StageBenchHarness.from_signature_file(options.signature, options.stage, stage, config)
     if stage is not None:
-        times = harness.profile()["timing_ms"]
+        results = harness.profile()
+        times = results["timing_ms"]
         click.echo(f"{options.stage}: {sum(times) / len(times):.2f} ms a step, {len(times)} steps")
+        click.echo(f"One step is {printable(results['iteration'])}.")
         return
     _print_signature(harness.io_signature)
     messages.warning(
