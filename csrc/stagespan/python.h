@@ -4,6 +4,16 @@
 
 #include <Python.h>
 
+#if __cplusplus < 201703L
+#error "stagespan/python.h needs C++17: compile with -std=c++17 or later"
+
+// Without these, the compiler would add an error for each use.
+namespace stagespan {
+inline bool attach() { return false; }
+}  // namespace stagespan
+#define STAGESPAN_SCOPE(name)
+#else
+
 #include <cstdint>
 #include <string_view>
 
@@ -97,3 +107,5 @@ class ScopedTimer {
   ::stagespan::ScopedTimer STAGESPAN_DETAIL_JOIN(stagespan_timer_, __LINE__) {           \
     STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__)                                    \
   }
+
+#endif  // C++17

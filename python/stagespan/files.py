@@ -74,12 +74,27 @@ def safe_name(stage: str, *, blanks: bool = False) -> str:
     stem = unsafe.sub("_", stage).strip("._ ")[:_LONGEST_STEM].rstrip()
     if stem == stage:
         return stem
+    return f"{stem}_{_digest(stage)}" if stem else f"stage_{_digest(stage)}"
+
+
+def module_name(stage: str) -> str:
+    """Return a name like that of `safe_name` that can be a part of the name of a Python module.
+
+    Only letters, digits and ``_`` stay. Two stages never share a name.
+    """
+    stem = safe_name(stage)
+    plain = re.sub(r"[^A-Za-z0-9_]", "_", stem)
+    if plain == stem or stem.endswith(f"_{_digest(stage)}"):
+        return plain
+    return f"{plain}_{_digest(stage)}"
+
+
+def _digest(stage: str) -> str:
     # Imported here because most processes do not need it.
     with importing():
         import hashlib
 
-    digest = hashlib.sha256(stage.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{stem}_{digest}" if stem else f"stage_{digest}"
+    return hashlib.sha256(stage.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def stage_path(folder: str | os.PathLike[str], stage: str, suffix: str) -> Path:

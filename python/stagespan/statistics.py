@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -85,6 +85,25 @@ class StageStats:
         return self._buckets()
 
 
+class UnknownStageError(KeyError):
+    """There is no stage of this name. The message names similar stages."""
+
+    def __init__(self, name: str, stages: Iterable[str] = ()) -> None:
+        super().__init__(name)
+        self._stages = tuple(stages)
+
+    def __str__(self) -> str:
+        difflib = imports.load("difflib")
+        close = difflib.get_close_matches(str(self.args[0]), self._stages, n=3, cutoff=0.5)
+        if close:
+            rest = f"similar names: {', '.join(map(one_line, close))}"
+        elif self._stages:
+            rest = f"{len(self._stages)} other stages have run"
+        else:
+            rest = "no stage has run"
+        return f"no stage {self.args[0]!r} has run; {rest}"
+
+
 class Stats(Mapping[str, StageStats]):
     """A mapping from the name of a stage to its figures; prints as a table."""
 
@@ -105,7 +124,13 @@ class Stats(Mapping[str, StageStats]):
         """Whether the figures cover everything since the process began."""
 
     def __getitem__(self, name: str) -> StageStats:
-        return self._stages[name]
+        try:
+            return self._stages[name]
+        except KeyError:
+            raise UnknownStageError(name, self._stages) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stages
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stages)

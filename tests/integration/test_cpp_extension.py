@@ -193,6 +193,25 @@ def built(folder: Path, name: str, include: Path, *flags: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("standard", ["c++11", "c++14"])
+def test_an_older_standard_is_refused_in_one_error(standard: str, tmp_path: Path) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler (c++) on PATH")
+    source = tmp_path / "older.cpp"
+    source.write_text(MODULE.replace("NAME", "older"))
+    include = stagespan.get_include()
+    python_include = sysconfig.get_paths()["include"]
+    command = ["c++", f"-std={standard}", "-fsyntax-only", f"-I{include}"]
+    done = subprocess.run(
+        [*command, f"-isystem{python_include}", str(source)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    (error,) = (line for line in done.stderr.splitlines() if " error: " in line)
+    assert "needs C++17: compile with -std=c++17 or later" in error
+
+
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Modules: `older` has the current headers, `newer` later ones with one more function."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stagespan.files import whole_file, write_whole
+from stagespan.files import module_name, safe_name, whole_file, write_whole
 
 
 def test_a_file_is_replaced_completely(tmp_path: Path) -> None:
@@ -142,3 +142,21 @@ def test_a_private_file_can_be_read_by_its_owner_only(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        ("a.b", "a_b", "a-b", "a b", "a/b"),
+        ("Pipeline.__call__", "Pipeline___call__", "Pipeline.__call"),
+        ("去噪", "去.噪", "stage"),
+        ("a" * 300, "a" * 299 + ".", "a" * 301),
+    ],
+)
+def test_the_name_of_a_module_can_be_imported_and_is_unique(stages: tuple[str, ...]) -> None:
+    names = [module_name(stage) for stage in stages]
+    assert len(set(names)) == len(stages)
+    for name in names:
+        assert f"profile_{name}".isidentifier()
+    # AND a name that needs no change is the same as in other files
+    assert module_name("denoise_2") == safe_name("denoise_2") == "denoise_2"

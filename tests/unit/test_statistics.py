@@ -81,6 +81,24 @@ def test_it_is_a_mapping() -> None:
         found["b"]
 
 
+def test_a_name_that_is_not_there_is_answered_with_similar_ones() -> None:
+    for name in ("decode", "forward"):
+        with stagespan.span(name):
+            pass
+    stats = stagespan.stats()
+    with pytest.raises(KeyError) as missing:
+        stats["decod"]
+    assert str(missing.value) == "no stage 'decod' has run; similar names: decode"
+    with pytest.raises(KeyError) as missing:
+        stats["xyz"]
+    assert str(missing.value) == "no stage 'xyz' has run; 2 other stages have run"
+    # THEN it is like any other mapping
+    assert missing.value.args == ("xyz",)
+    assert stats.get("xyz") is None
+    assert "xyz" not in stats
+    assert "decode" in stats
+
+
 def test_it_prints_as_a_table() -> None:
     spans("denoise", 1_234)
     spans("a\nb", 1)

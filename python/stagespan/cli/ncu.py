@@ -13,6 +13,7 @@ import click
 
 from stagespan.cli.output import write_to
 from stagespan.errors import TraceError
+from stagespan.files import module_name, safe_name
 
 if TYPE_CHECKING:
     from stagespan.trace.ncu.command import Command, TopKernels
@@ -99,11 +100,18 @@ def command(
         show(found)
 
 
+def _script_beside(breakdown: Path, stem: str, stage: str) -> Path:
+    """Return the path of the script that the replay with a breakdown has written."""
+    rank_or_worker = stem.removeprefix(safe_name(stage))
+    name = stem if rank_or_worker == stem else module_name(stage) + rank_or_worker
+    return breakdown.with_name(f"profile_{name}.py")
+
+
 def _built(breakdown: Path, top: TopKernels, count: int, options: dict[str, Any]) -> Command:
     from stagespan.trace.ncu import command as commands
 
     stem = breakdown.name.removesuffix(_SUFFIX).removesuffix(".json")
-    script = options["script"] or breakdown.with_name(f"profile_{stem}.py")
+    script = options["script"] or _script_beside(breakdown, stem, top.stage)
     if not script.is_file():
         raise TraceError(
             f"{script} does not exist, but ncu needs it to replay the stage: pass it with --script,"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagespan import run
 from stagespan.errors import HarnessError, StagespanError
-from stagespan.files import safe_name
+from stagespan.files import module_name, safe_name
 from stagespan.harness.adapters import Step, StepAdapter, adapter_for, ask_adapters
 from stagespan.harness.config import (
     FILES,
@@ -125,7 +125,8 @@ class StageBenchHarness:
 
         ``kind`` is a key of `config.FILES`; `HarnessConfig.file_names` can give other names.
         """
-        stem = safe_name(self.stage_name) + run.whose_file(self.output_dir)
+        name_of = module_name if kind == "script" else safe_name  # a script can be imported
+        stem = name_of(self.stage_name) + run.whose_file(self.output_dir)
         name = self.config.file_names.get(kind) or FILES[kind].format(stem=stem)
         return self.output_dir / name
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stagespan.files import write_whole
+from stagespan.files import module_name, safe_name, write_whole
 from stagespan.harness.adapters import StepAdapter
 from stagespan.harness.config import HarnessConfig, HarnessResult
 from stagespan.harness.script import script_text
@@ -64,7 +64,9 @@ def write_script(
     live: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``profile_{stage}.py`` and return its path. Raises OSError if it cannot be written."""
-    stem = path.stem.removeprefix("profile_")
+    stage_name, name = signature.stage_name, path.stem.removeprefix("profile_")
+    module = module_name(stage_name)
+    stem = safe_name(stage_name) + name.removeprefix(module) if name.startswith(module) else name
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
     text = script_text(signature, step, config, stem=stem, module=path.stem, live=live)
     # The script contains values of arguments.

@@ -87,10 +87,13 @@ class profile_steps:
         for what, number in given.items():
             least = 1 if what in ("active", "repeat") else 0
             if type(number) is not int or number < least:
-                hint = " To record until the loop ends, pass a large number." * (what == "repeat")
+                endless = (
+                    " 0, which means 'until the end' in torch.profiler.schedule, has no meaning "
+                    "here: pass the number of cycles to record."
+                )
                 raise SettingsError(
                     f"profile_steps({what}={number!r}) must be a whole number of at least {least}."
-                    f"{hint}"
+                    + (endless if what == "repeat" and number == 0 else "")
                 )
         if max_events is None:
             max_events = default_max_events()

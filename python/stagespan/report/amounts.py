@@ -1,4 +1,4 @@
-"""Parses tolerances such as ``5%``, ``0.05`` and ``2 ms``."""
+"""Parses tolerances such as ``5%``, ``0.05`` and ``2 ms``, and writes changes with their sign."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ def milliseconds(text: str | float) -> float:
     if found is None or found < 0:
         raise ValueError(f"{text!r} is not a time in milliseconds: write for example 2 or 0.5.")
     return found
+
+
+def signed(value: float, digits: int) -> str:
+    """Return a number with its sign, ``+1.20``; a number that rounds to 0 is ``+0.00``."""
+    return f"{round(value, digits) + 0.0:+,.{digits}f}"  # -0.0 + 0.0 is 0.0
 
 
 def _number(text: str) -> float | None:

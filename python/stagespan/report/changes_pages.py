@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from stagespan.console import set_width, trimmed
 from stagespan.imports import importing
 from stagespan.lines import one_line
+from stagespan.report.amounts import signed
 from stagespan.report.changes import OTHER_INPUTS, WORDS, Change, Comparison
 from stagespan.report.markdown import code, escaped
 
@@ -74,7 +75,7 @@ def _cells(change: Change) -> tuple[str, ...]:
         name,
         _ms(change.before_ms),
         _ms(change.after_ms),
-        "" if change.change is None else f"{change.change:+.1%}".replace("%", " %"),
+        "" if change.change is None else f"{signed(100 * change.change, 1)} %",
         _noise(change),
         _runs(change),
         verdict,

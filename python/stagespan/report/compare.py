@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from stagespan.report.amounts import signed
 from stagespan.report.markdown import code, escaped
 from stagespan.report.reader import number, read_timing_report
 
@@ -119,8 +120,8 @@ def _change(before: float | None, after: float | None) -> list[str]:
     """Absolute and relative change as text; the relative one is `_NONE` if `before` is 0."""
     if before is None or after is None:
         return [_NONE, _NONE]
-    share = f"{(after - before) / before:+.1%}".replace("%", " %") if before > 0 else _NONE
-    return [f"{after - before:+,.3f}", share]
+    share = f"{signed(100 * (after - before) / before, 1)} %" if before > 0 else _NONE
+    return [signed(after - before, 3), share]
 
 
 # --- Markdown -----------------------------------------------------------------------------------

@@ -138,6 +138,14 @@ def test_the_loop_continues_and_an_error_passes_through(work: Work, folder: Path
     assert len(steps.traces) == 1
 
 
+def test_repeat_of_zero_is_answered_with_what_torch_means_by_it() -> None:
+    with pytest.raises(SettingsError, match=r"'until the end' in torch\.profiler\.schedule"):
+        profile_steps(repeat=0)
+    with pytest.raises(SettingsError) as refused:
+        profile_steps(active=0)
+    assert "torch" not in str(refused.value)
+
+
 @pytest.mark.parametrize("wrong", [{"wait": -1}, {"active": 0}, {"repeat": 0}, {"warmup": 1.5}])
 def test_wrong_numbers_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="must be a whole number of at least"):

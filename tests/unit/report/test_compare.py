@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from properties import examples
 from stagespan.compat.telefuser import comparison as telefuser
 from stagespan.errors import ReportError
+from stagespan.report import changes_pages
+from stagespan.report.changes import compare_files
 from stagespan.report.compare import compare_timing_reports
 from stagespan.report.reader import read_timing_report
 
@@ -110,6 +112,15 @@ def test_a_stage_that_took_no_time_before_has_no_percentage(tmp_path: Path) -> N
     a = write(tmp_path / "a.json", {"stages": {"s": {"duration_ms": 0}}})
     b = write(tmp_path / "b.json", {"stages": {"s": {"duration_ms": 2}}})
     assert rows(compare_timing_reports(a, b))["s"][2:4] == ["+2.000", "-"]
+
+
+def test_a_change_that_rounds_to_zero_has_no_minus(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.json", {"stages": {"s": {"duration_ms": 10_000}}})
+    b = write(tmp_path / "b.json", {"stages": {"s": {"duration_ms": 9_999.9999}}})
+    assert rows(compare_timing_reports(a, b))["s"][2:4] == ["+0.000", "+0.0 %"]
+    shown = changes_pages.markdown(compare_files(a, b))
+    assert "+0.0 %" in shown
+    assert "-0.0" not in shown
 
 
 @pytest.mark.parametrize("compare", [compare_timing_reports, telefuser.compare_timing_reports])
