@@ -81,6 +81,8 @@ py::dict table_of(EventTable& table) {
   result["category"] = column(table.category);
   result["begin_ns"] = column(table.begin_ns);
   result["dur_ns"] = column(table.duration_ns);
+  result["no_duration"] = column(table.no_duration);
+  result["negative_duration"] = column(table.negative_duration);
   result["pid"] = column(table.pid);
   result["tid"] = column(table.tid);
   result["shape"] = column(table.shape);

@@ -39,6 +39,7 @@ const char* cause_of_phase(char phase) noexcept {
 }
 
 constexpr const char* kNegative = "negative duration, taken as 0";
+constexpr const char* kNoDuration = "no duration, taken as 0";
 constexpr const char* kUntimed = "event without a time";
 
 }  // namespace
@@ -98,7 +99,9 @@ void Tables::add_complete(const Entry& entry) {
   if (!timed(begin_ns, kUntimed)) return;
   std::int64_t duration_ns = time(entry.duration);
   if (duration_ns < 0) {
-    ++adjusted[duration_ns == kMissing ? "no duration, taken as 0" : kNegative];
+    const bool missing = duration_ns == kMissing;
+    ++adjusted[missing ? kNoDuration : kNegative];
+    (missing ? events.no_duration : events.negative_duration).push(static_cast<std::int64_t>(events.begin_ns.size()));
     duration_ns = 0;
   }
   add_event(entry, &events, begin_ns, duration_ns);
@@ -194,7 +197,10 @@ void Tables::add_half(const Entry& entry, bool begins) {
   const auto [written, begin_ns] = std::move(opened.back());
   opened.pop_back();
   ++adjusted["begin and end, joined to one event"];
-  if (time_ns < begin_ns) ++adjusted[kNegative];
+  if (time_ns < begin_ns) {
+    ++adjusted[kNegative];
+    events.negative_duration.push(static_cast<std::int64_t>(events.begin_ns.size()));
+  }
   Entry begin;
   bool cut = false;
   read_entry(written.data(), written.data() + written.size(), &keys, &begin, &cut);

@@ -41,7 +41,8 @@ class Ids {
 struct EventTable {
   Growing<std::int32_t> name, category, shape;
   Growing<std::int64_t> begin_ns, duration_ns, pid, tid;
-  std::vector<ArgumentColumn> arguments;  // by key
+  Growing<std::int64_t> no_duration, negative_duration;  // rows whose duration was replaced by 0
+  std::vector<ArgumentColumn> arguments;                 // by key
 };
 
 struct FlowTable {

@@ -29,6 +29,9 @@ void check(Scanner* scanner) {
   EXPECT_EQ(tables.events.begin_ns[1], 1001);
   EXPECT_EQ(tables.events.duration_ns[0], 2500);
   EXPECT_EQ(tables.events.duration_ns[2], 3000);
+  ASSERT_EQ(tables.events.no_duration.size(), 1u);
+  EXPECT_EQ(tables.events.no_duration[0], 1);
+  EXPECT_EQ(tables.events.negative_duration.size(), 0u);
   EXPECT_EQ(tables.events.tid[0], 7);
   EXPECT_EQ(tables.events.pid[1], -2);
   EXPECT_EQ(tables.events.tid[1], kMissing);
