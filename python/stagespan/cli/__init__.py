@@ -39,6 +39,15 @@ class _Refused(click.ClickException):
     exit_code = 2
 
 
+def _too_large(error: MemoryError | RecursionError) -> str:
+    if isinstance(error, MemoryError):
+        return (
+            "The input needs more memory than there is: pass a smaller file, or use a machine with"
+            " more memory."
+        )
+    return "The input is nested too deeply to be read: write it with fewer levels."
+
+
 class _Commands(click.Group):
     """A group that lists its commands without importing them."""
 
@@ -81,6 +90,10 @@ class _Commands(click.Group):
         except StagespanError as error:
             notes = getattr(error, "__notes__", ())
             raise _Refused("\n\n".join((str(error), *notes))) from error
+        except (MemoryError, RecursionError) as error:
+            if ctx.invoked_subcommand == "run":  # an error of the script is shown as Python does
+                raise
+            raise _Refused(_too_large(error)) from error
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

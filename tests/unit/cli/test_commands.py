@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import click
@@ -148,3 +149,64 @@ def test_a_table_is_shown_in_any_encoding(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "b ? c" in done.stdout
     assert "(unattributed)" in done.stdout
+
+
+@pytest.mark.parametrize("depth", [400, 900, 100_000])
+def test_deep_nesting_is_refused_in_one_sentence(depth: int, tmp_path: Path) -> None:
+    # GIVEN a signature file, and a report, that are nested deeply
+    nested = "[" * depth + "]" * depth
+    signature = tmp_path / "signatures.json"
+    signature.write_text(
+        '{"schema_version": 1, "request_id": "x", "stages": {"s": {"stage_name": "s",'
+        f' "input_signatures": {{"x": {nested}}}, "output_signature": null, "key": "k",'
+        ' "count": 1}}}'
+    )
+    report = tmp_path / "report.json"
+    report.write_text(f'{{"schema_version": 1, "stages": {{"a": {nested}}}}}')
+    for arguments in (("stages", signature), ("report", report), ("compare", report, report)):
+        # WHEN a verb reads it
+        status, _, error = run(*arguments)
+        # THEN the answer is one sentence, or the file's levels do not matter
+        assert status in (0, 2)
+        assert "Traceback" not in error
+        assert status == 0 or error.count("Error: ") == 1
+
+
+def test_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
+    # GIVEN a small file of many events, and little memory
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "many.json.gz"
+    packer = zlib.compressobj(1, wbits=31)
+    event = b'{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":2,"pid":1,"tid":1},'
+    with path.open("wb") as file:
+        file.write(packer.compress(b"["))
+        for _ in range(200):
+            file.write(packer.compress(event * 10_000))
+        file.write(packer.compress(b"{}]") + packer.flush())
+    code = (
+        "import resource, sys; from stagespan.cli import main; import stagespan.trace.analysis\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "limit = used + (320 << 20); resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        f"sys.argv = ['stagespan', 'analyze', {str(path)!r}]; main()"
+    )
+    assert resource is not None
+    # WHEN it is analysed
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    # THEN the answer is a sentence
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "more memory than there is" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_of_a_script_stays_an_error_of_the_script(tmp_path: Path) -> None:
+    # GIVEN a script that recurses without an end
+    path = tmp_path / "endless.py"
+    path.write_text("def f():\n    return f()\nf()\n")
+    # WHEN it is run
+    done = subprocess.run(
+        [sys.executable, "-m", "stagespan", "run", str(path)],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path,
+    )  # fmt: skip
+    # THEN Python shows where it failed
+    assert "RecursionError" in done.stderr
+    assert "endless.py" in done.stderr
