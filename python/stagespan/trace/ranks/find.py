@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,22 @@ from stagespan.trace.ascend.folder import MATRIX_JSON, is_ascend_folder
 from stagespan.trace.read.model import Trace
 
 _ENDINGS = (".json", ".json.gz")
-# `rank3_trace.json`, `trace_rank_3.json`, `worker3_step_12.pt.trace.json`, `r3.json`, `3.json`.
+# `rank3_trace.json`, `trace_rank_3.json`, `worker3_step_12.pt.trace.json`, `r3.json`, `3.json`. If
+# letters follow the number, it belongs to another name, such as that of the host `r1t03`.
 _NUMBERED = re.compile(
-    r"(?:^|[^a-z])(?:(?:global_?)?rank|worker|proc(?:ess)?|gpu|r)[-_. =]?(\d+)(?!\d)", re.IGNORECASE
+    r"(?:^|[^a-z])(?:(?:global_?)?rank[-_. =]?(\d+)(?!\d)"
+    r"|(?:worker|proc(?:ess)?|gpu|r)[-_. =]?(\d+)(?!\d|(?!of\d)[a-z]))",
+    re.IGNORECASE,
 )
 _BARE = re.compile(
     r"^(\d+)\.|^trace[-_](\d+)\.|[-_](\d+)\.(?:pt\.)?(?:trace\.)?json", re.IGNORECASE
 )
 # Other files that stagespan writes into its output folder.
 _NO_TRACE = re.compile(r"^timing\w*\.json$|_(?:breakdown|io_signature|compile_times)\.json$")
+# `1718116821.77-TP-0-DP-1.trace.json.gz`: the place in the groups of each kind of parallelism, from
+# the kind whose ranks are neighbours to the one whose ranks are farthest apart.
+_PLACE = re.compile(r"(?:^|[^a-z])(tp|cp|ep|dp|pp)[-_. =]?(\d{1,6})(?![0-9a-z])", re.IGNORECASE)
+_PARALLELISM = ("tp", "cp", "ep", "dp", "pp")
 # Larger numbers are times or process ids.
 MOST_RANKS = 1_000_000
 
@@ -86,10 +94,13 @@ def rank_of(
     an Ascend folder. For a file in a subfolder of `folder`, the subfolder's name is used if the
     file's has no rank.
     """
-    for rank in (distributed_info(trace).get("rank"), rank_of_folder):
-        if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < MOST_RANKS:
+    for rank in (_number(distributed_info(trace).get("rank")), rank_of_folder):
+        if rank is not None and 0 <= rank < MOST_RANKS:
             return rank, "metadata"
-    found = _NUMBERED.search(path.name) or _BARE.search(path.name)
+    found = _NUMBERED.search(path.name)
+    if found is None and _PLACE.search(path.name):
+        return None, None  # see `ranks_by_place`
+    found = found or _BARE.search(path.name)
     if found is None and folder is not None and path.parent != folder:
         found = _NUMBERED.search(path.parent.name)
     if found is None:
@@ -100,10 +111,48 @@ def rank_of(
 
 def world_size_of(trace: Trace) -> int | None:
     """Return the number of ranks of the job; None if the trace does not contain it."""
-    size = distributed_info(trace).get("world_size")
-    if not isinstance(size, int) or isinstance(size, bool):
-        return None
-    return size if 0 < size <= MOST_RANKS else None
+    size = _number(distributed_info(trace).get("world_size"))
+    return size if size is not None and 0 < size <= MOST_RANKS else None
+
+
+def _number(value: object) -> int | None:
+    """Return an integer that may be written as text; None for anything else."""
+    if isinstance(value, str) and _RANK.fullmatch(value.strip()):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def ranks_by_place(paths: Sequence[Path]) -> tuple[dict[Path, int], list[str]]:
+    """Return the ranks of files that are named by their places in groups (`TP-0-DP-1`).
+
+    The second value contains the kinds of parallelism that number the ranks, those of neighbours
+    first. Kinds that follow from the others, such as expert parallelism within tensor parallelism,
+    do not count. The result is empty if two files cannot be told apart by their places.
+    """
+    places = {
+        path: {kind.lower(): int(number) for kind, number in _PLACE.findall(path.name)}
+        for path in paths
+    }
+    places = {path: place for path, place in places.items() if place}
+    kinds = [kind for kind in _PARALLELISM if all(kind in place for place in places.values())]
+    used: list[str] = []
+    different = 1
+    for kind in kinds:
+        count = len({tuple(place[each] for each in (*used, kind)) for place in places.values()})
+        if count > different:
+            used.append(kind)
+            different = count
+    if not used:
+        return {}, []
+    sizes = [1 + max(place[kind] for place in places.values()) for kind in used]
+    strides = [math.prod(sizes[:at]) for at in range(len(sizes))]
+    if math.prod(sizes) > MOST_RANKS:
+        return {}, []
+    ranks = {
+        path: sum(place[kind] * stride for kind, stride in zip(used, strides, strict=True))
+        for path, place in places.items()
+    }
+    return ranks, used
 
 
 def distributed_info(trace: Trace) -> dict[str, object]:

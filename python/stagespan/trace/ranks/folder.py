@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from stagespan.errors import TraceError
 from stagespan.trace.ranks.collectives import MOST_COLLECTIVES
+from stagespan.trace.ranks.find import ranks_by_place
 from stagespan.trace.ranks.job import MOST_LISTED, listed
 from stagespan.trace.ranks.match import UNKNOWN_CLOCK, Clocks, Matched, align, match
 from stagespan.trace.ranks.report import Ranks
@@ -30,7 +32,7 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
     Raises TraceError if they are not summaries of one job's ranks.
     """
     unreadable = [each for each in found if isinstance(each, Unreadable)]
-    readable = [each for each in found if isinstance(each, RankSummary)]
+    readable, by_place = _with_places([each for each in found if isinstance(each, RankSummary)])
     if not readable:
         raise TraceError(
             f"No trace in {folder} can be read; the first problem: {unreadable[0].reason}"
@@ -57,6 +59,7 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
     matched = match(summaries)
     clocks = align(summaries, matched)
     remarks = [
+        *by_place,
         *_about_files(summaries, missing, world_from, duplicated, without_rank, unreadable),
         *_about_jobs(others, at_other_times),
         *_about_windows(summaries),
@@ -77,6 +80,26 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
         waits=waits(summaries, matched, clocks),
         remarks=tuple(remarks),
     )
+
+
+def _with_places(readable: list[RankSummary]) -> tuple[list[RankSummary], list[str]]:
+    """Number the ranks by their places in groups if no trace contains its rank.
+
+    Returns the traces, and a remark if several kinds of parallelism number the ranks.
+    """
+    if any(each.rank is not None for each in readable):
+        return readable, []
+    ranks, kinds = ranks_by_place([Path(each.path) for each in readable])
+    known = [
+        replace(each, rank=ranks[Path(each.path)], rank_from="name")
+        if Path(each.path) in ranks
+        else each
+        for each in readable
+    ]
+    if len(kinds) < 2:
+        return known, []
+    order = ", then ".join(kind.upper() for kind in kinds)
+    return known, [f"The names of the files number the ranks: neighbours differ in {order}."]
 
 
 def _world_of_groups(summaries: list[RankSummary]) -> tuple[int | None, str | None]:
@@ -189,7 +212,8 @@ def _about_files(
     cut = [each.rank for each in summaries if each.incomplete]
     if cut:
         remarks.append(
-            f"The traces of ranks {listed(cut)} are truncated; the complete part is used."
+            f"The traces of ranks {listed(cut)} are truncated or damaged; the complete part is"
+            " used."
         )
     return remarks
 

@@ -78,6 +78,53 @@ def test_impossible_ranks(info: object, tmp_path: Path) -> None:
     assert {each.world_size for each in found.summaries} == {None}
 
 
+def test_ranks_that_are_written_as_text(tmp_path: Path) -> None:
+    # GIVEN traces whose rank is a text
+    for rank in range(3):
+        path = write_rank(tmp_path, rank, CALLS, name=f"x{rank}y.json")
+        whole = json.loads(path.read_text())
+        whole["distributedInfo"] = {"rank": str(rank), "world_size": " 4 "}
+        path.write_text(json.dumps(whole))
+    # WHEN the ranks are analysed together
+    found = ranks_in(tmp_path)
+    # THEN it counts as a number
+    assert (found.numbers, found.world_size, found.missing) == ([0, 1, 2], 4, [3])
+    assert {each.rank_from for each in found.summaries} == {"metadata"}
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (["1718116821.77-TP-0.trace", "1718116821.77-TP-1.trace"], [0, 1]),
+        (["1-TP-0-DP-0-PP-0-EP-0", "1-TP-1-DP-0-PP-0-EP-1"], [0, 1]),
+        (["TP-0-DP-0", "TP-1-DP-0", "TP-0-DP-1", "TP-1-DP-1"], [0, 1, 2, 3]),
+        # Data parallelism within tensor parallelism.
+        (["TP-0-DP-0", "TP-1-DP-0", "TP-2-DP-1", "TP-3-DP-1"], [0, 1, 2, 3]),
+        (["tp0_pp1_a", "tp0_pp0_a", "tp1_pp0_a"], [2, 0, 1]),
+    ],
+)
+def test_names_with_places_in_groups(names: list[str], ranks: list[int], tmp_path: Path) -> None:
+    # GIVEN files without a rank, named by their places in the groups of ranks
+    for number, name in enumerate(names):
+        write_rank(tmp_path, number, CALLS, info=False, name=f"{name}.json")
+    # WHEN the ranks are analysed together
+    found = ranks_in(tmp_path)
+    # THEN the places number the ranks, those of tensor parallelism first
+    by_name = {Path(each.path).name.removesuffix(".json"): each.rank for each in found.summaries}
+    assert [by_name[name] for name in names] == ranks
+
+
+@pytest.mark.parametrize("host", ["r1t0{}", "gpu4b{}", "worker2node{}"])
+def test_a_number_that_letters_follow_is_not_a_rank(host: str, tmp_path: Path) -> None:
+    # GIVEN files that are named after their hosts
+    for number in range(3):
+        name = f"{host.format(number)}_4917{number}.17181168217.pt.trace.json"
+        write_rank(tmp_path, number, CALLS, info=False, name=name)
+    # WHEN the ranks are analysed together THEN they have no rank, instead of all the same one
+    with pytest.raises(TraceError, match="None of the 3 traces"):
+        ranks_in(tmp_path)
+
+
 def test_a_time_is_not_a_rank(tmp_path: Path) -> None:
     # GIVEN names in which the only number is a time
     for n in range(2):
