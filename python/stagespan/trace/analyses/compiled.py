@@ -199,7 +199,9 @@ def _limit_reached(compiled: Compiled) -> Finding | None:
     """Return a finding if calls found no compiled version and ran eagerly."""
     compilations = compiled.compiling.compilations if compiled.compiling else []
     refused = [each for each in compilations if each.refused]
-    eager, count = compiled.eager_calls, max(compiled.lookups[0], compiled.eager_calls)
+    # The call for which a function is compiled first has no look-up.
+    first = sum(not each.variant for each in compilations)
+    eager, count = compiled.eager_calls, max(compiled.lookups[0], compiled.eager_calls) + first
     if eager == 0:
         return None
     trace, rows = compiled.forest.trace, compiled.forest.nodes.rows
@@ -234,8 +236,8 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
     first = [each for each in compiling.compilations if not each.variant]
     if severity is None or not first:
         return None
-    phase, longest = next(iter(compiling.phases.items()))
-    step, own, _ = compiling.steps[0]
+    phase, longest = next(iter(compiling.first_phases.items()))
+    step, own, _ = compiling.first_steps[0]
     return Finding(
         severity,
         f"torch.compile compiled for {in_words(time, 'ns')} ({percent:.1f} % of the trace),"

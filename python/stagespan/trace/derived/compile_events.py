@@ -701,6 +701,10 @@ class CompileTime:
     steps: list[tuple[str, int, int]]
     """The timed parts: name, own time, and number of runs."""
     compilations: list[Compilation]
+    first_phases: dict[str, int]
+    """The same as `phases`, without frames that had been compiled before."""
+    first_steps: list[tuple[str, int, int]]
+    """The same as `steps`, without frames that had been compiled before."""
 
 
 def compile_time(forest: Forest) -> CompileTime | None:
@@ -713,14 +717,6 @@ def compile_time(forest: Forest) -> CompileTime | None:
     timed = Nesting(forest.lanes.axis, index, nodes.begin[index], nodes.end[index])
     own = timed.own_ns()
     name = forest.name[timed.rows].astype(np.int64)
-    steps: dict[str, tuple[int, int]] = {}
-    phases: dict[str, int] = {}
-    for group in grouped(name, own):
-        step = _TIMED.sub("", trace.names[group.code])
-        # Current torch records each part twice, one around the other.
-        time, count = steps.get(step, (0, 0))
-        steps[step] = (time + group.time_ns, max(count, group.count))
-        phases[_phase(step)] = phases.get(_phase(step), 0) + group.time_ns
     frames = index[[_FRAME.match(text) is not None for text in forest.names(index)]]
     chosen = np.zeros(len(nodes), dtype=np.bool_)
     chosen[frames] = True
@@ -731,19 +727,39 @@ def compile_time(forest: Forest) -> CompileTime | None:
     traced = np.searchsorted(nodes.begin[parts], nodes.begin[frames]) < np.searchsorted(
         nodes.begin[parts], nodes.end[frames]
     )
-    return CompileTime(
-        time_ns=int(own.sum()),
-        phases=dict(sorted(phases.items(), key=lambda item: -item[1])),
-        steps=[(step, *both) for step, both in sorted(steps.items(), key=lambda s: -s[1][0])],
-        compilations=[
-            Compilation(
-                *ids[at],
-                int(nodes.rows[node]),
-                int(events.dur_ns[nodes.rows[node]]),
-                refused=bool(ids[at][1]) and not traced[at],
-            )
-            for at, node in enumerate(frames.tolist())
-        ],
+    compilations = [
+        Compilation(
+            *ids[at],
+            int(nodes.rows[node]),
+            int(events.dur_ns[nodes.rows[node]]),
+            refused=bool(ids[at][1]) and not traced[at],
+        )
+        for at, node in enumerate(frames.tolist())
+    ]
+    again = frames[np.array([each.again for each in compilations], dtype=np.bool_)]
+    # The last element is for parts before the first of these frames.
+    within = np.searchsorted(nodes.begin[again], timed.begin, side="right") - 1
+    first = timed.begin >= np.append(nodes.end[again], np.iinfo(np.int64).min)[within]
+    phases, steps = _by_part(trace, name, own)
+    first_phases, first_steps = _by_part(trace, name[first], own[first])
+    return CompileTime(int(own.sum()), phases, steps, compilations, first_phases, first_steps)
+
+
+def _by_part(
+    trace: Trace, name: Numbers, own_ns: Numbers
+) -> tuple[dict[str, int], list[tuple[str, int, int]]]:
+    """Return the own times of timed parts by phase and by part, the most time first."""
+    steps: dict[str, tuple[int, int]] = {}
+    phases: dict[str, int] = {}
+    for group in grouped(name, own_ns):
+        step = _TIMED.sub("", trace.names[group.code])
+        # Current torch records each part twice, one around the other.
+        time, count = steps.get(step, (0, 0))
+        steps[step] = (time + group.time_ns, max(count, group.count))
+        phases[_phase(step)] = phases.get(_phase(step), 0) + group.time_ns
+    return (
+        dict(sorted(phases.items(), key=lambda item: -item[1])),
+        [(step, *both) for step, both in sorted(steps.items(), key=lambda s: -s[1][0])],
     )
 
 

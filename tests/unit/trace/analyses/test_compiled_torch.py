@@ -148,6 +148,8 @@ def test_the_recompile_limit(tmp_path: Path) -> None:
     for found in (first, later):
         (limit,) = (f for f in found.findings() if f.code == "compiled.recompile_limit")
         assert limit.severity == "medium"
+        # AND of all calls, also the first one, before which there is no look-up
+        assert limit.numbers["calls"] == 6
 
 
 def test_recompilations_before_the_window(tmp_path: Path) -> None:
