@@ -21,7 +21,7 @@ _KINDS = (
     (b"PK\x03\x04", "a zip archive: unpack it, and pass the file in it"),
     (b"BZh", "a file compressed with bzip2: decompress it first"),
     (b"\xfd7zXZ\x00", "a file compressed with xz: decompress it first"),
-    (b"\x28\xb5\x2f\xfd", "a file compressed with zstd: decompress it first"),
+    (b"\x28\xb5\x2f\xfd", "a file compressed with zstd: decompress it with `zstd -d` first"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it, and pass the file in it"),
     (b"SQLite format 3\x00", "an SQLite database: pass the JSON file beside it"),
     (b"version https://git-lfs", "a pointer of Git LFS: fetch the file with `git lfs pull`"),

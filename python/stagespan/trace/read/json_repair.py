@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
+import msgspec
+
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
+# The same, with the brackets next to each other in one token.
+_RUN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|"|[{\[]+|[}\]]+', re.DOTALL)
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(\[|[^\s\[])')
 
 _WORD_OR_STRING = re.compile(
@@ -22,6 +27,9 @@ _NAME = re.compile(
 )
 _BARE_QUOTE = re.compile(rb'(\\.)|"')
 _CONTROLS = bytes(range(32))
+# The begin of an entry that follows another object, and the number of these that are tried.
+_NEXT_ENTRY = re.compile(rb'\}\s*,\s*(?=\{\s*"[^"\n]{1,40}"\s*:)\{')
+_MOST_TRIES = 64
 
 
 def events_key(buffer: bytes | bytearray, start: int) -> tuple[int, int, bool] | None:
@@ -55,42 +63,68 @@ def entry_end(buffer: bytes, start: int) -> int | None:
     None if it does not end in the buffer.
     """
     depth = 0
-    for token in _TOKEN.finditer(buffer, start):
+    for token in _RUN.finditer(buffer, start):
         text = token[0]
-        if text in b"{[":
-            depth += 1
-        elif text in b"}]":
-            depth -= 1
-            if depth == 0:
-                return token.end()
+        if text[:1] in b"{[":
+            depth += len(text)
+        elif text[:1] in b"}]":
+            if 0 < depth <= len(text):
+                return token.start() + depth
+            depth -= len(text)
         elif text == b'"':  # the string does not end in the buffer
             return None
     return None
 
 
-def with_quotes_in_names_escaped(buffer: bytes, start: int, end: int) -> tuple[bytes, int, int]:
-    """Return the buffer with quotes inside names escaped, the number of names, and the end.
+def next_entry(buffer: bytes, start: int, end: int) -> int | None:
+    """Return the begin of the first entry after a damaged one, between two positions.
 
+    This is an event that follows another object. None if there is none that ends in the buffer.
+    """
+    for found in itertools.islice(_NEXT_ENTRY.finditer(buffer, start, end), _MOST_TRIES):
+        begin = found.end() - 1
+        stop = entry_end(buffer, begin)
+        if stop is None:
+            continue
+        try:
+            entry = msgspec.json.decode(buffer[begin:stop])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if isinstance(entry.get("ph"), str):
+            return begin
+    return None
+
+
+def with_quotes_in_names_escaped(
+    buffer: bytes, start: int, end: int
+) -> tuple[bytes, list[tuple[int, int]], int]:
+    """Return the buffer with quotes inside names escaped, the changes, and the end.
+
+    Each change is the position of a name in the new buffer, and how many bytes were added to it.
     Changes only whole lines, from `start` to the line that contains `end`: in a part of a line, the
     end of a name is unknown.
     """
-    changed = 0
+    changes: list[tuple[int, int]] = []
+    grown = 0
     lines = (buffer.find(b"\n", end) if end < len(buffer) else -1) + 1
     if lines == 0:
         lines = buffer.rfind(b"\n") + 1
 
     def escape(found: re.Match[bytes]) -> bytes:
-        nonlocal changed
+        nonlocal grown
         if b'"' not in found[2]:
             return found[0]
         name = _BARE_QUOTE.sub(lambda quote: quote[1] or rb"\"", found[2])
-        changed += name != found[2]
+        added = len(name) - len(found[2])
+        if added:
+            changes.append((start + found.start(2) + grown, added))
+            grown += added
         return found[1] + name
 
     if lines <= start:
-        return buffer, 0, start
+        return buffer, [], start
     right = _NAME.sub(escape, buffer[start:lines])
-    return b"".join((buffer[:start], right, buffer[lines:])), changed, start + len(right)
+    return b"".join((buffer[:start], right, buffer[lines:])), changes, start + len(right)
 
 
 def repaired(entry: bytes) -> bytes:

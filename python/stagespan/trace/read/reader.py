@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -105,6 +106,9 @@ def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 _BOM = b"\xef\xbb\xbf"
 _WINDOW_BYTES = 1024
+_MALFORMED = "malformed entry"
+# The text before the list of events.
+_HEAD = re.compile(rb'"(?:traceEvents|schemaVersion|distributedInfo|deviceProperties)"\s*:')
 MOST_BYTES = 64 << 20
 """The most bytes of one entry, of the text before the list of events, and of the text after it.
 
@@ -178,6 +182,16 @@ class EventReader:
         """The position in the buffer up to which quotes in names are escaped."""
         self._window = _WINDOW_BYTES
         """The number of bytes ahead in which such quotes are searched."""
+        self._behind = 0
+        """The number of bytes of the file that are no longer in the buffer."""
+        self._added: list[tuple[int, int]] = []
+        """Positions in the buffer at which bytes were added, and their numbers."""
+        self.damaged_at: int | None = None
+        """The position in the file of the first entry that is damaged, or None."""
+        self.damaged = 0
+        """The number of these entries."""
+        self.second_at: int | None = None
+        """The position in the file at which another trace begins among the events, or None."""
 
     def read_events(self) -> bool:
         """Read to the end of the list of events; False if the file ends before it."""
@@ -185,8 +199,19 @@ class EventReader:
         if self._in_object:
             self._read_head()
         else:
-            self._buffer = self._buffer[1:]
+            self._discard(1)
         return self._scan_events()
+
+    def _discard(self, count: int) -> None:
+        """Remove bytes from the begin of the buffer."""
+        self._buffer = self._buffer[count:]
+        self._behind = self._position(count)
+        self._added = [(at - count, size) for at, size in self._added if at >= count]
+        self._names_right_to = max(self._names_right_to - count, 0)
+
+    def _position(self, at: int) -> int:
+        """Return the position in the (decompressed) file of a position in the buffer."""
+        return self._behind + at - sum(size for place, size in self._added if place < at)
 
     def _more(self) -> bool:
         """Read more of the file into the buffer. Returns False at the end.
@@ -208,11 +233,10 @@ class EventReader:
     def _first_character(self) -> bytes:
         while True:
             text = self._buffer.removeprefix(_BOM).lstrip()
-            if text and text != _BOM[: len(text)]:
-                self._buffer = text
-                break
             # Blanks are discarded.
-            self._buffer = text
+            self._discard(len(self._buffer) - len(text))
+            if text and text != _BOM[: len(text)]:
+                break
             if not self._more():
                 if self.stream.damage:
                     raise TraceError(f"{self._where} cannot be read: {self.stream.damage}.")
@@ -256,7 +280,7 @@ class EventReader:
                 raise TraceError(f"{self._where} is not a trace: its `traceEvents` is not a list.")
             del head[""]
             self.metadata = head
-            self._buffer = self._buffer[value + 1 :]
+            self._discard(value + 1)
             return
 
     def _why_no_events(self) -> str:
@@ -283,8 +307,7 @@ class EventReader:
                 if after is not None:
                     at = after
                     continue
-            self._buffer = self._buffer[at:]
-            self._names_right_to = max(self._names_right_to - at, 0)
+            self._discard(at)
             at = 0
             if state == _core.SCAN_CLOSED:
                 return True
@@ -305,19 +328,30 @@ class EventReader:
         if self._escape_names(at, self._window) or self._escape_names(at, len(self._buffer)):
             return at
         end = json_repair.entry_end(self._buffer, at)
+        # A quote too many or too few hides where the entry ends.
+        last = len(self._buffer) if end is None else end
+        following = json_repair.next_entry(self._buffer, at + 1, last)
+        end = end if following is None else following
         if end is not None:
-            self._scanner.leave_out("malformed entry", 1)
+            self._scanner.leave_out(_MALFORMED, 1)
+            self.damaged += 1
+            if self.damaged_at is None:
+                self.damaged_at = self._position(at)
+            if self.second_at is None:
+                found = _HEAD.search(self._buffer, at, end)
+                self.second_at = None if found is None else self._position(found.start())
         return end
 
     def _escape_names(self, at: int, window: int) -> bool:
         """Escape quotes in names from `at` on. Returns whether there were any."""
         start = max(at, self._names_right_to)
-        self._buffer, names, self._names_right_to = json_repair.with_quotes_in_names_escaped(
+        self._buffer, changes, self._names_right_to = json_repair.with_quotes_in_names_escaped(
             self._buffer, start, start + window
         )
-        if names:
-            self.adjusted["quotes in a name that were not escaped"] += names
-        return names > 0
+        if changes:
+            self._added += changes
+            self.adjusted["quotes in a name that were not escaped"] += len(changes)
+        return bool(changes)
 
     def read_tail(self) -> str | None:
         """Read the text after the list of events.
@@ -335,6 +369,10 @@ class EventReader:
             return "there is text after its list of events" if rest else None
         tail = _decode_object(b'{"":null' + rest)
         if tail is None:
+            second = _HEAD.search(self._buffer, self._buffer.find(b"}") + 1)
+            if second is not None:
+                at = self._position(second.start())
+                return f"a second trace begins at byte {at}, which is not read"
             return "the text after its events is truncated or not JSON"
         del tail[""]
         again = tail.pop("traceEvents", None)
@@ -357,6 +395,8 @@ def _finished(
     count, problem = scanner.total, broken
     if not is_closed:
         problem = reader.problem or damage or "the file ends in the middle of its events"
+        if reader.damaged_at is not None:
+            problem = f"{_damaged(reader)}, and {problem}"
         if count == 0:
             raise TraceError(
                 f"{path} has no complete event ({problem}): export it again."
@@ -365,6 +405,8 @@ def _finished(
             )
     elif damage:
         problem = damage
+    elif reader.damaged_at is not None:
+        problem = _damaged(reader)
     if count and not scanner.looks_like_a_trace:
         raise TraceError(
             f"{path} is JSON but not a trace: none of its {count} entries is an event, an object "
@@ -372,8 +414,23 @@ def _finished(
         )
     incomplete = None
     if problem:
-        incomplete = f"{path} is incomplete: {problem}; the {count} complete entries were read."
+        whole = count - reader.damaged
+        incomplete = f"{path} is incomplete: {problem}; the {whole} complete entries were read."
     return gather(scanner, path, reader.metadata, reader.adjusted, incomplete)
+
+
+def _damaged(reader: EventReader) -> str:
+    """Return a clause about damaged entries among the events."""
+    count = reader.damaged
+    clause = f"it is damaged at byte {reader.damaged_at}"
+    if count > 1:
+        clause += f" and at {count - 1:,} more {'place' if count == 2 else 'places'}"
+    if reader.second_at is not None:
+        clause += (
+            f", and another trace begins at byte {reader.second_at}, as if several ranks wrote"
+            " into this file"
+        )
+    return clause
 
 
 def _decode_object(text: bytes) -> dict[str, Any] | None:

@@ -235,3 +235,86 @@ def test_text_after_the_end(write_trace: Write) -> None:
         # THEN the events are there, and the trace says so
         assert len(trace.events) == 1
         assert trace.incomplete is not None
+
+
+def entries(count: int) -> list[bytes]:
+    return [
+        b'{"ph": "X", "name": "op%d", "ts": %d, "dur": 2, "pid": 1, "args": {"a": [1, {"b": 2}]}}'
+        % (at, at)
+        for at in range(count)
+    ]
+
+
+@pytest.mark.parametrize("in_object", [False, True])
+@pytest.mark.parametrize(
+    ("was", "damaged"),
+    [
+        (b'"dur"', b"dur"),  # an old profiler forgot the first quote of a key
+        (b'"dur": 2', b'dur": 2'),
+        (b'"name": "op', b'"name": "o"p'),
+        (b'"args": {', b'"args": '),
+        (b"}]}}", b"}]}"),
+        (b'"pid": 1', b'"pid": \0\0\0'),
+    ],
+)
+def test_damage_is_reported_where_it_is(
+    was: bytes, damaged: bytes, in_object: bool, write_trace: Write
+) -> None:
+    # GIVEN a file with a damaged entry in the middle
+    written = entries(9)
+    assert was in written[4]
+    written[4] = written[4].replace(was, damaged, 1)
+    start = b'{"traceEvents": [' if in_object else b"["
+    text = start + b", ".join(written) + (b"]}" if in_object else b"]")
+    # WHEN it is read
+    trace = read_trace(write_trace(text))
+    # THEN all other entries are there, and the sentence names the place
+    names = [trace.names[code] for code in trace.events.name]
+    assert names == [f"op{at}" for at in range(9) if at != 4]
+    assert trace.left_out["malformed entry"] == 1
+    assert trace.incomplete is not None
+    at = text.index(written[4])
+    assert f"damaged at byte {at}; the" in trace.incomplete
+    assert "ends in the middle" not in trace.incomplete
+
+
+def test_damage_after_corrected_names(write_trace: Write) -> None:
+    # GIVEN names with quotes that are not escaped, before and after a damaged entry
+    quoted = b'{"ph": "X", "name": "a "b" c", "ts": 1, "dur": 2}'
+    broken = b'{"ph": "X", "ts" 5}'
+    text = b"[" + b",\n".join([quoted] * 3 + [broken] + [quoted] * 3) + b"\n]"
+    # WHEN the file is read
+    trace = read_trace(write_trace(text))
+    # THEN the place is that in the file, and the corrections are counted
+    assert f"damaged at byte {text.index(broken)};" in str(trace.incomplete)
+    assert trace.adjusted == {"quotes in a name that were not escaped": 6}
+    assert len(trace.events) == 6
+
+
+def test_a_second_trace_among_the_events(write_trace: Write) -> None:
+    # GIVEN a file into which two ranks wrote
+    events = b", ".join(entries(40))
+    first = b'{"distributedInfo": {"rank": 0}, "traceEvents": [' + events + b"]}"
+    second = first.replace(b'"rank": 0', b'"rank": 1')
+    text = first[:1_500] + second
+    # WHEN it is read
+    trace = read_trace(write_trace(text))
+    # THEN this is said
+    assert "as if several ranks wrote into this file" in str(trace.incomplete)
+    # AND if one trace follows the other
+    trace = read_trace(write_trace(first + b"\n" + second))
+    assert f"a second trace begins at byte {len(first) + 2}" in str(trace.incomplete)
+    assert len(trace.events) == 40
+
+
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        ('{"traceEvents": []}'.encode("utf-16"), "convert it to UTF-8"),
+        ("[]".encode("utf-16-le"), "convert it to UTF-8"),
+        (b"PK\x03\x04" + bytes(50), "unpack it"),
+        (b"\x28\xb5\x2f\xfd" + bytes(50), "zstd -d"),
+    ],
+)
+def test_other_formats_and_what_to_do(content: bytes, advice: str, write_trace: Write) -> None:
+    assert advice in refusal(write_trace(content))
