@@ -32,8 +32,10 @@ from stagespan.trace.ascend import report as ascend_report
 from stagespan.trace.ascend import steps as ascend_steps
 from stagespan.trace.ascend.folder import AscendFolder
 from stagespan.trace.derived.device import is_ascend
+from stagespan.trace.derived.doubt import with_doubt
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.columns import without_events
+from stagespan.trace.read.intervals import covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import TraceView
 from stagespan.trace.result import (
@@ -109,6 +111,10 @@ class TraceFigures(Figures, frozen=True):
     """The number of entries that were not used, by cause."""
     adjusted: dict[str, Count]
     """The number of entries that were used with a change, by cause."""
+    ignored_ns: dict[str, Ns]
+    """The time that was not used because it cannot be true, by one of these causes."""
+    doubtful_ns: Ns
+    """The time in which a device's work is unknown, because an event's duration cannot be true."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +135,14 @@ class Analysis:
         """The findings of all analyses, the most severe first, otherwise in the order of the
         report.
 
-        Findings of several analyses about the same lost time are joined.
+        Findings of several analyses about the same lost time are joined. Findings that rest on
+        events whose times cannot be true are one grade less severe.
         """
         found = [finding for result in self.results.values() for finding in result.findings()]
         codes = {finding.code for finding in found}
         covered = {other for code in codes for other in _COVERS.get(code, ())}
-        return by_severity(without_repeats([each for each in found if each.code not in covered]))
+        kept = with_doubt(self.trace, (each for each in found if each.code not in covered))
+        return by_severity(without_repeats(kept))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON: facts about the file, findings, and a key for each analysis."""
@@ -148,6 +156,8 @@ class Analysis:
             incomplete=trace.incomplete,
             left_out=dict(trace.left_out),
             adjusted=dict(trace.adjusted),
+            ignored_ns=dict(trace.ignored_ns),
+            doubtful_ns=covered(trace.doubtful[:, 0], trace.doubtful[:, 1]),
         )
         return {
             "schema_version": SCHEMA_VERSION,

@@ -13,6 +13,7 @@ from stagespan.trace.derived.launch_sources import host_operators
 from stagespan.trace.figures import Count, Figures
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import TraceView
 
 TOP = 50
 
@@ -107,6 +108,7 @@ def breakdown(trace: Trace, name: str) -> Breakdown:
     the profiler and torch.compile about themselves are left out. A trace with neither kernels nor
     operators, or with operators that are years apart, gives no rows.
     """
+    trace = TraceView.of(trace)
     kernels = device_work(trace).kernels
     if len(kernels):
         calls = launch_of(trace, kernels)

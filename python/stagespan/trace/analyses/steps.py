@@ -21,6 +21,7 @@ from stagespan.trace.derived.step_times import (
     StepTimes,
     events_of_part,
     step_times,
+    steps_without_work,
 )
 from stagespan.trace.derived.threads import TimeIndex, named
 from stagespan.trace.figures import Count, Figures, MeanNs, Ns, one_of
@@ -439,6 +440,9 @@ class StepsFigures(Figures, frozen=True):
     parts_ns: dict[_Part, Ns]
     steps: list[Step]
     steps_left_out: Count
+    """Those that are not in `steps`, and marks that overlap an earlier step."""
+    steps_without_device_events: Count | None
+    """Steps of which device events should be in the trace, but are not; None without a device."""
     between: StepGaps
     before_device_ns: Ns
     behind_device_ns: Ns
@@ -468,6 +472,8 @@ class Steps(Result):
     launched before the trace began. The first step begins after it. None if there is none."""
     earlier_recorded: bool = True
     """Whether the trace contains the events of that work."""
+    without_work: int = 0
+    """The number of steps of which the trace should have device events, but has none."""
 
     @property
     def total_ns(self) -> int:
@@ -492,7 +498,8 @@ class Steps(Result):
             step_ns=Quartiles(mean, least, first, median, third, most),
             parts_ns=self.parts,
             steps=self.steps[:_MOST_IN_JSON],
-            steps_left_out=max(len(self.steps) - _MOST_IN_JSON, 0),
+            steps_left_out=max(len(self.steps) - _MOST_IN_JSON, 0) + self.ranges.overlapping,
+            steps_without_device_events=self.without_work if self.on_device else None,
             between=self.gaps,
             before_device_ns=sum(edge.dur_ns for edge in self.edges if edge.first),
             behind_device_ns=sum(edge.dur_ns for edge in self.edges if not edge.first),
@@ -528,6 +535,11 @@ class Steps(Result):
         count = len(self.steps)
         least, first, median, third, most = self.quartiles_ns
         note = self.ranges.how
+        if self.without_work:
+            note += (
+                f" {self.without_work:,} of the {counted(count, 'step')}"
+                f" {'has' if self.without_work == 1 else 'have'} no device events."
+            )
         if count > 1:
             note += (
                 f" {count:,} steps: the median is {in_words(median, 'ns')}, half of them took"
@@ -599,7 +611,8 @@ class Steps(Result):
     def line(self) -> str:
         """The number and the durations of the steps, and what they are if they are not marked."""
         least, _, median, _, most = self.quartiles_ns
-        how = "" if self.ranges.source == "profiler" else f". {self.ranges.how}"
+        is_plain = self.ranges.source == "profiler" and not self.ranges.overlapping
+        how = "" if is_plain else f". {self.ranges.how}"
         if len(self.steps) == 1:
             return f"1, {in_words(float(self.total_ns), 'ns')}{how}"
         return (
@@ -635,6 +648,7 @@ def analyze(trace: Trace) -> Steps | Unavailable:
         on_device=on_device,
         earlier_ns=_earlier(ranges, times),
         earlier_recorded=times.earlier.recorded,
+        without_work=len(steps_without_work(trace)),
     )
 
 

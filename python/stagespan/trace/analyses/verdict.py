@@ -22,6 +22,8 @@ from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.device_time import DeviceTime, device_rows, device_times, together
 from stagespan.trace.derived.gaps import Gaps, gaps
+from stagespan.trace.derived.step_ranges import step_ranges
+from stagespan.trace.derived.step_times import steps_without_work
 from stagespan.trace.derived.windows import BaseFigures, BaseWindow, base_window
 from stagespan.trace.figures import Figures, Ns, one_of
 from stagespan.trace.read.model import Trace
@@ -163,6 +165,9 @@ class Verdict(Result):
     of_host: HostVerdict | None = None
     """The verdict on the host of a trace without a device."""
 
+    steps_without_events: tuple[int, int] = (0, 0)
+    """The number of steps whose device events are missing, and of all steps."""
+
     @property
     def on_device(self) -> bool:
         """Whether the verdict is about devices and not about the host."""
@@ -178,6 +183,12 @@ class Verdict(Result):
         """The verdict with its figure, as a sentence."""
         if self.of_host is not None:
             return self.of_host.sentence
+        without, steps = self.steps_without_events
+        if 2 * without > steps:
+            return (
+                f"Cannot tell: {without:,} of the {counted(steps, 'step')} have no device events,"
+                " so what the device did in them is unknown."
+            )
         name = self.verdict[0].upper() + self.verdict[1:]
         one = self.devices == 1
         reason = _REASONS[self.verdict]
@@ -203,6 +214,12 @@ class Verdict(Result):
             sentence += (
                 f" Before that, the device was busy for {in_words(self.base.unrecorded_ns, 'ns')}"
                 " with earlier work that the trace does not contain."
+            )
+        if without:
+            sentence += (
+                f" {without:,} of the {counted(steps, 'step')} {'has' if without == 1 else 'have'}"
+                f" no device events: what the device did in {'it' if without == 1 else 'them'} is"
+                " unknown."
             )
         if self.differs:
             more = len(self.differs) - 1
@@ -327,6 +344,9 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     verdict = most
     if whole.idle_ns > busy[most]:
         verdict = max(waiting, key=lambda name: waiting[name])
+    without, steps = _without_events(trace)
+    if 2 * without > steps:
+        verdict = CANNOT_TELL
     times = busy | waiting
     cause = next((part for part in parts if part in _IDLE.get(verdict, ())), None)
     return Verdict(
@@ -340,6 +360,7 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
         preparing=within.preparing,
         devices=len(devices),
         differs=_differing(spans, devices, verdict) if several else (),
+        steps_without_events=(without, steps),
     )
 
 
@@ -356,6 +377,18 @@ def verdict_of_host(found: HostVerdict, origin_ns: int) -> Verdict:
         cause=None,
         of_host=found,
     )
+
+
+def _without_events(trace: Trace) -> tuple[int, int]:
+    steps = step_ranges(trace)
+    return (0, 0) if steps is None else (len(steps_without_work(trace)), len(steps))
+
+
+def _supported_verdict(part: str) -> str:
+    """Return the verdict that a part supports."""
+    if part in BUSY_PARTS:
+        return BUSY_PARTS[part]
+    return next(name for name, of in _IDLE.items() if part in of)
 
 
 def _busy(time: DeviceTime) -> dict[str, int]:

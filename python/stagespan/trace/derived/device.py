@@ -22,12 +22,12 @@ from stagespan.trace.derived.threads import (
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.read.plausibility import ASCEND_COMPUTE_TYPES, LAUNCH_SUFFIXES
 from stagespan.trace.read.view import TraceView, once
 
 NOT_DEVICE, COMPUTE, COMMUNICATION, COPY = 0, 1, 2, 3
 
 _COMMUNICATION_WORDS = ("nccl", "rccl", "hccl")
-_LAUNCH_SUFFIXES = ("_runtime", "_driver")
 # Other accelerators have categories of their own, such as MTIA's `mtia_ccp_events`. An event of a
 # stream is device work, unless its category is one of these or its process runs operators.
 _NOT_WORK = frozenset(
@@ -38,7 +38,7 @@ _NOT_WORK = frozenset(
     # The moment at which a stream reached a `cudaEventRecord`, drawn as 1 ns.
     | {"cuda_event"}
 )
-_NOT_WORK_SUFFIXES = (*_LAUNCH_SUFFIXES, "_sync", "_annotation")
+_NOT_WORK_SUFFIXES = (*LAUNCH_SUFFIXES, "_sync", "_annotation")
 _ON_HOST = ("cpu_op", "python_function", "user_annotation")
 _STREAM = re.compile(r"^stream\b(?!.*queue)", re.IGNORECASE)
 _COPIES = re.compile(r"memcpy|^dma(?:_|\b)", re.IGNORECASE)
@@ -46,10 +46,11 @@ _COPIES = re.compile(r"memcpy|^dma(?:_|\b)", re.IGNORECASE)
 _STREAM_EVENTS = re.compile(r"^event_(?:wait|record)", re.IGNORECASE)
 # Ascend: rows without a category, found by the names of their process and by `Task Type`.
 _ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
-_ASCEND_COMPUTE_TYPES = ("AI_", "AIC", "AIV", "MIX_", "DSA_")
 _ASCEND_COPY = "MEMCPY"
 # The event around a kernel that has the counters of XPU's scope profiler.
 _COUNTERS = re.compile(r"^metrics: ")
+# Calls that overlap but for this time are nested, because traces can be in whole microseconds.
+_SAME_CALL_NS = 2_000
 # The most entries per id of a lookup table over a range of ids.
 _DENSE = 4
 
@@ -92,7 +93,7 @@ def device_work(trace: Trace) -> DeviceWork:
     is_kernel = trace.rows_of(["kernel"])
     measures = names_with(trace, _COUNTERS)
     if measures.any():
-        is_kernel &= ~measures[events.name]
+        is_kernel = is_kernel & ~measures[events.name]
     kind[is_kernel] = COMPUTE
     kind[trace.rows_of(["gpu_memset"])] = COMPUTE
     kind[trace.rows_of(["gpu_memcpy"])] = COPY
@@ -133,7 +134,7 @@ def is_ascend(trace: Trace) -> bool:
 @once
 def launches(trace: Trace) -> Mask:
     """Which rows are calls of a runtime or driver, which may have launched device work."""
-    chosen = np.array([name.endswith(_LAUNCH_SUFFIXES) for name in [*trace.categories, ""]])
+    chosen = np.array([name.endswith(LAUNCH_SUFFIXES) for name in [*trace.categories, ""]])
     rows: Mask = chosen[trace.events.category]
     if ASCEND_DEVICE in trace.process_names.values():
         rows = rows | in_processes(trace, ASCEND_HOST)
@@ -166,12 +167,12 @@ def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[np.int32]:
     events = trace.events
     calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING)).astype(np.int32)
     calls = calls[np.lexsort((events.dur_ns[calls], events.correlation[calls]))]
-    known, pid = events.correlation[calls], events.pid[calls]
+    known = events.correlation[calls]
     lasts = np.flatnonzero(known[1:] != known[:-1])
     lasts = np.append(lasts, len(known) - 1) if len(known) else lasts
-    if len(known) and pid.min() < pid.max():
+    if len(known):
         firsts = np.append(0, lasts[:-1] + 1)
-        lasts = lasts[np.minimum.reduceat(pid, firsts) == np.maximum.reduceat(pid, firsts)]
+        lasts = lasts[_are_one_call(trace, calls, firsts, lasts)]
     calls, known = calls[lasts], known[lasts]
     if len(calls) == 0 or len(correlations) == 0:
         return np.full(len(correlations), -1, dtype=np.int32)
@@ -188,6 +189,25 @@ def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[np.int32]:
     )
 
 
+def _are_one_call(trace: Trace, calls: NDArray[np.int32], firsts: Numbers, lasts: Numbers) -> Mask:
+    """Which groups of calls are nested calls of one process, the outermost of which is the last."""
+    several = np.flatnonzero(firsts < lasts)
+    one: Mask = np.ones(len(firsts), dtype=np.bool_)
+    if len(several) == 0:
+        return one
+    events = trace.events
+    pid, begin, end = events.pid[calls], events.begin_ns[calls], events.end_ns[calls]
+    length = np.maximum.reduceat(end, firsts) - np.minimum.reduceat(begin, firsts)
+    one &= np.minimum.reduceat(pid, firsts) == np.maximum.reduceat(pid, firsts)
+    one &= length <= events.dur_ns[calls[lasts]] + _SAME_CALL_NS
+    # Nested calls are different functions.
+    name = events.name[calls]
+    one &= (firsts == lasts) | (
+        np.minimum.reduceat(name, firsts) < np.maximum.reduceat(name, firsts)
+    )
+    return one
+
+
 @once
 def shared_correlations(trace: Trace) -> int:
     """Return the number of device events whose launch is unknown because processes share ids.
@@ -197,7 +217,7 @@ def shared_correlations(trace: Trace) -> int:
     """
     events, rows = trace.events, device_work(trace).rows
     calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING))
-    if len(calls) == 0 or events.pid[calls].min() == events.pid[calls].max():
+    if len(calls) == 0:
         return 0
     rows = rows[(launch_of(trace, rows) < 0) & (events.correlation[rows] != MISSING)]
     return int(np.isin(events.correlation[rows], events.correlation[calls]).sum())
@@ -258,7 +278,7 @@ def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     events = trace.events
     on_device = in_processes(trace, ASCEND_DEVICE)
     computes = np.array(
-        [name.startswith(_ASCEND_COMPUTE_TYPES) for name in trace.names] + [False], dtype=np.bool_
+        [name.startswith(ASCEND_COMPUTE_TYPES) for name in trace.names] + [False], dtype=np.bool_
     )
     copies = np.array([name.startswith(_ASCEND_COPY) for name in trace.names] + [False])
     kernels: Mask = on_device & computes[events.task_type]

@@ -23,7 +23,7 @@ from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Rows, covered
 from stagespan.trace.read.model import MISSING, Trace
-from stagespan.trace.read.view import once
+from stagespan.trace.read.view import TraceView, once
 
 
 class DeviceTimeFigures(Figures, frozen=True):
@@ -245,6 +245,7 @@ class DeviceUse:
 @once
 def device_use(trace: Trace) -> DeviceUse:
     """Compute the unions of the device's events by kind and by stream."""
+    trace = TraceView.of(trace)
     events = trace.events
     work = device_work(trace)
     rows = work.rows

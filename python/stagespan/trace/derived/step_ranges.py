@@ -7,7 +7,7 @@ contain an exchange with the host, or an optimizer step.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import shortened
+from stagespan.trace.result import counted, shortened
 
 # The number of block lengths that are tried, the most frequent distances first.
 _CANDIDATES = 96
@@ -154,6 +154,8 @@ class StepRanges:
     """A sentence on how the steps were found."""
     marks: Rows = field(default_factory=lambda: np.empty(0, dtype=np.intp))
     """The events that only mark steps; empty if the steps were found in another way."""
+    overlapping: int = 0
+    """The number of marks that are not steps, because they overlap an earlier step."""
 
     @property
     def inferred(self) -> bool:
@@ -205,6 +207,7 @@ def _of_profiler(trace: Trace) -> StepRanges | None:
     marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, PROFILER_STEP)
     every = np.flatnonzero(marks)
     rows = _without_overlaps(trace, every)
+    overlapping = len(every) - len(rows)
     how = "The profiler marked the steps."
     # The profiler opens a step that the program may never begin. If no step contains work, the work
     # ran in other threads.
@@ -215,7 +218,9 @@ def _of_profiler(trace: Trace) -> StepRanges | None:
     if len(rows) == 0:
         return None
     names = [trace.names[code] for code in events.name[rows]]
-    return StepRanges(names, events.begin_ns[rows], events.end_ns[rows], "profiler", how, every)
+    begin, end = events.begin_ns[rows], events.end_ns[rows]
+    how += _about_overlaps(overlapping)
+    return StepRanges(names, begin, end, "profiler", how, every, overlapping)
 
 
 def _of_server(trace: Trace) -> StepRanges | None:
@@ -226,9 +231,10 @@ def _of_server(trace: Trace) -> StepRanges | None:
     if len(rows) == 0:
         return None
     names = [trace.names[code] for code in events.name[rows]]
-    how = "The annotations of an inference server mark its steps."
+    overlapping = len(every) - len(rows)
+    how = "The annotations of an inference server mark its steps." + _about_overlaps(overlapping)
     begin, end = events.begin_ns[rows], events.end_ns[rows]
-    return StepRanges(names, begin, end, "annotation", how, every)
+    return StepRanges(names, begin, end, "annotation", how, every, overlapping)
 
 
 def _of_annotations(trace: Trace) -> StepRanges | None:
@@ -294,10 +300,13 @@ def _most_time(trace: Trace, rows: Rows, codes: Numbers) -> StepRanges | None:
     durations = trace.events.dur_ns[rows]
     times = np.bincount(codes, weights=durations)
     code = int(np.argmax(times))
-    mine = _without_overlaps(trace, rows[codes == code])
+    every = rows[codes == code]
+    mine = _without_overlaps(trace, every)
     if len(mine) < _LEAST or times[code] < _LEAST_SHARE * durations.sum():
         return None
-    return _blocks(trace, mine, Repeat(0, 1, len(mine)), np.full(len(mine), code))
+    steps = _blocks(trace, mine, Repeat(0, 1, len(mine)), np.full(len(mine), code))
+    overlapping = len(every) - len(mine)
+    return replace(steps, how=steps.how + _about_overlaps(overlapping), overlapping=overlapping)
 
 
 def _overlaps(trace: Trace, rows: Rows, steps: StepRanges) -> bool:
@@ -324,15 +333,19 @@ def _of_optimizer(trace: Trace) -> StepRanges | None:
     if len(rows) == 0:
         return None
     codes, counts = np.unique(events.name[rows], return_counts=True)
-    rows = _without_overlaps(trace, rows[events.name[rows] == codes[np.argmax(counts)]])
+    every = rows[events.name[rows] == codes[np.argmax(counts)]]
+    rows = _without_overlaps(trace, every)
+    overlapping = len(every) - len(rows)
     if len(rows) < _LEAST:
         return None
     ends = events.end_ns[rows]
     how = (
         f"Steps are not marked. A step is taken from the end of one"
         f" {shortened(trace.names[events.name[rows[0]]])} to the end of the next."
+        f"{_about_overlaps(overlapping)}"
     )
-    return StepRanges(_numbered("step", len(rows) - 1), ends[:-1], ends[1:], "optimizer", how)
+    names = _numbered("step", len(rows) - 1)
+    return StepRanges(names, ends[:-1], ends[1:], "optimizer", how, overlapping=overlapping)
 
 
 def _of_operators(trace: Trace) -> StepRanges | None:
@@ -428,6 +441,14 @@ def _of_kernels(trace: Trace) -> StepRanges | None:
         " taken as a step."
     )
     return StepRanges(_numbered("step", repeat.times), edges[:-1], edges[1:], "kernels", how)
+
+
+def _about_overlaps(count: int) -> str:
+    if count == 0:
+        return ""
+    return f" {counted(count, 'mark')} {'overlaps an' if count == 1 else 'overlap'} earlier " + (
+        "one and is skipped." if count == 1 else "ones and are skipped."
+    )
 
 
 def _without_overlaps(trace: Trace, rows: Rows) -> Rows:

@@ -17,7 +17,7 @@ from stagespan.trace.derived.device import (
     work_by_stream,
 )
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
-from stagespan.trace.derived.step_ranges import StepRanges
+from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import Cover, named
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
@@ -202,6 +202,32 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
         known=parts.known(),
         earlier=extents.earlier,
     )
+
+
+@once
+def steps_without_work(trace: Trace) -> Rows:
+    """Return the steps of which the trace should have device events, but has none.
+
+    These are steps that called what launches device events in other steps. If more than half of the
+    steps have no device events, it is all of these. In both cases records were probably lost, and
+    what the device did is unknown.
+    """
+    ranges = step_ranges(trace)
+    rows = device_work(trace).rows
+    if ranges is None or not ranges.on_host or len(rows) == 0:
+        return np.empty(0, dtype=np.intp)
+    events = trace.events
+    begin = np.sort(events.begin_ns[rows])
+    first, behind = (np.searchsorted(begin, edge) for edge in (ranges.begin_ns, ranges.end_ns))
+    extents = step_extents(trace, ranges)
+    without = (extents.last_ns < extents.first_ns) & (first == behind)
+    calls = launch_of(trace, rows)
+    launching = np.zeros(len(trace.names) + 1, dtype=np.bool_)
+    launching[events.name[calls[calls >= 0]]] = True
+    step = ranges.at(events.begin_ns[launches(trace) & launching[events.name]])
+    called = np.bincount(step[step >= 0], minlength=len(ranges)) > 0
+    most = 2 * np.count_nonzero(without) > len(without)
+    return np.flatnonzero(without & (called | most))
 
 
 def events_of_part(trace: Trace, part: str, on_device: bool) -> Mask:

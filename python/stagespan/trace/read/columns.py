@@ -251,6 +251,8 @@ def gather(
         named_ids=ids.named,
         left_out=found["left_out"],
         adjusted=dict(adjusted),
+        no_duration=whole_column(found["events"]["no_duration"], np.int64),
+        negative_duration=whole_column(found["events"]["negative_duration"], np.int64),
         incomplete=incomplete,
         arguments=arguments,
     )

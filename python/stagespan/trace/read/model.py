@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.read.intervals import Codes, Mask, Numbers
+from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows
 
 MISSING = int(np.iinfo(np.int64).min)
 """The value in an integer column if the event does not have the field."""
@@ -41,6 +41,10 @@ class Events:
 
     def __len__(self) -> int:
         return len(self.begin_ns)
+
+    def chosen(self, keep: Mask) -> Events:
+        """Return the events of a mask, in the same order."""
+        return Events(**{each.name: getattr(self, each.name)[keep] for each in fields(Events)})
 
     @cached_property
     def end_ns(self) -> Numbers:
@@ -145,6 +149,15 @@ class ArgumentTable:
     def __len__(self) -> int:
         return len(self.shape)
 
+    def chosen(self, keep: Mask) -> ArgumentTable:
+        """Return the arguments of the rows of a mask, in the same order."""
+        values = {}
+        for key, (is_text, column) in self.values.items():
+            left = column[keep[self.shapes.having(key)[self.shape]]]
+            if len(left):
+                values[key] = (is_text, left)
+        return ArgumentTable(self.shapes, self.shape[keep], self.texts, values)
+
     def argument(self, key: str) -> Argument | None:
         """Return the argument `key`; None if no row has it."""
         number = self.shapes.keys.get(key, -1)
@@ -191,6 +204,17 @@ class Trace:
     """The number of entries that are not in any table, by cause."""
     adjusted: dict[str, int] = field(default_factory=dict)
     """The number of entries that were changed, by cause."""
+    no_duration: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """The rows of `events` whose duration is absent or not a number; their `dur_ns` is 0."""
+    negative_duration: Rows = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """The rows of `events` whose duration is negative; their `dur_ns` is 0."""
+    ignored_ns: dict[str, int] = field(default_factory=dict)
+    """The time in ns that is not used because it cannot be true, by the cause in `left_out` or
+    `adjusted`; for events far outside of all others, the longest distance to these. Only a view has
+    such causes: see `plausibility`."""
+    doubtful: Numbers = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
+    """Begin and end in ns, one row each, of the times in which a device's work is unknown, because
+    the duration of an event cannot be true. Only a view has such times."""
     incomplete: str | None = None
     """A sentence if the file is truncated or damaged, otherwise None."""
     arguments: Mapping[str, ArgumentTable] = field(default_factory=dict, repr=False, compare=False)

@@ -12,6 +12,7 @@ import numpy as np
 
 from stagespan.trace.read.intervals import Mask
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.plausibility import plausible
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,8 +22,8 @@ R = TypeVar("R")
 class TraceView(Trace):
     """A trace for analyses: functions marked with `once` run once on it.
 
-    It shares the columns of the trace that it was created from. Results are kept as long as the
-    view exists.
+    It shares the columns of the trace that it was created from, except those that contain what
+    cannot be true. Results are kept as long as the view exists.
     """
 
     cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -30,9 +31,10 @@ class TraceView(Trace):
 
     @classmethod
     def of(cls, trace: Trace) -> TraceView:
-        """Return a view of `trace`, or `trace` itself if it is a view."""
+        """Return a view of `trace` without what cannot be true; a view is returned as it is."""
         if isinstance(trace, TraceView):
             return trace
+        trace = plausible(trace)
         return cls(**{each.name: getattr(trace, each.name) for each in fields(Trace)})
 
     def rows_of(self, names: Iterable[str]) -> Mask:

@@ -12,6 +12,16 @@ from stagespan.trace.ascend.folder import TRACE
 from stagespan.trace.derived.device import launches, shared_correlations
 from stagespan.trace.kernel_names import labels, printable
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.plausibility import (
+    ABSENT,
+    COVERING,
+    CUT,
+    ENDS_FAR,
+    FAR,
+    NEGATIVE,
+    NO_DURATION,
+    RANGE_CUT,
+)
 from stagespan.trace.result import (
     MOST_LETTERS,
     Finding,
@@ -83,6 +93,9 @@ _LEFT_OUT = {
         "begin events without an end event",
     ),
     "end without a begin": ("end event without a begin event", "end events without a begin event"),
+    NO_DURATION: (NO_DURATION, "device events without a valid duration"),
+    FAR: (FAR, "events far outside of all others"),
+    COVERING: (COVERING, "device events that cover later events of their streams"),
     "entry of a second `traceEvents`": (
         "entry of a second `traceEvents`",
         "entries of a second `traceEvents`",
@@ -90,17 +103,39 @@ _LEFT_OUT = {
 }
 
 
+# Entries of which a part of the duration, or all of it, was not used, and what was done.
+_CUT = {
+    ABSENT: ("event without a duration", "events without a duration", "taken as 0"),
+    NEGATIVE: ("negative duration", "negative durations", "taken as 0"),
+    CUT: (COVERING, _LEFT_OUT[COVERING][1], "cut where the next one begins"),
+    ENDS_FAR: (
+        "duration that ends far outside of all events",
+        "durations that end far outside of all events",
+        "cut at the end of the others",
+    ),
+    RANGE_CUT: (
+        "range that overlaps another one a little",
+        "ranges that overlap another one a little",
+        "cut where they meet",
+    ),
+}
+
+
 def ignored(trace: Trace) -> list[str]:
     """Return sentences about entries that were not used, or not as they are in the file."""
     found = []
-    if trace.left_out:
-        listed = [
-            f"{count:,} {_LEFT_OUT.get(cause, (cause, f'{cause}s'))[count != 1]}"
-            for cause, count in trace.left_out.items()
-        ]
+    listed = [_not_used(trace, cause, count) for cause, count in trace.left_out.items()]
+    cut = {cause: count for cause, count in trace.adjusted.items() if cause in _CUT}
+    listed += [_not_used(trace, cause, count) for cause, count in cut.items()]
+    if listed:
         found.append(f"Ignored: {', '.join(listed)}.")
-    if trace.adjusted:
-        listed = [f"{cause} ({count:,})" for cause, count in trace.adjusted.items()]
+    if len(trace.doubtful):
+        found.append(
+            "Findings that rest on the times of these device events are one grade less severe."
+        )
+    changed = {cause: count for cause, count in trace.adjusted.items() if cause not in cut}
+    if changed:
+        listed = [f"{cause} ({count:,})" for cause, count in changed.items()]
         found.append(f"Read with a change: {', '.join(listed)}.")
     shared = shared_correlations(trace)
     if shared:
@@ -110,6 +145,20 @@ def ignored(trace: Trace) -> list[str]:
             " of each rank on its own."
         )
     return found
+
+
+def _not_used(trace: Trace, cause: str, count: int) -> str:
+    """Return how many entries, and how much of their time, were not used for a cause."""
+    time = trace.ignored_ns.get(cause)
+    if cause in _CUT:
+        one, several, tail = _CUT[cause]
+        length = "" if time is None else f"{in_words(time, 'ns')} of "
+        return f"{length}{count:,} {one if count == 1 else several} ({tail})"
+    words = f"{count:,} {_LEFT_OUT.get(cause, (cause, f'{cause}s'))[count != 1]}"
+    if time is None:
+        return words
+    away = f"up to {in_words(time, 'ns')} away" if cause == FAR else in_words(time, "ns")
+    return f"{words} ({away})"
 
 
 # The data that each analysis needs, and how to record it.

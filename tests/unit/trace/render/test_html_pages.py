@@ -104,6 +104,34 @@ def test_without_any_known_launch_the_shared_ids_are_the_reason(tmp_path: Path) 
     assert "launches of device work" not in " ".join(missing(analysis))
 
 
+@pytest.mark.parametrize("shift", [0, 5_000])
+def test_two_ranks_with_the_same_process_number_are_recognised(shift: int, tmp_path: Path) -> None:
+    # GIVEN a file into which two ranks wrote, each of which was process 100 in its container
+    events = []
+    for rank in range(2):
+        program = Program(1_000 + rank * shift)
+        for _ in range(3):
+            program.operator()
+        events += program.events
+    program.events = events
+    # WHEN it is analysed
+    said = " ".join(ignored(analyze(program.trace(tmp_path)).trace))
+    # THEN no kernel belongs to the call of the other rank, and the page says why
+    assert "The launch of 6 device events is unknown, because calls of several" in said
+
+
+def test_nested_calls_of_one_launch_are_one_call(tmp_path: Path) -> None:
+    # GIVEN launches by the runtime, inside of which the driver is called
+    program = Program()
+    for _ in range(3):
+        program.operator()
+        runtime = next(e for e in reversed(program.events) if e["cat"] == "cuda_runtime")
+        inner = runtime | {"name": "cuLaunchKernel", "cat": "cuda_driver", "dur": 3}
+        program.events.append(inner | {"ts": runtime["ts"] + 1})
+    # WHEN the trace is analysed THEN all launches are known
+    assert ignored(analyze(program.trace(tmp_path)).trace) == []
+
+
 def test_one_entry_is_in_the_singular(tmp_path: Path) -> None:
     path = tmp_path / "host.json"
     path.write_text('[{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":9,"pid":1,"tid":1}]')
