@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan import _core
+from stagespan.trace.read import old_autograd
 from stagespan.trace.read.intervals import Codes, Numbers
 from stagespan.trace.read.model import (
     MISSING,
@@ -225,6 +226,12 @@ def gather(
         table = ArgumentTable(shapes, whole_column(part["shape"], np.int32), texts, values)
         arguments[kind] = table
         tables[kind] = events_of(part, table, names, categories, respelled, ids, base or 0)
+    flows = flows_of(found["flows"], categories, base or 0)
+    # New categories come after all columns of codes.
+    if old_autograd.has_old_processes(ids.named) and "" in categories.words:
+        tables["events"] = old_autograd.with_categories(
+            tables["events"], ids.named, categories.code, adjusted
+        )
     process_names: dict[int, str] = {}
     process_labels: dict[int, str] = {}
     thread_names: dict[tuple[int, int], str] = {}
@@ -239,7 +246,7 @@ def gather(
         path=path,
         events=tables["events"],
         instants=tables["instants"],
-        flows=flows_of(found["flows"], categories, base or 0),
+        flows=flows,
         names=names.words,
         categories=categories.words,
         base_ns=base,
