@@ -11,6 +11,7 @@
 #include "reading.h"
 #include "stage_names.h"
 #include "stagespan/histogram.h"
+#include "stagespan/packed_snapshot.h"
 #include "stagespan/recorder.h"
 #include "stagespan/snapshot.h"
 
@@ -175,7 +176,13 @@ void define_statistics(py::module_& module) {
               throw py::value_error("the snapshot to subtract is the later one: call since() on the later snapshot");
             return std::make_shared<Snapshot>(difference(later, earlier));
           },
-          py::arg("earlier"));
+          py::arg("earlier"))
+      .def("pack", [](const Snapshot& snapshot) { return std::make_shared<PackedSnapshot>(snapshot); });
+
+  py::class_<PackedSnapshot, std::shared_ptr<PackedSnapshot>>(module, "PackedSnapshot")
+      .def_property_readonly("time_ns", &PackedSnapshot::unix_ns)
+      .def_property_readonly("size_bytes", &PackedSnapshot::size_bytes)
+      .def("unpack", [](const PackedSnapshot& packed) { return std::make_shared<Snapshot>(packed.unpack()); });
 
   module.def("snapshot", fresh_snapshot);
 }

@@ -531,6 +531,21 @@ class Snapshot:
         """Return the figures between `earlier` and this snapshot. Minimum and maximum are then
         bounds of histogram buckets. Raises ValueError if `earlier` is the later snapshot.
         """
+    def pack(self) -> PackedSnapshot:
+        """Return the same figures in about a tenth of the memory, to be kept. Not for snapshots of
+        other processes, whose stage names are left out.
+        """
+
+@final
+class PackedSnapshot:
+    """A snapshot in little memory."""
+
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it uses."""
+    def unpack(self) -> Snapshot: ...
 
 def snapshot() -> Snapshot: ...
 

@@ -113,7 +113,7 @@ class _Service:
         if last is not None and 0 <= now - last.time_ns < 0.9 * SPACING_S * 1e9:
             return None
         snapshot = _core.snapshot()
-        self.history.add(snapshot)
+        self.history.add(snapshot.pack())
         return snapshot
 
     def pause(self, timeout_s: float) -> bool:
@@ -277,7 +277,7 @@ def settle(timeout_s: float = 10.0) -> bool:
     return device.wait(max(timeout_s, 0.0))
 
 
-def history() -> History[_core.Snapshot]:
+def history() -> History[_core.PackedSnapshot]:
     """Return the snapshots that this process has taken."""
     return _service.history
 

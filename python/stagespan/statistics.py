@@ -245,9 +245,9 @@ def _lifetime(now: _core.Snapshot) -> Stats:
     return Stats(*_read(now), window_s, is_lifetime=True)
 
 
-def _since(now: _core.Snapshot, earlier: _core.Snapshot) -> Stats:
+def _since(now: _core.Snapshot, earlier: _core.PackedSnapshot) -> Stats:
     window_s = (now.time_ns - earlier.time_ns) / 1e9
-    return Stats(*_read(now.since(earlier)), window_s, is_lifetime=False)
+    return Stats(*_read(now.since(earlier.unpack())), window_s, is_lifetime=False)
 
 
 def of_recording(snapshot: _core.Snapshot, lost: dict[str, int], begin_ns: int) -> Stats:

@@ -337,7 +337,7 @@ def snapshot():
     for _ in range(100):
         with span("span"):
             pass
-    service.history().add(_core.snapshot())
+    service.history().add(_core.snapshot().pack())
 for window_s in (1e-6, 1e-3, 0.1):
     stagespan.stats(window_s)
     # WHEN the service thread takes a snapshot at each line of the call / THEN

@@ -17,6 +17,7 @@ SECOND = 10**9
 @dataclass(frozen=True)
 class Snapshot:
     time_ns: int
+    size_bytes: int = 0
 
 
 def after_running(
@@ -109,6 +110,40 @@ def test_the_newest_is_always_there_and_times_stay_in_order(
         for other in others
         if other is not None
     )
+
+
+@pytest.mark.parametrize("size_bytes", [1, 60, 100, 300, 900, 1001])
+def test_large_snapshots_are_fewer_so_that_their_memory_is_bounded(size_bytes: int) -> None:
+    # GIVEN a limit, and an hour of snapshots of which a different number fits into it
+    history: History[Snapshot] = History(most_bytes=1000)
+    now = 1_700_000_000 * SECOND
+    most = 0
+    for _ in range(1440):
+        now += int(SPACING_S * SECOND)
+        history.add(Snapshot(now, size_bytes))
+        most = max(most, len(history) * size_bytes)
+    # THEN they never use more, except for one that is larger
+    assert most <= max(1000, size_bytes)
+    assert history.nearest(now) == Snapshot(now, size_bytes)
+    # THEN as many are kept as for windows of about these lengths, if there is space for them
+    if size_bytes <= 100:
+        for window_s in (10, 60, 300, 900):
+            found = history.nearest(now - window_s * SECOND)
+            assert found is not None
+            assert abs(now - found.time_ns - window_s * SECOND) <= 0.5 * window_s * SECOND
+
+
+def test_a_history_that_has_become_small_again_becomes_dense_again() -> None:
+    # GIVEN snapshots that were large for a while
+    history: History[Snapshot] = History(most_bytes=1000)
+    now = 1_700_000_000 * SECOND
+    for count, size_bytes in ((600, 400), (600, 10)):
+        for _ in range(count):
+            now += int(SPACING_S * SECOND)
+            history.add(Snapshot(now, size_bytes))
+    found = history.nearest(now - 10 * SECOND)
+    assert found is not None
+    assert (now - found.time_ns) / SECOND == pytest.approx(10, abs=SPACING_S)
 
 
 def test_an_empty_history_has_nothing() -> None:

@@ -172,7 +172,7 @@ def test_a_snapshot_far_from_the_window_is_not_used(monkeypatch: pytest.MonkeyPa
     no_snapshots(monkeypatch)
     has_lived(monkeypatch, 1_000)
     spans("s", 3)
-    service.history().add(_core.snapshot())
+    service.history().add(_core.snapshot().pack())
     spans("s", 7)
 
     # WHEN a window is requested that began long before the snapshot
@@ -188,7 +188,7 @@ def test_a_window_from_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     no_snapshots(monkeypatch)
     spans("s", 100)
     earlier = _core.snapshot()
-    service.history().add(earlier)
+    service.history().add(earlier.pack())
     time.sleep(0.2)
     spans("s", 7)
     # WHEN a window is requested that begins near it
@@ -271,7 +271,7 @@ def test_when_the_rings_have_wrapped_a_longer_window_is_used() -> None:
 def test_when_the_rings_have_wrapped_the_nearer_beginning_is_taken() -> None:
     # GIVEN a process with 1,000 spans before a snapshot and 1,000 after, which the rings lost
     code = """
-        service.history().add(_core.snapshot())
+        service.history().add(_core.snapshot().pack())
         spans(1000)
         for life_s in (10_000, 1_000_000):
             has_lived(life_s)
