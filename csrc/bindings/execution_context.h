@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include "context_variables.h"
 #include "object.h"
 #include "stagespan/recorder.h"
 
@@ -32,11 +33,29 @@ STAGESPAN_HOT ThreadState& current_thread() noexcept {
   return *thread;
 }
 
-/// Stores the innermost span for copies of the context, and drops a task's scope without open spans.
-void publish_slow(ThreadState& thread) noexcept;
+/// The parent of a span that is opened in this scope now.
+ParentLink innermost(const ThreadState& thread, const Scope& scope) noexcept;
 
-/// Drops a scope without open spans that is not current: that of a task, or one that a generator left.
-void drop_if_idle(ThreadState& thread, Scope& scope) noexcept;
+/// What copies of the scope's context inherit now.
+Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept;
+
+/// Stores that, and the request object unless it is null, in the current context, and drops a task's scope without open
+/// spans.
+void publish_slow(ThreadState& thread, PyObject* request = nullptr) noexcept;
+
+/// The same for a scope that is not the current one, because a span or request ended in a context other than its own:
+/// for example in an async generator that the event loop closes. Also frees the scope that a suspended run has left.
+void publish_elsewhere(ThreadState& thread, Scope& scope, PyObject* request = nullptr) noexcept;
+
+/// The same for a span of another thread that the calling one ends: the first function is called before, and returns
+/// the context of its scope, or nothing; the second one after.
+Ref context_of(const FoundFrame& found) noexcept;
+void publish_in_thread(std::uint64_t serial, PyObject* context) noexcept;
+
+/// Whether the running code has no scope because there was no memory for one.
+inline bool has_no_scope(const ThreadState& thread) noexcept {
+  return thread.is_stand_in() || thread.scope == &thread.nowhere;
+}
 
 /// Called when the innermost span of the current scope has changed.
 STAGESPAN_HOT void publish(ThreadState& thread) noexcept {
@@ -44,17 +63,7 @@ STAGESPAN_HOT void publish(ThreadState& thread) noexcept {
     publish_slow(thread);
 }
 
-/// Makes a request current in this execution context and its copies. Returns the previous one.
-std::uint64_t enter_request(std::uint64_t request);
-/// Ends it, in whichever execution context of this thread it is current, and restores the previous one.
-void exit_request(std::uint64_t request, std::uint64_t before);
-/// The request of the running code, or 0.
-std::uint64_t current_request();
-
-/// For the module's method table: the functions that pass span and request to other threads.
-extern PyMethodDef g_execution_context_functions[];
-
-/// Creates the context variable. Returns false with an exception set if that fails.
+/// Returns false with an exception set if that fails.
 bool init_execution_context();
 
 }  // namespace stagespan::python

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "completions.h"
+#include "current_request.h"
 #include "device.h"
 #include "docstrings.h"
 #include "execution_context.h"
@@ -124,7 +125,7 @@ void define_hot_objects(py::module_& module) {
   PyObject* const m = module.ptr();
   for (PyMethodDef* functions :
        {g_span_functions, g_token_functions, g_timed_function_functions, g_timed_iterator_functions,
-        g_waiting_functions, g_termination_functions, g_execution_context_functions})
+        g_waiting_functions, g_termination_functions, g_current_request_functions})
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
   if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_unnamed_span_type(m) ||
       !init_token_type(m) || !init_timed_functions(m) || !init_timed_iterators() || !init_waiting(m))

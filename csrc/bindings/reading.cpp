@@ -175,8 +175,6 @@ void define_reading(py::module_& module) {
   module.def("lost", lost, docs::kLost);
   module.def("count_lost", lose_by_name, py::arg("cause"), py::arg("n") = 1);
   module.def("reset", [] { Recorder::get().reset(); });
-  module.def("request_enter", enter_request, py::arg("request"));
-  module.def("request_exit", exit_request, py::arg("request"), py::arg("before"));
   module.def("request_figures", request_figures, py::arg("request"), py::arg("since_ns"));
   module.def("drain_completions", drain_completions, py::arg("everything") = false);
   module.def("drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false);

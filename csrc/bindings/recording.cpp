@@ -316,10 +316,12 @@ void define_recording(py::module_& module) {
         if (!text) throw py::error_already_set();
         const std::string_view written(PyBytes_AS_STRING(text.get()),
                                        static_cast<std::size_t>(PyBytes_GET_SIZE(text.get())));
-        Recorder::get().begin_request(number, written, {trace_high, trace_low});
+        return Recorder::get().begin_request(number, written, {trace_high, trace_low});
       },
       py::arg("number"), py::arg("id"), py::arg("trace_high") = 0, py::arg("trace_low") = 0);
-  module.def("request_end", [](std::uint64_t number) { Recorder::get().end_request(number); }, py::arg("number"));
+  module.def(
+      "request_end", [](std::uint64_t number, std::uint32_t shown) { Recorder::get().end_request(number, shown); },
+      py::arg("number"), py::arg("shown"));
 
   py::class_<Recording, std::shared_ptr<Recording>>(module, "RecordingCopy")
       .def("info", info)

@@ -74,23 +74,24 @@ OpenFrame* find_in_scope(ThreadState& thread, const SpanObject* self) noexcept {
 // The frame that this object opened last, in any scope of the thread.
 OpenFrame* find_in_thread(ThreadState& thread, const SpanObject* self) noexcept {
   OpenFrame* latest = nullptr;
-  const std::uint32_t end =
-      thread.slot != nullptr ? thread.slot->frames_high_water.load(std::memory_order_relaxed) : thread.frame_capacity;
-  for (std::uint32_t i = 1; i < end; ++i) {
+  Recorder::get().for_each_frame(thread, [&](std::uint32_t i) {
     OpenFrame& frame = thread.frames[i];
-    if (thread.locals[i].owner != self || !is_open(frame)) continue;
+    if (thread.locals[i].owner != self || !is_open(frame)) return;
     if (latest == nullptr ||
         frame.begin_ticks.load(std::memory_order_relaxed) > latest->begin_ticks.load(std::memory_order_relaxed))
       latest = &frame;
-  }
+  });
   return latest;
 }
 
 bool leave_in_other_thread(SpanObject* self, std::uint16_t flags, PyObject* error) noexcept {
   const FoundFrame found = Recorder::get().find_elsewhere(self);
+  if (!found) return false;
+  const Ref context = context_of(found);
   FinishedSpan span;
   void* note = nullptr;
-  if (!found || !Recorder::get().close_away(found, flags, &span, &note)) return false;
+  if (!Recorder::get().close_away(found, flags, &span, &note)) return false;
+  if (context) publish_in_thread(found.serial, context.get());
   if (self->kind == Kind::kSpan) return true;
   ErrorAside pending;
   const Ref call(static_cast<PyObject*>(note));

@@ -183,8 +183,10 @@ bool wants_hooks(const SpanObject& span) noexcept {
 }
 
 bool has_room() noexcept {
-  const ThreadState& thread = current_thread();
-  return thread.free_head < thread.frame_capacity;
+  ThreadState& thread = current_thread();
+  const std::uint32_t index = take_frame(thread);
+  if (index != 0) give_frame(thread, index);
+  return index != 0;
 }
 
 PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs,
@@ -273,7 +275,7 @@ void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::
   } else if (span.kind == Kind::kSpan) {
     Scope& scope = *local.scope;
     close_frame(thread, frame, flags);
-    drop_if_idle(thread, scope);
+    publish_elsewhere(thread, scope);
   } else {
     const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));
     if (call) hooks_leave(call.get());
@@ -286,7 +288,7 @@ void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::
     commit_span(thread, finished_span);
     charge_parent(thread, frame.below.load(std::memory_order_relaxed), finished_span.duration_ticks());
     drop_frame(thread, frame, finished_span.end_ticks);
-    drop_if_idle(thread, scope);
+    publish_elsewhere(thread, scope);
     if (is_context(span.kind)) complete(span, finished_span, thread, call.get());
     raise_kept();
   }
@@ -302,7 +304,7 @@ void drop_run(ThreadState& thread, OpenFrame& frame) noexcept {
   const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));
   device_drop(thread, frame);
   drop_frame(thread, frame);
-  drop_if_idle(thread, scope);
+  publish_elsewhere(thread, scope);
 }
 
 Ref positional_tuple(PyObject* const* args, std::size_t nargsf) {

@@ -17,6 +17,8 @@ constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) { return (
 
 // Offsets of all regions. Each begins on a separate page, so that clearing can return whole pages.
 std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions& sizes) noexcept {
+  const std::uint64_t slot_frames =
+      std::uint64_t{frames_per_slot(sizes.frames_per_thread)} * (kMaxThreads + kHiddenSlots);
   const struct {
     Region region;
     std::uint64_t stride;
@@ -30,8 +32,8 @@ std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions
       {kRegionRequests, sizeof(RequestEntry), kMaxRequests},
       {kRegionDeviceStages, sizeof(std::uint32_t), kMaxStages},
       {kRegionSlots, sizeof(ThreadSlot), kMaxThreads + 1},
-      {kRegionFrames, sizeof(OpenFrame), std::uint64_t{sizes.frames_per_thread} * kMaxThreads},
-      {kRegionLocals, sizes.frames_per_thread * sizeof(FrameLocal) + kPageBytes, kMaxThreads},
+      {kRegionFrames, sizeof(OpenFrame), slot_frames},
+      {kRegionLocals, sizeof(FrameLocal), slot_frames},  // the last frames are never used: there is space for the shift
       {kRegionRings, sizeof(SpanRecord), std::uint64_t{sizes.ring_spans} * kMaxThreads},
       {kRegionBlocks, sizeof(StatsBlock), kMaxBlocks},
       {kRegionDevice, sizeof(DeviceRecord), kDeviceSpans},

@@ -29,12 +29,13 @@ class ArenaView {
   WorkKey* work_keys() const noexcept { return region<WorkKey>(kRegionWorkKeys); }
   WorkEntry* work() const noexcept { return region<WorkEntry>(kRegionWork); }
   ThreadSlot& slot(std::uint32_t i) const noexcept { return region<ThreadSlot>(kRegionSlots)[i]; }
+  /// Those of slot kMaxThreads begin the hidden frames.
   OpenFrame* frames(std::uint32_t slot) const noexcept {
-    return region<OpenFrame>(kRegionFrames) + std::size_t{slot} * header().frames_per_thread;
+    return region<OpenFrame>(kRegionFrames) + std::size_t{slot} * frames_per_slot(header().frames_per_thread);
   }
   FrameLocal* locals(std::uint32_t slot) const noexcept {
-    const std::size_t stride_bytes = header().regions[kRegionLocals].stride;
-    return reinterpret_cast<FrameLocal*>(region<std::byte>(kRegionLocals) + slot * stride_bytes + kLocalsShiftBytes);
+    return reinterpret_cast<FrameLocal*>(region<std::byte>(kRegionLocals) + kLocalsShiftBytes) +
+           std::size_t{slot} * frames_per_slot(header().frames_per_thread);
   }
   RequestEntry* requests() const noexcept { return region<RequestEntry>(kRegionRequests); }
   OpenFrame* detached() const noexcept { return region<OpenFrame>(kRegionDetached); }

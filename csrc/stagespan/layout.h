@@ -31,9 +31,10 @@ namespace stagespan {
 //   +-------------+ regions[kRegionSlots]
 //   | ThreadSlot *|  x (max_threads + 1); the last one is the shared slot
 //   +-------------+ regions[kRegionFrames]
-//   | OpenFrame  *|  x frames_per_thread x max_threads: open spans of each thread
+//   | OpenFrame  *|  x frames_per_slot x (max_threads + hidden_slots): open spans of each thread. Those of the hidden
+//   |             |  slots belong to any thread, are never in a file and are not shown
 //   +-------------+ regions[kRegionLocals]
-//   | FrameLocal *|  x frames_per_thread, and a page, x max_threads: further fields of each frame
+//   | FrameLocal *|  as many: further fields of each frame
 //   +-------------+ regions[kRegionRings]
 //   | SpanRecord *|  x ring_spans x max_threads: the latest finished spans of each thread
 //   +-------------+ regions[kRegionBlocks]
@@ -53,8 +54,13 @@ inline constexpr std::uint32_t kMaxThreads = 256;
 inline constexpr std::uint32_t kSharedSlot = kMaxThreads;
 // Slots of exited threads that are kept before one of them is reused. The spans in them can be read.
 inline constexpr std::uint32_t kExitedSlotsKept = 32;
-inline constexpr std::uint32_t kMaxFrames = 16384;  // per thread: two for each asyncio task that waits inside a span
+inline constexpr std::uint32_t kMaxFrames =
+    16384;  // shown, per thread: two for each asyncio task that waits inside a span
 inline constexpr std::uint32_t kFewestFrames = 256;
+// Frames for the open spans of threads whose own frames are all in use, as many as these slots would have. A thread
+// takes them in chunks.
+inline constexpr std::uint32_t kHiddenSlots = 128;
+inline constexpr std::uint32_t kHiddenChunkFrames = 64;
 inline constexpr std::uint32_t kMaxDetached = 4096;
 inline constexpr std::uint32_t kMaxBlocks = 8192;
 inline constexpr std::uint32_t kMaxNameBytes = 255;
@@ -82,6 +88,11 @@ inline constexpr std::uint32_t kFramesAtOnce = 256;
 inline constexpr std::uint32_t kBlocksAtOnce = 16;
 inline constexpr std::uint32_t kDeviceStagesAtOnce = 16;
 
+/// The distance of two slots' frames in the arrays of frames and of locals. It is the same in both, so that a thread
+/// finds a frame and its local by one index, also beyond its own frames. The locals of a slot reach into the next page
+/// because of their shift, so there are some frames between two slots that are never used.
+constexpr std::uint32_t frames_per_slot(std::uint32_t frames_per_thread) { return frames_per_thread + kFramesAtOnce; }
+
 // Stages that exist from the start.
 inline constexpr std::uint32_t kStageOverflow = 0;  // for names and statistics beyond the limits of the tables
 inline constexpr std::uint32_t kStageInvalid = 1;   // for spans whose name is not a valid string
@@ -94,7 +105,7 @@ enum Cause : std::uint32_t {
   kLostInvalidNames,     // spans whose name was not a valid string
   kLostThreads,          // records of threads without a slot: statistics only
   kLostBlocks,           // statistics in a shared block, because no other block was free
-  kLostOpen,             // open spans without a free frame: not timed
+  kLostOpen,             // spans that are timed but not shown as open: their thread's frames were in use
   kLostDetached,         // tokens and suspended coroutines that are timed but not shown as open
   kLostUnmatched,        // ends without a begin
   kLostAbandoned,        // begins without an end
@@ -112,6 +123,7 @@ enum Cause : std::uint32_t {
   kLostDevicePlace,      // device spans whose position on the host's timeline is unknown
   kLostDeviceStages,  // device times of stages that did not fit into the table: in the records, not in the statistics
   kLostMemory,        // spans, names and work counters that were lost because memory was exhausted
+  kLostRequests,      // open requests that the recording does not show
   kCauseCount,
 };
 
@@ -138,6 +150,7 @@ inline constexpr const char* kCauseNames[kCauseCount] = {
     "device_place",
     "device_stages",
     "memory",
+    "requests",
 };
 
 enum Region : std::uint32_t {
@@ -369,8 +382,9 @@ struct FrameLocal {
   Scope* scope = nullptr;
   std::uint64_t request = 0;
   void* note = nullptr;                   // the bindings' own
+  void* device = nullptr;                 // what DeviceHooks::begin returned, if the span has kFrameDevice
   std::uint32_t parent_stage = kNoStage;  // of a frame whose parent is no longer below it
-  std::uint32_t padding[3] = {};          // a whole number of them fills whole pages
+  std::uint32_t padding = 0;              // a whole number of them fills whole pages
 
   /// Other threads read only the owner and the request.
   void open_by(const void* who) noexcept { std::atomic_ref<const void*>(owner).store(who, std::memory_order_relaxed); }
@@ -387,6 +401,7 @@ struct FrameLocal {
     belong_to(0);
     scope = nullptr;
     note = nullptr;
+    device = nullptr;
     parent_stage = kNoStage;
   }
 };

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "figures_move.h"
 #include "process_info.h"
@@ -27,7 +28,6 @@ namespace {
 constexpr auto relaxed = std::memory_order_relaxed;
 
 // The number of entries of the table of requests that are tried, starting with the one given by the request's number.
-constexpr std::uint32_t kRequestProbes = 16;
 
 std::uint32_t ring_spans_wanted() {
   const std::optional<std::int64_t> wanted = whole_number(variable("STAGESPAN_RING_SPANS"));
@@ -95,6 +95,7 @@ Recorder::Recorder() : clock_source_(choose_clock(choice(variable("STAGESPAN_CLO
   if (arena_) {
     arena_bytes_ = arena_.header().size_bytes;
     arena_sizes_ = {arena_.header().ring_spans, arena_.header().frames_per_thread};
+    next_chunk_ = std::make_unique<std::uint32_t[]>(hidden_chunks());
   }
   if (!arena_) {  // the switch stays off: nothing is recorded, and nothing else changes
     prepare_stand_in();
@@ -122,6 +123,10 @@ void Recorder::prepare_arena() {
   header.stamps[0] = take_stamp();
   header.stamp_count.store(1, std::memory_order_release);
   free_blocks_.clear();
+  free_chunk_ = last_chunk_ = 0;
+  for (std::uint32_t i = 0; i < kMaxRequests; ++i) free_requests_[i] = static_cast<std::uint16_t>(i);
+  requests_taken_ = 0;
+  requests_freed_ = kMaxRequests;
   arena_.slot(kSharedSlot).state.store(kSlotLive, relaxed);
   shared_block_locked(kStageOverflow);
   prepare_stand_in();
@@ -328,13 +333,12 @@ bool Recorder::reserve_locked(Region region, std::uint64_t first, std::uint64_t 
 
 bool Recorder::reserve_frames_locked(std::uint32_t slot_index, std::uint32_t first, std::uint32_t count) noexcept {
   const ArenaHeader& header = arena_.header();
-  const RegionInfo& locals = header.regions[kRegionLocals];
+  const std::uint64_t first_of_all = std::uint64_t{slot_index} * frames_per_slot(header.frames_per_thread) + first;
   // The first ones also contain the page that the shift adds.
-  const std::uint64_t begin = locals.offset + std::uint64_t{slot_index} * locals.stride +
-                              (first == 0 ? 0 : kPageBytes + first * sizeof(FrameLocal));
+  const std::uint64_t begin =
+      header.regions[kRegionLocals].offset + first_of_all * sizeof(FrameLocal) + (first == 0 ? 0 : kPageBytes);
   const std::uint64_t bytes = count * sizeof(FrameLocal) + (first == 0 ? kPageBytes : 0);
-  return reserve_locked(kRegionFrames, std::uint64_t{slot_index} * header.frames_per_thread + first, count) &&
-         recording_.reserve(arena_, {begin, bytes}, false);
+  return reserve_locked(kRegionFrames, first_of_all, count) && recording_.reserve(arena_, {begin, bytes}, false);
 }
 
 void Recorder::reserve_slot_locked(std::uint32_t slot_index) noexcept {
@@ -421,18 +425,19 @@ ProcessInfo Recorder::process_info() noexcept {
   return process_info_;
 }
 
-void Recorder::begin_request(std::uint64_t number, std::string_view id, TraceId trace) noexcept {
-  if (!arena_ || number == 0) return;
+std::uint32_t Recorder::begin_request(std::uint64_t number, std::string_view id, TraceId trace) noexcept {
+  if (!arena_ || number == 0) return 0;
   const std::uint64_t begin_ticks = now_ticks();
   const std::lock_guard lock(cold_);
-  // Numbers are consecutive, so this is the oldest entry. Another entry is used only if that request is still open.
-  RequestEntry* entry = &arena_.requests()[number % kMaxRequests];
-  for (std::uint32_t probe = 0; probe < kRequestProbes; ++probe) {
-    RequestEntry& tried = arena_.requests()[(number + probe) % kMaxRequests];
-    if (tried.number.load(relaxed) != 0 && tried.end_ticks.load(relaxed) == 0) continue;
-    entry = &tried;
-    break;
+  std::uint32_t index = 0;
+  if (requests_taken_ != requests_freed_) {
+    index = free_requests_[requests_taken_++ % kMaxRequests];
+  } else {
+    // The newest requests are shown.
+    index = next_displaced_++ % kMaxRequests;
+    lose(kLostRequests);
   }
+  RequestEntry* const entry = &arena_.requests()[index];
   std::uint64_t words[kRequestIdBytes / 8] = {};
   const std::string_view text = cut(id, kRequestIdBytes);
   std::memcpy(words, text.data(), text.size());
@@ -444,18 +449,17 @@ void Recorder::begin_request(std::uint64_t number, std::string_view id, TraceId 
   entry->trace_id[1].store(trace.low, relaxed);
   for (std::size_t i = 0; i < std::size(words); ++i) entry->id[i].store(words[i], relaxed);
   entry->number.store(number, std::memory_order_release);
+  return index;
 }
 
-void Recorder::end_request(std::uint64_t number) noexcept {
-  if (!arena_ || number == 0) return;
+void Recorder::end_request(std::uint64_t number, std::uint32_t index) noexcept {
+  if (!arena_ || number == 0 || index >= kMaxRequests) return;
   const std::uint64_t end_ticks = now_ticks();
   const std::lock_guard lock(cold_);
-  for (std::uint32_t probe = 0; probe < kRequestProbes; ++probe) {
-    RequestEntry& entry = arena_.requests()[(number + probe) % kMaxRequests];
-    if (entry.number.load(relaxed) != number) continue;
-    entry.end_ticks.store(end_ticks, relaxed);
-    return;
-  }
+  RequestEntry& entry = arena_.requests()[index];
+  if (entry.number.load(relaxed) != number || entry.end_ticks.load(relaxed) != 0) return;
+  entry.end_ticks.store(end_ticks, relaxed);
+  free_requests_[requests_freed_++ % kMaxRequests] = static_cast<std::uint16_t>(index);
 }
 
 // --- forks ------------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ struct DetachedSpan {
 struct FoundFrame {
   ThreadState* thread = nullptr;
   OpenFrame* frame = nullptr;
-  std::uint64_t id = 0;  // the frame may by now belong to another span or to none
+  std::uint64_t id = 0;      // the frame may by now belong to another span or to none
+  std::uint64_t serial = 0;  // of the thread
 
   explicit operator bool() const noexcept { return frame != nullptr; }
 };
@@ -89,6 +90,15 @@ class Recorder {
   /// none, or the thread has ended.
   bool innermost_elsewhere(std::uint64_t serial, std::uint64_t request, ParentLink& link);
 
+  /// Calls `function` with the state of the thread with this serial, which cannot end during the call. Does nothing if
+  /// it has ended. `function` must not lock the recorder, or run code that could.
+  template <class Function>
+  void with_thread(std::uint64_t serial, Function function) {
+    const std::lock_guard lock(cold_);
+    for (ThreadState* const thread : threads_)
+      if (thread->serial == serial) return function(*thread);
+  }
+
   /// Records a span that was timed by other code. Returns false and counts it if its times cannot be converted.
   bool record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags);
 
@@ -126,9 +136,25 @@ class Recorder {
   /// one than the system does.
   std::atomic<void (*)(ThreadName& name) noexcept> on_new_thread{nullptr};
 
-  /// Writes a request's ids to the recording; see RequestEntry.
-  void begin_request(std::uint64_t number, std::string_view id, TraceId trace = {}) noexcept;
-  void end_request(std::uint64_t number) noexcept;
+  /// Writes a request's ids to the recording; see RequestEntry. Returns what `end_request` takes: the index of its
+  /// entry. If the entries of all requests are needed, an open request loses its entry, and is counted.
+  std::uint32_t begin_request(std::uint64_t number, std::string_view id, TraceId trace = {}) noexcept;
+  void end_request(std::uint64_t number, std::uint32_t entry) noexcept;
+
+  /// Gives a thread frames beyond its own ones, which are not shown. False if there is no memory for them.
+  bool take_hidden_chunk(ThreadState& thread) noexcept;
+  /// Calls `function` with the index of each frame that a thread has used, except the bottom of its own stack. For the
+  /// thread itself, and for others while they hold the lock.
+  template <class Function>
+  void for_each_frame(const ThreadState& thread, Function function) const {
+    const std::uint32_t end =
+        thread.slot != nullptr ? thread.slot->frames_high_water.load(std::memory_order_relaxed) : thread.frame_capacity;
+    for (std::uint32_t index = 1; index < end; ++index) function(index);
+    for (std::uint32_t chunk = thread.hidden_chunk; chunk != 0; chunk = next_chunk_[chunk]) {
+      const std::uint32_t first = index_of_chunk(thread, chunk);
+      for (std::uint32_t index = first; index < first + kHiddenChunkFrames; ++index) function(index);
+    }
+  }
 
   /// Reserve memory in the recording before it is first written.
   void reserve_frames(std::uint32_t slot_index, std::uint32_t first) noexcept;
@@ -148,7 +174,11 @@ class Recorder {
   bool take_away_locked(const FoundFrame& found, void** note) noexcept;
   std::uint64_t first_id(std::uint32_t slot_index) const noexcept;
   std::unique_ptr<ThreadState> new_thread() noexcept;
-  bool give_frames(ThreadState& thread, std::uint32_t count) noexcept;
+  bool give_own_frames(ThreadState& thread) noexcept;
+  std::uint32_t hidden_chunks() const noexcept;
+  std::uint32_t index_of_chunk(const ThreadState& thread, std::uint32_t chunk) const noexcept;
+  bool take_hidden_chunk_locked(ThreadState& thread) noexcept;
+  void give_back_chunks_locked(ThreadState& thread) noexcept;
   std::uint32_t choose_slot_locked() const noexcept;
   void settle(ThreadState& thread, std::uint32_t slot_index) noexcept;
   void prepare_stand_in() noexcept;
@@ -185,6 +215,16 @@ class Recorder {
   OpenFrame stand_in_frame_{};
   FrameLocal stand_in_local_;
   std::uint32_t slotless_threads_ = 0;
+  // Chunks of hidden frames by number, from 1 on. Each has the number of the next one of its thread, or of the free
+  // ones.
+  std::unique_ptr<std::uint32_t[]> next_chunk_;
+  std::uint32_t free_chunk_ = 0;
+  std::uint32_t last_chunk_ = 0;  // the highest that was ever used
+  // The entries of requests that have ended, or that were never used, in the order in which they are used again.
+  std::uint16_t free_requests_[kMaxRequests];
+  std::uint64_t requests_freed_ = 0;
+  std::uint64_t requests_taken_ = 0;
+  std::uint32_t next_displaced_ = 0;  // the next open request that loses its entry
   std::atomic<std::uint32_t> detached_hint_{0};
   std::atomic<std::uint32_t> generation_{0};
 };

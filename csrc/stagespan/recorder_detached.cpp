@@ -74,27 +74,24 @@ FoundFrame Recorder::find_elsewhere(const void* owner_key) noexcept {
   FoundFrame latest;
   std::uint64_t latest_begin = 0;
   for (ThreadState* state : threads_) {
-    const std::uint32_t end =
-        state->slot != nullptr ? state->slot->frames_high_water.load(relaxed) : state->frame_capacity;
-    for (std::uint32_t index = 1; index < end; ++index) {
+    for_each_frame(*state, [&](std::uint32_t index) {
       OpenFrame& frame = state->frames[index];
       const std::uint64_t id = frame.id.load(std::memory_order_acquire);
-      if (id == 0 || state->locals[index].opened_by() != owner_key) continue;
-      if ((frame.flags.load(relaxed) & kFrameClosedAway) != 0) continue;
+      if (id == 0 || state->locals[index].opened_by() != owner_key) return;
+      if ((frame.flags.load(relaxed) & kFrameClosedAway) != 0) return;
       const std::uint64_t begin = frame.begin_ticks.load(relaxed);
-      if (latest && begin < latest_begin) continue;
-      latest = {state, &frame, id};
+      if (latest && begin < latest_begin) return;
+      latest = {state, &frame, id, state->serial};
       latest_begin = begin;
-    }
+    });
   }
   return latest;
 }
 
 bool Recorder::innermost_elsewhere(std::uint64_t serial, std::uint64_t request, ParentLink& link) {
-  const std::lock_guard lock(cold_);
-  for (ThreadState* const state : threads_)
-    if (state->serial == serial) return innermost_of_request(*state, request, link);
-  return false;
+  bool is_found = false;
+  with_thread(serial, [&](ThreadState& thread) { is_found = innermost_of_request(thread, request, link); });
+  return is_found;
 }
 
 bool Recorder::take_away_locked(const FoundFrame& found, void** note) noexcept {

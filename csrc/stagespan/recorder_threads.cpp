@@ -8,6 +8,7 @@
 #include <iterator>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "figures_move.h"
 #include "recorder.h"
@@ -17,8 +18,7 @@ namespace stagespan {
 namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
-constexpr std::uint32_t kSlotlessFrames = 256;
-static_assert(kSlotlessFrames <= kFewestFrames);
+constexpr std::uint32_t kFramesWithoutArena = 256;
 constexpr std::uint32_t kSlotlessIds = 30000;
 constexpr std::uint32_t kIdSlotShift = 48;
 constexpr std::uint32_t kIdGenerationShift = 40;
@@ -78,12 +78,52 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
     for (std::size_t i = 0; i < std::size(words); ++i) slot.name[i].store(words[i], relaxed);
     slot.state.store(kSlotLive, std::memory_order_release);
   } else {
-    // No slot is left: open spans are kept in the thread's own memory, and records are counted as lost.
+    // No slot is left: all of its open spans are in hidden frames, and records are counted as lost.
     thread.next_id = first_id(kMaxThreads + (slotless_threads_++ % kSlotlessIds));
+    thread.base.top = thread.base.root = take_frame(thread);
   }
-  thread.free_head = 1;
-  thread.base.top = thread.base.root = 0;
-  make_root(thread, 0, {});
+  make_root(thread, thread.base.root, {});
+}
+
+std::uint32_t Recorder::hidden_chunks() const noexcept {
+  // The last one has no space for the shift of the locals.
+  return frames_per_slot(arena_sizes_.frames_per_thread) * kHiddenSlots / kHiddenChunkFrames - 1;
+}
+
+std::uint32_t Recorder::index_of_chunk(const ThreadState& thread, std::uint32_t chunk) const noexcept {
+  return static_cast<std::uint32_t>(arena_.frames(kMaxThreads) - thread.frames) + chunk * kHiddenChunkFrames;
+}
+
+bool Recorder::take_hidden_chunk(ThreadState& thread) noexcept {
+  const std::lock_guard lock(cold_);
+  return take_hidden_chunk_locked(thread);
+}
+
+bool Recorder::take_hidden_chunk_locked(ThreadState& thread) noexcept {
+  if (!arena_ || thread.is_stand_in()) return false;
+  std::uint32_t chunk = free_chunk_;
+  if (chunk != 0) {
+    free_chunk_ = next_chunk_[chunk];
+  } else {
+    // There is no chunk with the number 0: the indices of its frames would be those of a thread's own.
+    if (last_chunk_ + 1 >= hidden_chunks()) return false;
+    chunk = ++last_chunk_;
+  }
+  next_chunk_[chunk] = thread.hidden_chunk;
+  thread.hidden_chunk = chunk;
+  const std::uint32_t first = index_of_chunk(thread, chunk);
+  for (std::uint32_t index = first + kHiddenChunkFrames; index-- > first;) {
+    thread.frames[index].below.store(thread.hidden_free, relaxed);
+    thread.hidden_free = index;
+  }
+  return true;
+}
+
+void Recorder::give_back_chunks_locked(ThreadState& thread) noexcept {
+  while (thread.hidden_chunk != 0) {
+    const std::uint32_t chunk = std::exchange(thread.hidden_chunk, next_chunk_[thread.hidden_chunk]);
+    next_chunk_[chunk] = std::exchange(free_chunk_, chunk);
+  }
 }
 
 void Recorder::prepare_stand_in() noexcept {
@@ -101,12 +141,13 @@ void Recorder::prepare_stand_in() noexcept {
   make_root(stand_in_, 0, {});
 }
 
-bool Recorder::give_frames(ThreadState& thread, std::uint32_t count) noexcept {
-  thread.frames_storage.reset(new (std::nothrow) OpenFrame[count]{});
+bool Recorder::give_own_frames(ThreadState& thread) noexcept {
+  // One more, because the end of the list of free ones is the index after the last.
+  thread.frames_storage.reset(new (std::nothrow) OpenFrame[kFramesWithoutArena + 1]{});
   thread.frames = thread.frames_storage.get();
-  thread.locals_storage.reset(static_cast<FrameLocal*>(std::calloc(count, sizeof(FrameLocal))));
+  thread.locals_storage.reset(static_cast<FrameLocal*>(std::calloc(kFramesWithoutArena + 1, sizeof(FrameLocal))));
   thread.locals = thread.locals_storage.get();
-  thread.frame_capacity = count;
+  thread.frame_capacity = kFramesWithoutArena;
   return thread.frames != nullptr && thread.locals != nullptr;
 }
 
@@ -155,19 +196,27 @@ ThreadState& Recorder::attach_to_slot(bool& begins) noexcept {
   const std::lock_guard lock(cold_);
   if (!arena_) {
     // Nothing is recorded, but code that opens and closes spans still finds frames to pair them.
-    if (!give_frames(*thread, kSlotlessFrames)) return stand_in_;
+    if (!give_own_frames(*thread)) return stand_in_;
     make_root(*thread, 0, {});
     return *(t_state = thread.release());
   }
   const std::uint32_t chosen = choose_slot_locked();
   // Everything that can fail is done before anything that others see.
-  if (chosen == kSharedSlot && !give_frames(*thread, kSlotlessFrames)) return stand_in_;
+  if (chosen == kSharedSlot) {
+    thread->frames = arena_.frames(kMaxThreads);
+    thread->locals = arena_.locals(kMaxThreads);
+    thread->free_head = 0;
+  }
   try {
     threads_.reserve(threads_.size() + 1);
   } catch (const std::bad_alloc&) {
     return stand_in_;
   }
-  if (!leave_at_exit(thread.get())) return stand_in_;
+  if (chosen == kSharedSlot && !take_hidden_chunk_locked(*thread)) return stand_in_;
+  if (!leave_at_exit(thread.get())) {
+    give_back_chunks_locked(*thread);
+    return stand_in_;
+  }
   begins = start_recording_locked();
   if (chosen != kSharedSlot) reserve_slot_locked(chosen);
   std::atomic<std::uint32_t>& high_water = arena_.header().slot_high_water;
@@ -180,21 +229,21 @@ ThreadState& Recorder::attach_to_slot(bool& begins) noexcept {
 
 void Recorder::detach(ThreadState* thread) noexcept {
   if (const DeviceHooks* const hooks = g_device_hooks.load(std::memory_order_acquire); hooks != nullptr) {
-    for (std::uint32_t i = 0; thread->device_open && i < thread->frame_capacity; ++i)
-      if (thread->device_open[i] != nullptr) hooks->abandon(thread->device_open[i]);
+    for_each_frame(*thread, [&](std::uint32_t index) {
+      if (thread->locals[index].device != nullptr) hooks->abandon(thread->locals[index].device);
+    });
     if (thread->device != nullptr) hooks->leave(*thread);
   }
   const std::lock_guard lock(cold_);
   std::uint64_t open = 0;
-  const std::uint32_t end =
-      thread->slot != nullptr ? thread->slot->frames_high_water.load(relaxed) : thread->frame_capacity;
-  for (std::uint32_t index = 1; index < end; ++index) {
+  for_each_frame(*thread, [&](std::uint32_t index) {
     OpenFrame& frame = thread->frames[index];
     if (frame.id.load(relaxed) != 0 && (frame.flags.load(relaxed) & kFrameClosedAway) == 0) ++open;
     frame.id.store(0, relaxed);
     frame.below.store(0, relaxed);
     thread->locals[index].clear();  // the next thread of the slot finds them initialised
-  }
+  });
+  give_back_chunks_locked(*thread);
   if (open != 0) lose(kLostAbandoned, open);
   if (thread->slot != nullptr) {
     ThreadSlot& slot = *thread->slot;

@@ -43,7 +43,7 @@ STAGESPAN_HOT void fill_frame(ThreadState& thread, std::uint32_t index, std::uin
   frame.id.store(id, std::memory_order_release);
 }
 
-/// Opens a span in the thread's current scope. Returns null and counts it if too many spans are open.
+/// Opens a span in the thread's current scope. Returns null and counts it if there is no memory for it.
 OpenFrame* open_frame_slow(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept;
 
 /// The fast path of the same. Returns null and changes nothing if the fast path is not possible. The caller then makes

@@ -56,18 +56,20 @@ bool copy_link(const OpenFrame& frame, std::uint64_t request, ParentLink& link) 
 }
 
 void drop_closed_away(ThreadState& thread) noexcept {
-  const std::uint32_t end =
-      thread.slot != nullptr ? thread.slot->frames_high_water.load(relaxed) : thread.frame_capacity;
-  for (std::uint32_t index = 1; index < end; ++index) {
+  Recorder::get().for_each_frame(thread, [&](std::uint32_t index) {
     OpenFrame& frame = thread.frames[index];
-    if (frame.id.load(relaxed) == 0 || (frame.flags.load(std::memory_order_acquire) & kFrameClosedAway) == 0) continue;
+    if (frame.id.load(relaxed) == 0 || (frame.flags.load(std::memory_order_acquire) & kFrameClosedAway) == 0) return;
     device_drop(thread, frame);
     drop_frame(thread, frame);
-  }
+  });
 }
 
-[[gnu::noinline, gnu::cold]] OpenFrame* no_frame_left(const ThreadState& thread) noexcept {
-  Recorder::get().lose(thread.is_stand_in() ? kLostMemory : kLostOpen);
+std::uint32_t take_frame_in_scope(ThreadState& thread) noexcept {
+  return thread.scope == &thread.nowhere ? 0 : take_frame(thread);
+}
+
+[[gnu::noinline, gnu::cold]] OpenFrame* no_frame_left() noexcept {
+  Recorder::get().lose(kLostMemory);
   return nullptr;
 }
 
@@ -75,6 +77,21 @@ void drop_closed_away(ThreadState& thread) noexcept {
 
 void reserve_frames(ThreadState& thread, std::uint32_t first) noexcept {
   if (first != 0) Recorder::get().reserve_frames(thread.slot_index, first);  // those of the root are already allocated
+}
+
+std::uint32_t take_hidden_frame(ThreadState& thread) noexcept {
+  // Hidden frames that were given back lie on top of the thread's own. These come first, because they are shown.
+  while (thread.free_head > thread.frame_capacity) {
+    const std::uint32_t index = thread.free_head;
+    thread.free_head = thread.frames[index].below.load(relaxed);
+    thread.frames[index].below.store(thread.hidden_free, relaxed);
+    thread.hidden_free = index;
+  }
+  if (thread.free_head < thread.frame_capacity) return take_frame(thread);
+  if (thread.hidden_free == 0 && !Recorder::get().take_hidden_chunk(thread)) return 0;
+  const std::uint32_t index = thread.hidden_free;
+  thread.hidden_free = thread.frames[index].below.load(relaxed);
+  return index;
 }
 
 void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept {
@@ -91,18 +108,10 @@ void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& 
 void device_open(ThreadState& thread, OpenFrame& frame) noexcept {
   const DeviceHooks* const hooks = g_device_hooks.load(std::memory_order_acquire);
   if (hooks == nullptr) return;
-  if (!thread.device_open) [[unlikely]] {
-    // Zeroed pages that have not been used take no memory, and most threads never have many open spans.
-    thread.device_open.reset(static_cast<void**>(std::calloc(thread.frame_capacity, sizeof(void*))));
-    if (!thread.device_open) {
-      Recorder::get().lose(kLostMemory);
-      return;
-    }
-  }
   std::uint16_t flags = 0;
   void* const device = hooks->begin(thread, frame.stage.load(relaxed), flags);
   if (device != nullptr) {
-    thread.device_open[thread.index_of(frame)] = device;
+    thread.locals[thread.index_of(frame)].device = device;
     flags |= kFrameDevice;
   }
   // Another thread may already be ending the span.
@@ -110,7 +119,7 @@ void device_open(ThreadState& thread, OpenFrame& frame) noexcept {
 }
 
 void device_close(ThreadState& thread, const OpenFrame& frame, FinishedSpan& span, bool wanted) noexcept {
-  void* const device = std::exchange(thread.device_open[thread.index_of(frame)], nullptr);
+  void* const device = std::exchange(thread.locals[thread.index_of(frame)].device, nullptr);
   if (device != nullptr)
     g_device_hooks.load(std::memory_order_acquire)->end(thread, device, span, wanted);
   else
@@ -118,8 +127,8 @@ void device_close(ThreadState& thread, const OpenFrame& frame, FinishedSpan& spa
 }
 
 void device_drop(ThreadState& thread, const OpenFrame& frame) noexcept {
-  if (!thread.device_open || (frame.flags.load(relaxed) & kFrameDevice) == 0) return;
-  void* const device = std::exchange(thread.device_open[thread.index_of(frame)], nullptr);
+  if ((frame.flags.load(relaxed) & kFrameDevice) == 0) return;
+  void* const device = std::exchange(thread.locals[thread.index_of(frame)].device, nullptr);
   if (device != nullptr) g_device_hooks.load(std::memory_order_acquire)->abandon(device);
 }
 
@@ -138,14 +147,16 @@ bool innermost_of_request(ThreadState& thread, std::uint64_t request, ParentLink
   const bool is_current = thread.base.request == request;  // the bindings write it with the interpreter's lock
   for (int attempt = 0; attempt < kTries; ++attempt) {
     std::uint32_t index = thread.base.top;
-    // No index is trusted, and no walk is longer than the stack can be.
-    for (std::uint32_t steps = 0; index < thread.frame_capacity && steps < thread.frame_capacity; ++steps) {
+    // The thread may give a frame of the walk to another scope, so the walk is not longer than a stack usually is.
+    for (std::uint32_t steps = 0; steps < kMaxFrames; ++steps) {
       const OpenFrame& frame = thread.frames[index];
-      if (is_current || (index != 0 && thread.locals[index].belongs_to() == request)) {
+      const bool is_root = index == thread.base.root;
+      const bool is_over = (frame.flags.load(relaxed) & kFrameClosedAway) != 0;
+      if (!is_over && (is_current || (!is_root && thread.locals[index].belongs_to() == request))) {
         if (copy_link(frame, request, link)) return true;
         break;
       }
-      if (index == 0) return false;
+      if (is_root) return false;
       index = frame.below.load(relaxed);
     }
   }
@@ -153,6 +164,7 @@ bool innermost_of_request(ThreadState& thread, std::uint64_t request, ParentLink
 }
 
 void attend(ThreadState& thread) noexcept {
+  if (thread.scope != &thread.nowhere) thread.attention.fetch_and(~std::uint32_t{kAttentionNoScope}, relaxed);
   if ((thread.attention.load(relaxed) & kAttentionClosedAway) == 0) return;
   thread.attention.fetch_and(~std::uint32_t{kAttentionClosedAway}, std::memory_order_acquire);
   drop_closed_away(thread);
@@ -160,8 +172,10 @@ void attend(ThreadState& thread) noexcept {
 
 OpenFrame* open_frame_slow(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept {
   attend(thread);
-  const std::uint32_t index = take_frame(thread);
-  if (index == 0) return no_frame_left(thread);
+  const std::uint32_t index = take_frame_in_scope(thread);
+  if (index == 0) return no_frame_left();
+  // The spans of a thread without a slot are counted when they end.
+  if (thread.is_hidden(index) && thread.slot != nullptr) Recorder::get().lose(kLostOpen);
   fill_frame(thread, index, stage, owner, now_ticks);
   return &thread.frames[index];
 }
@@ -208,8 +222,8 @@ void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::u
 
 OpenFrame* open_inactive(ThreadState& thread, const void* owner) noexcept {
   if (thread.attention.load(relaxed) != 0) attend(thread);
-  const std::uint32_t index = take_frame(thread);
-  if (index == 0) return no_frame_left(thread);
+  const std::uint32_t index = take_frame_in_scope(thread);
+  if (index == 0) return no_frame_left();
   Scope& scope = *thread.scope;
   OpenFrame& frame = thread.frames[index];
   pass_through(frame, thread.frames[scope.top]);

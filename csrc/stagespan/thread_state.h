@@ -15,30 +15,32 @@
 
 namespace stagespan {
 
-/// A number that one thread writes and others can read at any time, as cheap as a plain number.
+/// A number that threads read while another one writes it, as cheap as a plain number.
+template <class Number>
 class Watched {
  public:
-  Watched(std::uint32_t value = 0) noexcept : value_(value) {}
+  Watched(Number value = 0) noexcept : value_(value) {}
   Watched(const Watched& other) noexcept : value_(other) {}
-  Watched& operator=(const Watched& other) noexcept { return *this = std::uint32_t{other}; }
-  Watched& operator=(std::uint32_t value) noexcept {
+  Watched& operator=(const Watched& other) noexcept { return *this = Number{other}; }
+  Watched& operator=(Number value) noexcept {
     value_.store(value, std::memory_order_relaxed);
     return *this;
   }
-  operator std::uint32_t() const noexcept { return value_.load(std::memory_order_relaxed); }
+  operator Number() const noexcept { return value_.load(std::memory_order_relaxed); }
 
  private:
-  std::atomic<std::uint32_t> value_;
+  std::atomic<Number> value_;
 };
 
 /// One execution context's stack of open spans: the thread's own (`context` as the bindings see it), or that of an
 /// asyncio task or greenlet that takes turns with others on the same thread.
 struct Scope {
   const void* context = nullptr;
-  Watched top = 0;         // innermost open frame, or `root`
-  std::uint32_t root = 0;  // a frame that is never shown; contains the parent of the outermost span
-  std::uint64_t request = 0;
-  std::uint32_t holds = 0;  // the number of reasons to keep a task's scope although it has no open span
+  Watched<std::uint32_t> top = 0;      // innermost open frame, or `root`
+  std::uint32_t root = 0;              // a frame that is never shown; contains the parent of the outermost span
+  Watched<std::uint64_t> request = 0;  // written with the interpreter's lock, also by other threads
+  void* entered = nullptr;             // the bindings' own: the innermost request that was entered in it
+  std::uint32_t holds = 0;             // the number of reasons to keep a task's scope although it has no open span
   bool is_task = false;
   bool takes_turns = false;  // with other scopes, so the thread's current scope may be a different one by now
   bool is_follower = false;  // belongs to the open span of the code that entered the context
@@ -103,6 +105,7 @@ enum Attention : std::uint32_t {
   kAttentionClosedAway = 1,  // another thread has ended one of its spans
   kAttentionNoCounter = 2,   // permanent: its clock is a system call
   kAttentionNoMemory = 4,    // permanent: used instead of the states of threads for which there was no memory
+  kAttentionNoScope = 8,     // the running code may have no scope
 };
 
 struct ThreadState {
@@ -123,20 +126,27 @@ struct ThreadState {
   ThreadSlot* slot = nullptr;
 
   Scope base{.context = this};  // no context has this address, so the first span looks up its context
+  // The scope of code for which there was no memory for one. No span opens in it.
+  Scope nowhere{.context = this, .takes_turns = true};
   // Distinguishes threads that use the same memory one after another.
   static inline std::atomic<std::uint64_t> serials{0};
   const std::uint64_t serial = serials.fetch_add(1, std::memory_order_relaxed) + 1;
   std::uint32_t slot_index = kSharedSlot;
   std::uint64_t ident = 0;
   ThreadName name{};
-  std::unique_ptr<FrameLocal[], FreeMemory> locals_storage;  // only without a slot
+  // Its frames beyond its own ones, which nobody else sees: those that are free, and the last chunk that it took. An
+  // index below 1 + frame_capacity means none.
+  std::uint32_t hidden_free = 0;
+  std::uint32_t hidden_chunk = 0;
+  std::unique_ptr<FrameLocal[], FreeMemory> locals_storage;  // only without an arena
   std::vector<std::uint32_t> retired_blocks;                 // taken by a reset; guarded by Recorder::cold_mutex()
-  std::unique_ptr<OpenFrame[]> frames_storage;               // only without a slot
+  std::unique_ptr<OpenFrame[]> frames_storage;               // only without an arena
   std::unique_ptr<ScopeTable> scopes;                        // created by the bindings when a task first opens a span
   void* device = nullptr;                                    // owned by the device layer
-  std::unique_ptr<void*[], FreeMemory> device_open;          // what DeviceHooks::begin returned, by frame
 
   std::uint32_t index_of(const OpenFrame& frame) const noexcept { return static_cast<std::uint32_t>(&frame - frames); }
+  /// Whether a frame is none of those that readers see.
+  bool is_hidden(std::uint32_t index) const noexcept { return index >= frame_capacity; }
   /// Whether this state does not belong to a single thread: it opens no spans, and threads without memory share it.
   bool is_stand_in() const noexcept { return (attention.load(std::memory_order_relaxed) & kAttentionNoMemory) != 0; }
 };
@@ -155,7 +165,7 @@ extern constinit thread_local ThreadState* t_state STAGESPAN_INITIAL_EXEC;
 /// Statistics of a stage if the thread does not have its own block yet, or shares one.
 void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept;
 
-/// Drops frames whose spans other threads have ended.
+/// Drops frames whose spans other threads have ended. Called before a span opens if there is a reason for attention.
 void attend(ThreadState& thread) noexcept;
 
 /// Removes a frame from the middle of its scope. `charged_until`: the end of its time if the frame below was charged
@@ -172,11 +182,15 @@ bool innermost_of_request(ThreadState& thread, std::uint64_t request, ParentLink
 /// Reserves the frames from this one on in the recording, before the first of them is written.
 void reserve_frames(ThreadState& thread, std::uint32_t first) noexcept;
 
-/// Takes a free frame and returns its index; 0 if there is none.
+/// The same if no frame of the thread's own is at the head of the free ones.
+std::uint32_t take_hidden_frame(ThreadState& thread) noexcept;
+
+/// Takes a free frame and returns its index; 0 if there is none. If all frames that the thread shows are in use, it is
+/// one that is not shown (is_hidden).
 STAGESPAN_HOT std::uint32_t take_frame(ThreadState& thread) noexcept {
   const std::uint32_t index = thread.free_head;
   if (index >= thread.frame_capacity) [[unlikely]]
-    return 0;
+    return take_hidden_frame(thread);
   std::uint32_t next = thread.frames[index].below.load(std::memory_order_relaxed);
   if (next == 0) [[unlikely]] {  // never used before: the free list continues with its neighbour
     next = index + 1;

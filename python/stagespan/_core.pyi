@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from contextvars import ContextVar
 from types import FunctionType, TracebackType
 from typing import Any, Literal, TypeVar, final, overload
 
@@ -409,13 +410,19 @@ def raise_later(error: BaseException) -> None:
     """
 
 # Requests
-def request_enter(request: int) -> int:
-    """Make `request` (a number above 0) current in this execution context. Returns the previous
-    one.
+def request_enter(number: int, request: Any, /) -> object:
+    """Make a request (a number above 0 and its object) current in this execution context. Returns
+    what `request_leave` takes.
     """
 
-def request_exit(request: int, before: int) -> None:
-    """End `request`, in whichever execution context of this thread it is current."""
+def request_leave(entered: object, request: Any, /) -> None:
+    """Undo `request_enter` or `adopt`, once, from any context and thread: what was current before
+    is current again in the context in which it was called, unless something else has been entered
+    there since, and in the calling code. ``entered`` may be None.
+    """
+
+def request_variable() -> ContextVar[Any]:
+    """Return the context variable that contains the current request, or None."""
 
 def request_figures(
     request: int, since_ns: int
@@ -435,13 +442,10 @@ def inheritance() -> object:
     there is neither.
     """
 
-def adopt(inheritance: object, /) -> object:
+def adopt(inheritance: object, request: Any, /) -> object:
     """Open spans of the calling code as children of the span in `inheritance`, in its request,
-    until `give_up` is called with the result. In a forked child, return None and do nothing.
+    until `request_leave` is called with the result. In a forked child, return None and do nothing.
     """
-
-def give_up(adopted: object, /) -> None:
-    """Undo `adopt` in this thread."""
 
 # Reading
 class Summary:
@@ -715,10 +719,11 @@ def default_recording_folder() -> str: ...
 def this_boot() -> int:
     """A number that is another one each time the machine starts; 0 if it is not known."""
 
-def request_begin(number: int, id: str, trace_high: int = ..., trace_low: int = ...) -> None:
+def request_begin(number: int, id: str, trace_high: int = ..., trace_low: int = ...) -> int:
     """Write a request's id to the recording, and both halves of the id of its trace."""
 
-def request_end(number: int) -> None: ...
+def request_end(number: int, shown: int) -> None:
+    """Write that a request has ended. ``shown`` is what `request_begin` returned."""
 
 class RecordingCopy:
     """A copy of a recording, in which every number has been checked."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import itertools
@@ -53,9 +52,7 @@ _begun_ids: dict[int, tuple[int, str]] = {}
 _ended_ids: dict[int, tuple[int, str]] = {}
 _ends = itertools.count()
 _alive: weakref.WeakValueDictionary[int, request] = weakref.WeakValueDictionary()
-_current: contextvars.ContextVar[request | None] = contextvars.ContextVar(
-    "stagespan_request", default=None
-)
+_current: contextvars.ContextVar[request | None] = _core.request_variable()
 
 
 class request:
@@ -90,14 +87,14 @@ class request:
         self._traceparent = traceparent
         self.trace_id = _trace_id_of(traceparent)
         """Id of the trace: 32 hexadecimal digits, or None."""
-        self._before: int | None = None
+        self._entered: object = None
+        self._shown = 0
         self._begin_ns = 0
-        self._token: contextvars.Token[request | None] | None = None
 
     def __enter__(self) -> request:
         if compiling():
             return self
-        if self._before is not None:
+        if self._entered is not None:
             raise RuntimeError(
                 f"the request {self.id!r} is already open: create a new one for each unit of work."
             )
@@ -108,11 +105,10 @@ class request:
             if self.trace_id is None:
                 self.trace_id = _current_trace_id()
             trace = int(self.trace_id or "0", 16)
-            _core.request_begin(self.number, self.id, trace >> 64, trace & _HALF)
+            self._shown = _core.request_begin(self.number, self.id, trace >> 64, trace & _HALF)
         else:
             self._begin_ns = 0
-        self._before = _core.request_enter(self.number)
-        self._token = _current.set(self)
+        self._entered = _core.request_enter(self.number, self)
         return self
 
     def __exit__(
@@ -121,19 +117,14 @@ class request:
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        if self._before is None:
+        if self._entered is None:
             return
-        _core.request_exit(self.number, self._before)
-        self._before = None
-        if self._token is not None:
-            # It ended in a context other than the one it began in, as in an async generator.
-            with contextlib.suppress(ValueError):
-                _current.reset(self._token)
-            self._token = None
+        entered, self._entered = self._entered, None
+        _core.request_leave(entered, self)
         _ended_ids[next(_ends) % MOST_FINISHED_REQUESTS] = (self.number, self.id)
         if self._begin_ns == 0:
             return
-        _core.request_end(self.number)
+        _core.request_end(self.number, self._shown)
         stages, complete = _core.request_figures(self.number, self._begin_ns)
         finished_requests.append(
             {
@@ -186,7 +177,7 @@ class request:
         return cast(_F, wait_for if inspect.iscoroutinefunction(function) else call)
 
     def __repr__(self) -> str:
-        state = "not open" if self._before is None else "open"
+        state = "not open" if self._entered is None else "open"
         return f"<request {self.id!r}, number {self.number}, {state}>"
 
 
@@ -278,33 +269,29 @@ class Carried:
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function with this request and this span."""
-        adopted, token = self.enter()
+        adopted = self.enter()
         try:
             return function(*args, **kwargs)
         finally:
-            self.leave(adopted, token)
+            self.leave(adopted)
 
     async def wait_for(
         self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Await a coroutine function with this request and this span."""
-        adopted, token = self.enter()
+        adopted = self.enter()
         try:
             return await function(*args, **kwargs)
         finally:
-            self.leave(adopted, token)
+            self.leave(adopted)
 
-    def enter(self) -> tuple[object, contextvars.Token[request | None] | None]:
+    def enter(self) -> object:
         """Make the request and the span current; pass the result to `leave`."""
-        adopted = _core.adopt(self._inheritance)
-        return adopted, None if adopted is None else _current.set(self._request)
+        return _core.adopt(self._inheritance, self._request)
 
-    def leave(self, adopted: object, token: contextvars.Token[request | None] | None) -> None:
+    def leave(self, adopted: object) -> None:
         """Restore what was current before `enter`."""
-        if token is not None:
-            with contextlib.suppress(ValueError):
-                _current.reset(token)
-        _core.give_up(adopted)
+        _core.request_leave(adopted, self._request)
 
 
 # The parent reports its own requests.

@@ -78,7 +78,8 @@ TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
   expect_region(arena, kRegionWorkKeys, arena.work_keys(), kMaxWorkKeys);
   expect_region(arena, kRegionWork, arena.work(), kMaxWork);
   expect_region(arena, kRegionSlots, &arena.slot(0), kMaxThreads + 1);
-  expect_region(arena, kRegionFrames, arena.frames(0), std::uint64_t{kMaxFrames} * kMaxThreads);
+  expect_region(arena, kRegionFrames, arena.frames(0),
+                std::uint64_t{frames_per_slot(kMaxFrames)} * (kMaxThreads + kHiddenSlots));
   expect_region(arena, kRegionDetached, arena.detached(), kMaxDetached);
   expect_region(arena, kRegionRings, arena.ring(0), 1024 * kMaxThreads);
   expect_region(arena, kRegionBlocks, arena.blocks(), kMaxBlocks);

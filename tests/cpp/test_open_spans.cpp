@@ -220,35 +220,94 @@ TEST_F(OpenSpans, AnyOrderOfEndsKeepsParentsDepthsAndCharges) {
   }
 }
 
-TEST_F(OpenSpans, FramesThatRunOutAreCountedAndComeBack) {
-  const std::uint32_t stage = recorder().intern("exhausted");
-  // GIVEN as many open spans as a thread may have
+/// Opens spans of a stage, each inside the one before.
+std::vector<OpenFrame*> open_many(std::uint32_t stage, std::size_t count) {
+  Recorder::get().this_thread();
   std::vector<OpenFrame*> frames;
-  while (OpenFrame* frame = open_frame(thread(), stage, nullptr)) frames.push_back(frame);
-  EXPECT_EQ(frames.size(), kMaxFrames - 1);
-  EXPECT_EQ(lost(kLostOpen), 1U);
-  // WHEN more open, timers and inactive ones too
-  EXPECT_EQ(open_frame(thread(), stage, nullptr), nullptr);
-  EXPECT_EQ(open_inactive(thread(), nullptr), nullptr);
+  while (frames.size() < count) frames.push_back(open_frame(*t_state, stage, nullptr));
+  return frames;
+}
+
+TEST_F(OpenSpans, SpansBeyondTheFramesOfTheirThreadAreTimedButNotShown) {
+  const std::uint32_t stage = recorder().intern("many");
+  // GIVEN more open spans than a thread can show
+  constexpr std::size_t kHidden = 3000;
+  std::vector<OpenFrame*> frames = open_many(stage, kMaxFrames - 1 + kHidden);
+  EXPECT_EQ(lost(kLostOpen), kHidden);
+  EXPECT_EQ(own_open().size(), kMaxFrames - 1);
+  // WHEN more open inside of them, inactive ones and timers too
+  OpenFrame* const inactive = open_inactive(thread(), nullptr);
+  ASSERT_NE(inactive, nullptr);
+  const std::uint64_t parent = frames.back()->id.load(relaxed);
   {
     const ScopedTimer timer(stage);
+    const OpenFrame& innermost = thread().frames[thread().scope->top];
+    EXPECT_EQ(innermost.parent.load(relaxed), parent);
+    EXPECT_EQ(innermost.depth.load(relaxed), kMaxFrames - 1 + kHidden);
   }
-  // THEN each is counted, and none is timed
-  EXPECT_EQ(lost(kLostOpen), 4U);
-  EXPECT_EQ(own_open().size(), kMaxFrames - 1);
-  EXPECT_EQ(count_of(stage), 0U);
+  drop_frame(thread(), *inactive);
+  // THEN all are timed, and those that are not shown are counted
+  EXPECT_EQ(lost(kLostOpen), kHidden + 1);
+  EXPECT_EQ(count_of(stage), 1U);
   // WHEN they end
+  const std::size_t opened = frames.size();
   while (!frames.empty()) {
     close(*frames.back());
     frames.pop_back();
   }
-  // THEN all were counted, and frames are free again
-  EXPECT_EQ(count_of(stage), kMaxFrames - 1);
-  {
-    const ScopedTimer timer(stage);
+  // THEN each was counted once, and later spans are shown again
+  EXPECT_EQ(count_of(stage), opened + 1);
+  EXPECT_EQ(thread().scope->top, thread().scope->root);
+  frames = open_many(stage, kMaxFrames - 1);
+  EXPECT_EQ(own_open().size(), kMaxFrames - 1);
+  EXPECT_EQ(lost(kLostOpen), kHidden + 1);
+  while (!frames.empty()) {
+    close(*frames.back());
+    frames.pop_back();
   }
-  EXPECT_EQ(count_of(stage), kMaxFrames);
-  EXPECT_EQ(lost(kLostOpen), 4U);
+}
+
+TEST_F(OpenSpans, AThreadThatLeavesGivesItsHiddenFramesBack) {
+  const std::uint32_t stage = recorder().intern("hidden");
+  // GIVEN threads that end one after another with spans that are not shown, of which some are still open
+  constexpr std::size_t kHidden = 100;
+  for (int round = 0; round < 3; ++round)
+    test::in_thread([&] {
+      std::vector<OpenFrame*> frames = open_many(stage, kMaxFrames - 1 + kHidden);
+      for (std::size_t i = 0; i < kHidden / 2; ++i) {
+        close(*frames.back());
+        frames.pop_back();
+      }
+    });
+  // WHEN the open ones are counted
+  // THEN each was abandoned, and all others have been recorded
+  EXPECT_EQ(lost(kLostAbandoned), 3 * (kMaxFrames - 1 + kHidden / 2));
+  EXPECT_EQ(count_of(stage), 3 * kHidden / 2);
+  EXPECT_TRUE(read_open(arena()).empty());
+}
+
+TEST_F(OpenSpans, AHiddenSpanCanBeEndedByAnotherThread) {
+  const std::uint32_t stage = recorder().intern("elsewhere");
+  std::vector<OpenFrame*> frames = open_many(stage, kMaxFrames);
+  int key = 0;
+  // GIVEN a span that is not shown
+  ASSERT_NE(open_frame(thread(), stage, &key), nullptr);
+  // WHEN another thread ends it
+  test::in_thread([&] {
+    const FoundFrame found = recorder().find_elsewhere(&key);
+    ASSERT_TRUE(found);
+    EXPECT_TRUE(recorder().close_away(found, 0));
+    EXPECT_FALSE(recorder().find_elsewhere(&key));
+  });
+  // THEN it is counted, and its thread drops it when it next opens a span
+  EXPECT_EQ(count_of(stage), 1U);
+  frames.push_back(open_frame(thread(), stage, nullptr));
+  while (!frames.empty()) {
+    close(*frames.back());
+    frames.pop_back();
+  }
+  EXPECT_EQ(thread().scope->top, thread().scope->root);
+  EXPECT_EQ(count_of(stage), kMaxFrames + 2);
 }
 
 TEST_F(OpenSpans, AThreadThatLeavesWithOpenSpansAbandonsThem) {

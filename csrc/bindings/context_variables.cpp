@@ -1,0 +1,252 @@
+// context_variables.cpp: reads and writes the variables, also in contexts that are not current.
+#include "context_variables.h"
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "collector.h"
+#include "object.h"
+#include "stagespan/recorder.h"
+
+namespace stagespan::python {
+
+namespace {
+
+PyObject* g_innermost = nullptr;  // the context variable; its value is an Inherited as bytes
+PyObject* g_request = nullptr;    // the context variable; its value is the request object or None
+
+// --- the interpreter's contexts -------------------------------------------------------------------------
+
+// The interpreter's PyContext up to the needed field. This layout is verified before it is used.
+struct ContextLayout {
+  PyObject_HEAD PyObject* previous;
+  PyObject* variables;  // an immutable map, which copies of the context share
+  PyObject* weak_references;
+  int entered;
+};
+bool g_layout_is_known = false;
+
+ContextLayout& layout_of(PyObject* context) { return *reinterpret_cast<ContextLayout*>(context); }
+
+bool know_layout() {
+  const Ref outer(PyContext_New()), inner(PyContext_New());
+  if (!outer || !inner || Py_TYPE(outer.get())->tp_basicsize < static_cast<Py_ssize_t>(sizeof(ContextLayout)))
+    return false;
+  const ContextLayout& layout = layout_of(inner.get());
+  const bool free_before = layout.entered == 0 && layout.previous == nullptr;
+  if (PyContext_Enter(outer.get()) != 0) return false;
+  bool taken = PyContext_Enter(inner.get()) == 0;
+  if (taken) {
+    taken = layout.entered == 1 && layout.previous == outer.get() && layout_of(outer.get()).entered == 1;
+    taken = PyContext_Exit(inner.get()) == 0 && taken;
+  }
+  const Ref copy(PyContext_Copy(inner.get()));
+  taken = taken && copy && layout.variables != nullptr && layout_of(copy.get()).variables == layout.variables;
+  return PyContext_Exit(outer.get()) == 0 && free_before && taken && layout.entered == 0 && layout.previous == nullptr;
+}
+
+}  // namespace
+
+// A thread's own context is created on first use and never entered, whereas a task's is entered. No call
+// distinguishes them, but entering a context twice is an error.
+bool is_entered(PyObject* context) noexcept {
+  if (g_layout_is_known) return layout_of(context).entered != 0;
+  if (PyContext_Enter(context) == 0) {
+    PyContext_Exit(context);
+    return false;
+  }
+  PyErr_Clear();
+  return true;
+}
+
+// From Python 3.14 on, threading.Thread enters its own context before anything else runs in it.
+bool is_threads_own(PyObject* context) noexcept {
+  if (!g_layout_is_known || layout_of(context).previous != nullptr) return false;
+  // Not threading.current_thread(), because it creates an object for each unknown thread.
+  PyObject* const modules = Py_IsInitialized() != 0 ? PyImport_GetModuleDict() : nullptr;
+  PyObject* const threading = modules != nullptr ? PyDict_GetItemString(modules, "threading") : nullptr;
+  const Ref threads(threading != nullptr ? PyObject_GetAttrString(threading, "_active") : nullptr);
+  const Ref ident(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
+  PyObject* const thread =
+      threads && PyDict_Check(threads.get()) && ident ? PyDict_GetItemWithError(threads.get(), ident.get()) : nullptr;
+  const Ref owned(Py_XNewRef(thread));
+  const Ref own(owned ? PyObject_GetAttrString(owned.get(), "_context") : nullptr);
+  PyErr_Clear();
+  return own.get() == context;
+}
+
+PyObject* context_before(PyObject* context) noexcept {
+  return g_layout_is_known && layout_of(context).entered != 0 ? layout_of(context).previous : nullptr;
+}
+
+// --- reading --------------------------------------------------------------------------------------------
+
+bool decode(PyObject* value, Inherited& inherited) noexcept {
+  if (value == nullptr || !PyBytes_CheckExact(value) || PyBytes_GET_SIZE(value) != sizeof(inherited)) return false;
+  std::memcpy(&inherited, PyBytes_AS_STRING(value), sizeof(inherited));
+  return inherited.base != Inherited::kNothing && inherited.generation == Recorder::get().generation();
+}
+
+PyObject* encode(Inherited inherited) noexcept {
+  inherited.generation = Recorder::get().generation();
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&inherited), sizeof(inherited));
+}
+
+bool read_inherited(Inherited& inherited) noexcept {
+  PyObject* value = nullptr;
+  if (PyContextVar_Get(g_innermost, nullptr, &value) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const Ref owned(value);
+  return decode(value, inherited);
+}
+
+bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
+  // Asks first, because raising the exception for a missing key takes longer than opening a span.
+  if (PySequence_Contains(context, g_innermost) != 1) {
+    PyErr_Clear();
+    return false;
+  }
+  const Ref value(PyObject_GetItem(context, g_innermost));
+  if (!value) PyErr_Clear();
+  return decode(value.get(), inherited);
+}
+
+PyObject* read_request() noexcept {
+  PyObject* value = nullptr;
+  if (PyContextVar_Get(g_request, Py_None, &value) == 0) return value;
+  PyErr_Clear();
+  return Py_NewRef(Py_None);
+}
+
+PyObject* request_variable() noexcept { return Py_NewRef(g_request); }
+
+// --- writing --------------------------------------------------------------------------------------------
+
+namespace {
+
+#if PY_VERSION_HEX < 0x030c0000
+/// The variables that were current in a thread when a collection started, kept until no collection is at work.
+///
+/// A collection may start inside ContextVar.set, ContextVar.reset or copy_context of the program. These functions have
+/// no reference to the map of variables that they read, and a finalizer that opens a span replaces that map, which
+/// would free it. An interrupted function creates fewer than 20 objects, so at most that many collections interrupt it.
+/// More than one thread may replace its map during a collection, because finalizers may release the interpreter's lock.
+class InterruptedVariables {
+ public:
+  void keep_current(const ThreadState& thread) noexcept {
+    const Py_ssize_t collection = stagespan_collections();
+    for (const Entry& entry : entries_)
+      if (entry.context != nullptr && entry.thread == thread.serial && entry.collection == collection) return;
+    add({PyContext_CopyCurrent(), thread.serial, collection});
+    PyErr_Clear();
+  }
+
+  /// The same for a context whose variables were replaced from outside.
+  void keep(Ref context) noexcept { add({context.release(), 0, 0}); }
+
+  /// Dropping the references may run code of the program.
+  void release() noexcept {
+    if (next_ == 0) return;
+    next_ = 0;
+    for (Entry& entry : entries_) drop_from(entry.context);
+  }
+
+ private:
+  struct Entry {
+    PyObject* context = nullptr;  // a copy, because only contexts can refer to such a map
+    std::uint64_t thread = 0;
+    Py_ssize_t collection = 0;
+  };
+
+  void add(Entry entry) noexcept {
+    std::swap(entries_[next_++ % entries_.size()], entry);
+    Py_XDECREF(entry.context);
+  }
+
+  std::array<Entry, 64> entries_{};
+  std::size_t next_ = 0;
+};
+InterruptedVariables g_interrupted;
+
+// Referenced because an interrupted function may discard the map that contains them, after which PyContextVar_Get still
+// returns the values, from a cache without a reference.
+PyObject* g_last_inherited = nullptr;
+PyObject* g_last_request = nullptr;
+#endif
+
+/// Whether PyContextVar_Set can allocate its token. It crashes the process if it gets memory neither for the token nor
+/// for the new map of variables (Python 3.10 to 3.13). The block that is freed here is the next one of its size.
+bool has_memory_for_token() noexcept {
+  const Py_ssize_t gc_head_bytes = 2 * Py_ssize_t{sizeof(void*)};
+  void* const probe = PyObject_Malloc(static_cast<std::size_t>(PyContextToken_Type.tp_basicsize + gc_head_bytes));
+  PyObject_Free(probe);
+  return probe != nullptr;
+}
+
+/// Sets a variable in the current context. Returns the token, which refers to the previous value.
+Ref set_variable(PyObject* variable, PyObject* value) noexcept {
+  const bool can_set = value != nullptr && has_memory_for_token();
+  Ref token(can_set ? PyContextVar_Set(variable, value) : nullptr);
+  if (!token) PyErr_Clear();
+  return token;
+}
+
+/// The context in which variables of `context` can be set by making it current: the context itself, or a copy whose
+/// variables it then gets, because a context can only be entered once.
+Ref to_enter(PyObject* context) noexcept {
+  Ref entered(g_layout_is_known ? PyContext_Copy(context) : Py_NewRef(context));
+  if (entered && PyContext_Enter(entered.get()) == 0) return entered;
+  PyErr_Clear();
+  return Ref();
+}
+
+}  // namespace
+
+void write_variables(const ThreadState& thread, PyObject* context, const Inherited& inherited,
+                     PyObject* request) noexcept {
+  const bool is_elsewhere = context != nullptr && context != thread_state()->context;
+#if PY_VERSION_HEX < 0x030c0000
+  const bool is_collecting = stagespan_is_collecting() != 0;
+  if (is_collecting && !is_elsewhere) g_interrupted.keep_current(thread);
+#else
+  (void)thread;
+#endif
+  Ref value, entered, innermost_token, request_token;
+  {
+    // Neither PyContextVar_Set nor this scope supports re-entrant calls. The tokens are dropped after it.
+    const NoCollection by_allocations;
+    if (is_elsewhere) {
+      entered = to_enter(context);
+      if (!entered) return;
+    }
+    value = Ref(encode(inherited));
+    innermost_token = set_variable(g_innermost, value.get());
+    if (request != nullptr) request_token = set_variable(g_request, request);
+    if (is_elsewhere) {
+      PyContext_Exit(entered.get());
+      // The copy takes the previous variables along.
+      if (entered.get() != context) std::swap(layout_of(context).variables, layout_of(entered.get()).variables);
+    }
+  }
+#if PY_VERSION_HEX < 0x030c0000
+  if (request != nullptr) keep(g_last_request, request);
+  Py_XDECREF(std::exchange(g_last_inherited, value.release()));
+  if (!is_collecting)
+    g_interrupted.release();
+  else if (is_elsewhere)
+    g_interrupted.keep(std::move(entered));
+#endif
+}
+
+bool init_context_variables() {
+  g_innermost = PyContextVar_New("stagespan_innermost", nullptr);
+  g_request = PyContextVar_New("stagespan_request", Py_None);
+  g_layout_is_known = know_layout();
+  PyErr_Clear();
+  return g_innermost != nullptr && g_request != nullptr;
+}
+
+}  // namespace stagespan::python

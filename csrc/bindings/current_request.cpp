@@ -1,0 +1,282 @@
+// current_request.cpp: enters and leaves requests. A request may be left in any context and thread.
+#include "current_request.h"
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "docstrings.h"
+#include "execution_context.h"
+#include "object.h"
+#include "task_scopes.h"
+
+namespace stagespan::python {
+
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr const char* kEntered = "stagespan.entered";
+
+// A request may be left while later ones of the same scope are open, and in a context or thread other than the one in
+// which it was entered: a generator runs in the context of whoever asks for its next value, and is closed by whoever
+// drops it. So each scope has a list of what was entered in it and not left yet. Leaving takes one entry out of the
+// list, wherever it is, and then gives the context of the scope the values that it would have without this entry.
+
+/// A request, or what a function took along (adopt), that was entered and not yet left. Owned by a capsule.
+struct Entered {
+  std::uint64_t request = 0;
+  std::uint64_t before = 0;           // the request that is current after this one is left
+  PyObject* before_object = nullptr;  // its object, or None
+  Entered* below = nullptr;           // entered earlier in the same scope
+  Entered* above = nullptr;
+  Scope* scope = nullptr;       // null if there was no scope. Exists as long as this entry and its thread
+  std::uint64_t thread = 0;     // serial of the scope's thread
+  PyObject* context = nullptr;  // a weak reference to the context in which it was entered
+  std::uint32_t generation = 0;
+  std::uint32_t frame = 0;  // of what a function took along: the place in the stack from which spans are its children
+  bool is_left = false;
+};
+
+/// Takes an entry out of its scope's list. Returns whether it was the innermost one. `scope` is null if it does not
+/// exist any more; for a scope of another thread, the recorder's lock is held.
+bool take_out(Entered& entered, Scope* scope) noexcept {
+  if (scope != nullptr) --scope->holds;
+  if (entered.below != nullptr) entered.below->above = entered.above;
+  if (entered.above != nullptr) {
+    entered.above->below = entered.below;
+    entered.above->before = entered.before;
+    std::swap(entered.above->before_object, entered.before_object);
+    return false;
+  }
+  if (scope != nullptr) {
+    scope->entered = entered.below;
+    scope->request = entered.before;
+  }
+  return true;
+}
+
+/// The same in a thread other than the calling one, which may have ended. `inherited` is then what its context must
+/// contain.
+bool take_out_elsewhere(Entered& entered, Inherited& inherited) noexcept {
+  bool is_found = false, was_innermost = false;
+  Recorder::get().with_thread(entered.thread, [&](ThreadState& thread) {
+    is_found = true;
+    was_innermost = take_out(entered, entered.scope);
+    inherited = inherited_from(thread, *entered.scope);
+  });
+  if (is_found) return was_innermost;
+  inherited = {{.request = entered.before}, Inherited::kExact};
+  return take_out(entered, nullptr);
+}
+
+/// The context in which it was entered; empty if it does not exist any more.
+Ref context_of(const Entered& entered) noexcept {
+  Ref context(entered.context != nullptr ? PyObject_CallNoArgs(entered.context) : nullptr);
+  if (!context) PyErr_Clear();
+  return context.get() != Py_None ? std::move(context) : Ref();
+}
+
+bool is_of_this_process(const Entered& entered) noexcept { return entered.generation == Recorder::get().generation(); }
+
+/// Removes the frame of what a function took along.
+void drop_root(ThreadState& thread, Entered& entered) noexcept {
+  FrameLocal& local = thread.locals[entered.frame];
+  if (entered.frame == 0 || local.owner != &entered) return;
+  Scope& scope = *local.scope;
+  local.open_by(nullptr);
+  drop_frame(thread, thread.frames[entered.frame]);
+  // A suspended run may have taken it along.
+  if (&scope != entered.scope) publish_elsewhere(thread, scope);
+}
+
+void destroy(PyObject* capsule) noexcept {
+  auto* const entered = static_cast<Entered*>(PyCapsule_GetPointer(capsule, kEntered));
+  if (!entered->is_left && entered->scope != nullptr && is_of_this_process(*entered)) {
+    ThreadState* const thread = t_state;
+    if (thread != nullptr && thread->serial == entered->thread) {
+      drop_root(*thread, *entered);
+      take_out(*entered, entered->scope);
+    } else {
+      Inherited inherited;
+      take_out_elsewhere(*entered, inherited);
+    }
+  }
+  Py_XDECREF(entered->before_object);
+  Py_XDECREF(entered->context);
+  delete entered;
+}
+
+/// A new entry, and the capsule that owns it; null with an exception set if there is no memory.
+Entered* make_entered(Ref& capsule) noexcept {
+  std::unique_ptr<Entered> entered(new (std::nothrow) Entered);
+  if (!entered) {
+    PyErr_NoMemory();
+    return nullptr;
+  }
+  capsule = Ref(PyCapsule_New(entered.get(), kEntered, destroy));
+  return capsule ? entered.release() : nullptr;
+}
+
+/// Makes a request current in the running code's scope, or only in its context if it has no scope.
+void enter(ThreadState& thread, Entered& entered, std::uint64_t request, PyObject* object) noexcept {
+  entered.request = request;
+  entered.before_object = read_request();
+  entered.generation = Recorder::get().generation();
+  entered.thread = thread.serial;
+  PyObject* const context = thread_state()->context;
+  entered.context = context != nullptr ? PyWeakref_NewRef(context, nullptr) : nullptr;
+  if (entered.context == nullptr) PyErr_Clear();
+  if (has_no_scope(thread)) {
+    Recorder::get().lose(kLostMemory);
+    write_variables(thread, nullptr, {{.request = request}, Inherited::kExact}, object);
+    return;
+  }
+  Scope& scope = *thread.scope;
+  entered.scope = &scope;
+  entered.before = scope.request;
+  entered.below = static_cast<Entered*>(scope.entered);
+  if (entered.below != nullptr) entered.below->above = &entered;
+  scope.entered = &entered;
+  scope.request = request;
+  ++scope.holds;
+  publish_slow(thread, object);
+}
+
+/// If the running code still has the request, because its context is a copy that was made while the request was open,
+/// it is also outside of it now.
+void leave_here(const Entered& entered, PyObject* object, std::uint64_t before, PyObject* before_object) noexcept {
+  const Ref current = Ref(read_request());
+  if (object == Py_None || current.get() != object) return;
+  ThreadState& thread = current_thread();
+  if (has_no_scope(thread)) {
+    write_variables(thread, nullptr, {{.request = before}, Inherited::kExact}, before_object);
+    return;
+  }
+  Scope& scope = *thread.scope;
+  if (scope.entered == nullptr && scope.request == entered.request) {
+    scope.request = before;
+    if (scope.is_task) {
+      ParentLink& link = static_cast<TaskScope&>(scope).stored.link;
+      if (link.request == entered.request) link.request = before;
+    }
+  }
+  publish_slow(thread, before_object);
+}
+
+/// Leaves what was entered, wherever that was, and restores what was current before.
+void leave(Entered& entered, PyObject* object) noexcept {
+  entered.is_left = true;
+  const ErrorAside pending;
+  const std::uint64_t before = entered.before;
+  const Ref before_object(Py_NewRef(entered.before_object));
+  ThreadState& thread = current_thread();
+  // In a forked child, the parent's requests are not in any scope.
+  if (is_of_this_process(entered) && entered.scope != nullptr && entered.thread == thread.serial) {
+    Scope& scope = *entered.scope;
+    drop_root(thread, entered);
+    PyObject* const restored = take_out(entered, &scope) ? before_object.get() : nullptr;
+    if (&scope == thread.scope) {
+      publish_slow(thread, restored);
+      return;
+    }
+    publish_elsewhere(thread, scope, restored);
+  } else if (is_of_this_process(entered)) {
+    Inherited inherited{{.request = before}, Inherited::kExact};
+    const bool is_needed = entered.scope == nullptr || take_out_elsewhere(entered, inherited);
+    const Ref context = context_of(entered);
+    if (is_needed && context) write_variables(thread, context.get(), inherited, before_object.get());
+  }
+  leave_here(entered, object, before, before_object.get());
+}
+
+// --- the functions --------------------------------------------------------------------------------------
+
+PyObject* request_enter(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "request_enter() takes 2 arguments, not %zd", count);
+  const unsigned long long request = PyLong_AsUnsignedLongLong(args[0]);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  Ref capsule;
+  Entered* const entered = make_entered(capsule);
+  if (entered == nullptr) return nullptr;
+  enter(current_thread(), *entered, request, args[1]);
+  return capsule.release();
+}
+
+PyObject* request_leave(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "request_leave() takes 2 arguments, not %zd", count);
+  if (args[0] == Py_None) Py_RETURN_NONE;
+  auto* const entered = static_cast<Entered*>(PyCapsule_GetPointer(args[0], kEntered));
+  if (entered == nullptr) return nullptr;
+  if (!entered->is_left) leave(*entered, args[1]);
+  Py_RETURN_NONE;
+}
+
+PyObject* request_number(PyObject*, PyObject*) {
+  if (t_state == nullptr) return PyLong_FromLong(0);
+  ThreadState& thread = current_thread();
+  const std::uint64_t request = thread.scope->request;
+  publish(thread);  // a scope without open spans is removed again
+  return PyLong_FromUnsignedLongLong(request);
+}
+
+PyObject* inheritance(PyObject*, PyObject*) {
+  ThreadState& thread = current_thread();
+  const ParentLink link = innermost(thread, *thread.scope);
+  publish(thread);  // a scope without open spans is removed again
+  if (link.id == 0 && link.request == 0) Py_RETURN_NONE;
+  return encode({link, Inherited::kExact});
+}
+
+PyObject* adopt(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "adopt() takes 2 arguments, not %zd", count);
+  Inherited inherited;
+  if (args[0] != Py_None && !decode(args[0], inherited)) Py_RETURN_NONE;
+  if (has_no_scope(current_thread())) Py_RETURN_NONE;
+  Ref capsule;
+  Entered* const entered = make_entered(capsule);
+  if (entered == nullptr) return nullptr;
+  ThreadState& thread = current_thread();
+  if (thread.attention.load(relaxed) != 0) attend(thread);
+  const std::uint32_t index = has_no_scope(thread) ? 0 : take_frame(thread);
+  if (index == 0) {
+    Recorder::get().lose(kLostMemory);
+    entered->is_left = true;
+    Py_RETURN_NONE;
+  }
+  Scope& scope = *thread.scope;
+  make_root(thread, index, inherited.link);
+  thread.frames[index].below.store(scope.top, relaxed);
+  thread.locals[index].open_by(entered);
+  thread.locals[index].belong_to(inherited.link.request);
+  thread.locals[index].scope = &scope;
+  scope.top = index;
+  entered->frame = index;
+  enter(thread, *entered, inherited.link.request, args[1]);
+  return capsule.release();
+}
+
+PyObject* get_request_variable(PyObject*, PyObject*) { return request_variable(); }
+
+}  // namespace
+
+PyMethodDef g_current_request_functions[] = {
+    {"request_enter", as_method(request_enter), METH_FASTCALL,
+     "request_enter(number, request, /)\n--\n\nMake a request current in this context; gives what `request_leave` "
+     "takes."},
+    {"request_leave", as_method(request_leave), METH_FASTCALL,
+     "request_leave(entered, request, /)\n--\n\nRestore what was current where `request_enter` or `adopt` was called."},
+    {"request_variable", get_request_variable, METH_NOARGS,
+     "request_variable()\n--\n\nThe context variable that contains the current request, or None."},
+    {"request_number", request_number, METH_NOARGS,
+     "request_number()\n--\n\nThe number of the request that the calling code belongs to, or 0."},
+    {"inheritance", inheritance, METH_NOARGS,
+     "inheritance()\n--\n\nThe innermost open span and the request of the calling code, for `adopt`; None if there is "
+     "neither."},
+    {"adopt", as_method(adopt), METH_FASTCALL,
+     "adopt(inheritance, request, /)\n--\n\nOpen spans as children of what was innermost elsewhere, in that request; "
+     "gives what `request_leave` takes, or None."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace stagespan::python
