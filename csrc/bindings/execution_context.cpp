@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "stagespan/cut_off.h"
 #include "stagespan/scoped_timer.h"
 #include "task_scopes.h"
 
@@ -136,7 +137,7 @@ void have_no_scope(ThreadState& thread) noexcept {
 /// Releases the frame of a task's scope, so that the scope can leave its table.
 void close_scope(ThreadState& thread, Scope& scope) {
   if (thread.scope == &scope) thread.scope = &thread.base;
-  give_frame(thread, scope.root);
+  if (scope.root != 0) give_frame(thread, scope.root);
 }
 
 void drop_scope(ThreadState& thread, Scope& scope) {
@@ -166,11 +167,12 @@ void add_scope(ThreadState& thread, PyObject* context, const Inherited& stored, 
   TaskScopes* const scopes = make_task_scopes(thread);
   if (scopes == nullptr) return;
   drop_left_behind(thread, *scopes);
-  const std::uint32_t root = take_frame(thread);
-  if (root == 0) return;
+  // If nothing is recorded any more, scopes are only needed for requests.
+  const std::uint32_t root = is_cut_off() ? 0 : take_frame(thread);
+  if (root == 0 && !is_cut_off()) return;
   TaskScope* const scope = scopes->add(context);
   if (scope == nullptr) {
-    give_frame(thread, root);
+    if (root != 0) give_frame(thread, root);
     return;
   }
   scope->stored = stored;
@@ -178,7 +180,7 @@ void add_scope(ThreadState& thread, PyObject* context, const Inherited& stored, 
   scope->root = root;
   scope->top = root;
   scope->request = link.request;
-  make_root(thread, root, link);
+  if (root != 0) make_root(thread, root, link);
   thread.scope = scope;
 }
 

@@ -12,6 +12,7 @@
 #include "span_object.h"
 #include "stage_names.h"
 #include "stagespan/api.h"
+#include "stagespan/cut_off.h"
 #include "stagespan/recorder.h"
 #include "stagespan/scoped_timer.h"
 #include "stagespan/variables.h"
@@ -34,7 +35,7 @@ PyObject* or_null(const py::object& value) { return value.is_none() ? nullptr : 
 
 void switch_mode(std::uint32_t bit, bool on) {
   // Without an arena there is nothing to record into.
-  if (on && Recorder::get().arena())
+  if (on && Recorder::get().arena() && !is_cut_off())
     g_mode.fetch_or(bit, std::memory_order_relaxed);
   else if (!on)
     g_mode.fetch_and(~bit, std::memory_order_relaxed);

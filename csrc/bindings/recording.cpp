@@ -11,6 +11,7 @@
 
 #include "object.h"
 #include "reading.h"
+#include "stagespan/cut_off.h"
 #include "stagespan/process_info.h"
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
@@ -295,6 +296,7 @@ void define_recording(py::module_& module) {
   module.def("describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0,
              py::arg("version") = "");
   module.def("describe_worker", describe_worker, py::arg("program_pid"), py::arg("rank"));
+  module.def("is_cut_off", is_cut_off);
   module.def(
       "program_name", [](const py::bytes& arguments) { return text_of(program_name(std::string(arguments))); },
       py::arg("arguments"));

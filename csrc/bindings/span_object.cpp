@@ -8,6 +8,7 @@
 #include "docstrings.h"
 #include "object.h"
 #include "ready_object.h"
+#include "stagespan/cut_off.h"
 #include "timed_run.h"
 
 namespace stagespan::python {
@@ -107,6 +108,11 @@ bool leave_in_other_thread(SpanObject* self, std::uint16_t flags, PyObject* erro
 // Leaves a span that is not the one that this object opened last in the current scope.
 [[gnu::noinline, gnu::cold]] void leave_slow(SpanObject* self, std::uint16_t flags, PyObject* error) noexcept {
   ThreadState& thread = current_thread();
+  if (is_cut_off()) {
+    std::uint32_t& entered = self->missed != 0 ? self->missed : self->open;
+    if (entered != 0) --entered;
+    return;
+  }
   OpenFrame* frame = find_in_scope(thread, self);
   if (frame == nullptr && self->missed != 0) {
     --self->missed;

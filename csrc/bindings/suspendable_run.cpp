@@ -5,6 +5,7 @@
 #include <new>
 
 #include "execution_context.h"
+#include "stagespan/cut_off.h"
 #include "timed_run.h"
 
 namespace stagespan::python {
@@ -150,7 +151,7 @@ SuspendableRun::Turn SuspendableRun::begin_turn() noexcept {
   if (in_turn_ || state_ == State::kPassing || state_ == State::kFinished) return turn;
   in_turn_ = true;
   if (state_ == State::kNew) start();
-  if (state_ != State::kRecording || generation_ != Recorder::get().generation()) return turn;
+  if (state_ != State::kRecording || generation_ != Recorder::get().generation() || is_cut_off()) return turn;
   ThreadState& thread = current_thread();
   if (thread.attention.load(relaxed) != 0) attend(thread);
   OpenFrame* frame = unpark(thread);

@@ -14,6 +14,7 @@
 #include <new>
 #include <utility>
 
+#include "cut_off.h"
 #include "figures_move.h"
 #include "process_info.h"
 #include "text.h"
@@ -62,6 +63,7 @@ RecordingWish recording_wish() {
   const std::string mode = choice(variable("STAGESPAN_RECORDING"));
   wish.is_on = mode != "off";
   wish.keep = mode == "keep";
+  wish.may_be_file = mode != "memfd";
   wish.folder = std::string(variable("STAGESPAN_RECORDING_DIR"));
   while (wish.folder.size() > 1 && wish.folder.back() == '/') wish.folder.pop_back();
   if (!wish.folder.empty() && wish.folder.front() != '/')  // the program may change its working directory
@@ -146,6 +148,7 @@ std::uint32_t Recorder::intern(std::string_view name) noexcept {
 std::uint32_t Recorder::intern_locked(std::string_view name) {
   std::string key = shortened(name);
   if (const auto found = stages_.find(key); found != stages_.end()) return found->second;
+  if (is_cut_off()) return kStageOverflow;
   ArenaHeader& header = arena_.header();
   const std::uint32_t stage = header.name_count.load(relaxed);
   const std::uint32_t used = header.name_pool_used.load(relaxed);
@@ -322,6 +325,7 @@ bool Recorder::start_recording_locked() noexcept {
   header.slot_pieces[kSharedSlot].store(kPieceRecorded, relaxed);
   for (std::uint32_t i = 0; i < used_blocks / kBlocksAtOnce; ++i) header.block_pieces[i].store(kPieceRecorded, relaxed);
   recording_.start(arena_, recording_wish_, pieces, std::size(pieces));
+  if (recording_.place().kind == RecordingKind::kFile) watch_for_cut_off(arena_);
   return true;
 }
 
@@ -392,6 +396,11 @@ void Recorder::reserve_device_stages_locked(std::uint32_t first) noexcept {
 RecordingPlace Recorder::recording_place() {
   const std::lock_guard lock(cold_);
   RecordingPlace place = recording_.place();
+  if (is_cut_off()) {
+    place.kind = RecordingKind::kMemory;
+    place.why = "another program truncated " + std::exchange(place.path, {}) +
+                " and stagespan has stopped recording: set STAGESPAN_RECORDING=memfd, which protects the recording";
+  }
   if (!is_recording_started_) place.kind = recording_wish_.is_on ? RecordingKind::kNotYet : RecordingKind::kOff;
   return place;
 }
@@ -525,6 +534,7 @@ void Recorder::after_fork() noexcept {
   published_clock_ = PublishedClock{};
   const bool was_mapped = recording_.is_active();
   recording_.forget_after_fork();
+  forget_cut_off();
   is_recording_started_ = false;
   if (!arena_) return;
   if (!was_mapped)

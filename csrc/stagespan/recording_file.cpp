@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "cut_off.h"
 #include "reader.h"
 #include "recording_reader.h"
 #include "text.h"
@@ -295,6 +296,7 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
   }
   if (!may_be_large) return;
   for (const bool is_file : {true, false}) {
+    if (is_file && !wish.may_be_file) continue;
     if (!(is_file ? open_file(wish, size) : open_memfd(size))) continue;
     struct stat status{};
     if (fstat(fd_, &status) != 0) {
@@ -363,7 +365,7 @@ void* map_over(std::byte* at, std::uint64_t bytes, int fd, off_t offset) noexcep
 }  // namespace
 
 bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_content) noexcept {
-  if (!is_active()) return false;
+  if (!is_active() || is_cut_off()) return false;
   bool has_space = is_ours();
   std::uint8_t refusal = has_space ? kRefusedNoSpace : kRefusedClosed;
   std::byte* const at = arena.base() + piece.offset;

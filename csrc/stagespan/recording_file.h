@@ -35,8 +35,9 @@ enum class RecordingKind {
 /// The settings of the environment.
 struct RecordingWish {
   bool is_on = true;
-  bool keep = false;   // after a normal exit
-  std::string folder;  // empty for the default one
+  bool keep = false;        // after a normal exit
+  bool may_be_file = true;  // false: a memfd, which other programs cannot truncate
+  std::string folder;       // empty for the default one
 };
 
 struct RecordingPlace {

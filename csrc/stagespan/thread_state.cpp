@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "cut_off.h"
 #include "recorder.h"
 #include "span_path.h"
 
@@ -65,11 +66,11 @@ void drop_closed_away(ThreadState& thread) noexcept {
 }
 
 std::uint32_t take_frame_in_scope(ThreadState& thread) noexcept {
-  return thread.scope == &thread.nowhere ? 0 : take_frame(thread);
+  return thread.scope == &thread.nowhere || is_cut_off() ? 0 : take_frame(thread);
 }
 
 [[gnu::noinline, gnu::cold]] OpenFrame* no_frame_left() noexcept {
-  Recorder::get().lose(kLostMemory);
+  if (!is_cut_off()) Recorder::get().lose(kLostMemory);
   return nullptr;
 }
 
@@ -193,7 +194,7 @@ void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::u
   std::uint32_t above = scope.top;
   std::uint32_t lowest_above = 0;
   std::uint32_t child = 0;
-  while (above != index && above != scope.root) {
+  while (above != index && above != scope.root && above != 0) {  // 0: the arena has been replaced; see cut_off.h
     lowest_above = above;
     const std::uint16_t flags = thread.frames[above].flags.load(relaxed);
     if ((flags & kFrameRoot) != 0)

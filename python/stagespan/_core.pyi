@@ -690,6 +690,11 @@ def arena_info() -> dict[str, int]:
     reserved."""
 
 # Recordings
+def is_cut_off() -> bool:
+    """Return whether another program truncated the recording, so that nothing is recorded any
+    more.
+    """
+
 def recording_place() -> dict[str, Any]:
     """Where this process's recording lies: kind ("not yet", "off", "file", "memfd", "memory"),
     path (of a file), why (it is not a file), reserved_bytes and refused_bytes (so far)."""

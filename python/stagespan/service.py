@@ -46,7 +46,8 @@ class _Service:
     """The state of the background thread in one process; a forked child gets a new object."""
 
     def __init__(self) -> None:
-        self.history: History[_core.Snapshot] = History()
+        self.history: History[_core.PackedSnapshot] = History()
+        self._has_warned_of_cut_off = False
         # Log handlers run while these two locks are held, so garbage collections and signal
         # handlers can run too. Both locks know their owner: see `drain` and `pause`.
         self._draining = threading.RLock()  # held during a `drain`
@@ -99,12 +100,19 @@ class _Service:
             self.drain()
             for callback in tuple(_on_tick):
                 _guarded(callback)
+            _guarded(self._warn_if_cut_off)
             snapshot = _guarded(self._snapshot_if_due)
             if snapshot is not None:
                 spans = _spans_in(snapshot)
                 # While there are no new spans, double the sleep each time, up to a minute.
                 sleep_s = SPACING_S if spans != before else min(2 * sleep_s, _LONGEST_SLEEP_S)
                 before = spans
+
+    def _warn_if_cut_off(self) -> None:
+        if _core.is_cut_off() and not self._has_warned_of_cut_off:
+            self._has_warned_of_cut_off = True
+            why = _core.recording_place()["why"]
+            self.write(lines.warning_line(f"Nothing is recorded any more, because {why}."))
 
     def _snapshot_if_due(self) -> _core.Snapshot | None:
         now = _core.now_ns()

@@ -228,8 +228,10 @@ VARIABLES: tuple[Variable, ...] = (
         "choice",
         "on",
         "whether other processes can read the recording of this process, even after it was killed; "
-        "keep means that the file also stays after a clean exit; read when stagespan is imported",
-        ("on", "off", "keep"),
+        "keep means that the file also stays after a clean exit; memfd means memory that others "
+        "can read while the process is alive, and that nobody can truncate; read when stagespan "
+        "is imported",
+        ("on", "off", "keep", "memfd"),
     ),
     Variable(
         "STAGESPAN_RECORDING_DIR",
@@ -293,7 +295,7 @@ def check(*, unknown_names: bool) -> None:
 
 def _check_recording_dir() -> None:
     folder = get("STAGESPAN_RECORDING_DIR")
-    if folder is None or get("STAGESPAN_RECORDING") == "off":
+    if folder is None or get("STAGESPAN_RECORDING") in ("off", "memfd"):
         return
     # As bytes, because a path can contain bytes that are not text.
     why = _core.why_not_in(os.fsencode(os.path.abspath(folder)))
