@@ -115,9 +115,30 @@ PyObject* of_function(PyObject* object, void* name) {
 
 PyObject* timed_repr(PyObject* object) { return PyUnicode_FromFormat("<timed %R>", self_of(object)->function); }
 
-// By name, as functions are pickled.
-PyObject* timed_reduce(PyObject* object, PyObject*) {
-  return PyObject_GetAttrString(self_of(object)->function, "__qualname__");
+// Whether an unpickler finds `object` under its qualified name in its module.
+bool is_found_by_name(PyObject* object, PyObject* name) {
+  const Ref module_name = attribute(object, "__module__");
+  PyObject* const modules = PyImport_GetModuleDict();
+  PyObject* const module = module_name ? PyDict_GetItemWithError(modules, module_name.get()) : nullptr;
+  const Ref parts(PyObject_CallMethod(name, "split", "s", "."));
+  Ref found(parts ? Py_XNewRef(module) : nullptr);
+  for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(parts.get()); ++i)
+    found = Ref(PyObject_GetAttr(found.get(), PyList_GET_ITEM(parts.get(), i)));
+  PyErr_Clear();
+  return found.get() == object;
+}
+
+// As the wrapped object is pickled, by name or by value: where this object has replaced it under its name, the wrapped
+// one is not found by name.
+PyObject* timed_reduce(PyObject* object, PyObject* protocol) {
+  const TimedFunctionObject* const self = self_of(object);
+  const Ref name = attribute(object, "__qualname__");
+  if (name && PyUnicode_Check(name.get()) != 0 && is_found_by_name(object, name.get())) {
+    const Ref of_wrapped(PyObject_CallMethod(self->function, "__reduce_ex__", "O", protocol));
+    PyErr_Clear();
+    if (!of_wrapped || PyUnicode_Check(of_wrapped.get()) != 0) return Py_NewRef(name.get());
+  }
+  return Py_BuildValue("O(OO)O", &g_function_type, self->span, self->function, self->dict);
 }
 
 int timed_traverse(PyObject* object, visitproc visit, void* arg) {
@@ -152,7 +173,7 @@ PyGetSetDef g_getset[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-PyMethodDef g_methods[] = {{"__reduce__", timed_reduce, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef g_methods[] = {{"__reduce_ex__", timed_reduce, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 
 bool ready_type(PyTypeObject& type, descrgetfunc descr_get) {
   type.tp_vectorcall_offset = offsetof(TimedFunctionObject, vectorcall);

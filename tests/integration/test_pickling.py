@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -90,6 +91,21 @@ def debug_decorated(value: int) -> int:
     return 2 * value
 
 
+@span("cached here")
+@functools.lru_cache
+def cached(value: int) -> int:
+    """Doubles, once for each value."""
+    return 2 * value
+
+
+class Doubler:
+    """A callable object."""
+
+    def __call__(self, value: int) -> int:
+        """Doubles."""
+        return 2 * value
+
+
 class Worker:
     """Has a decorated method."""
 
@@ -110,6 +126,49 @@ def test_decorated_functions_are_pickled_by_name() -> None:
         assert again(*arguments) in (8, 12)
     assert (count("decorated here"), count("method here")) == (1, 2)
     assert pickle.loads(pickle.dumps(decorated)) is decorated
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_other_callables_are_pickled_as_what_they_wrap(protocol: int) -> None:
+    # GIVEN callables that are found under no name, one of them under two contexts
+    stage = span("called by value")
+    doubler = stage(Doubler())
+    doubler.label = "kept"  # type: ignore[attr-defined]
+    wrapped = [doubler, stage(ProfilingContext("outer")(Doubler())), stage(functools.cache(abs))]
+
+    for function in wrapped[:2]:
+        again = pickle.loads(pickle.dumps(function, protocol))
+        before = count("called by value")
+
+        # THEN the copy is timed, and has the same attributes
+        assert again is not function
+        assert again(4) == 8
+        assert count("called by value") == before + 1
+        assert again.__dict__.keys() == function.__dict__.keys()
+        assert type(again.__wrapped__) is type(function.__wrapped__)
+    assert pickle.loads(pickle.dumps(doubler, protocol)).label == "kept"
+    assert copy.deepcopy(doubler).__wrapped__ is not doubler.__wrapped__  # type: ignore[attr-defined]
+
+    # AND one that is pickled by its name is found there, also below a context
+    assert pickle.loads(pickle.dumps(cached, protocol)) is cached
+    assert pickle.loads(pickle.dumps(stage(abs), protocol))(-4) == 4
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(wrapped[2], protocol)  # as without the context
+
+
+def test_other_callables_of_another_program() -> None:
+    cloudpickle = pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+
+    # GIVEN an object whose class cannot be imported
+    class Local:
+        def __call__(self, value: int) -> int:
+            return 2 * value
+
+    again = pickle.loads(cloudpickle.dumps(span("sent by value")(Local())))
+
+    # THEN its copy is timed
+    assert again(4) == 8
+    assert count("sent by value") == 1
 
 
 @pytest.mark.slow
