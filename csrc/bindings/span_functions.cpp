@@ -19,7 +19,6 @@ struct Options {
   Kind kind;
   bool reset_peak_memory;
   bool capture_memory;
-  bool compile_safe;
 };
 
 STAGESPAN_HOT PyObject* make_for_stage(std::uint32_t stage, PyObject* name, const Options& options) {
@@ -38,7 +37,6 @@ STAGESPAN_HOT PyObject* make_for_stage(std::uint32_t stage, PyObject* name, cons
   self->kind = options.kind;
   self->reset_peak_memory = options.reset_peak_memory;
   self->capture_memory = options.capture_memory;
-  self->compile_safe = options.compile_safe;
   return reinterpret_cast<PyObject*>(self);
 }
 
@@ -140,50 +138,43 @@ PyObject* make_or_unnamed(PyObject* name, const Options& options) {
 
 PyObject* span_from(PyObject*, PyObject* args) {
   PyObject* name = nullptr;
-  int kind = 0, reset_peak_memory = 0, capture_memory = 0, compile_safe = 0;
-  if (PyArg_ParseTuple(args, "Oiiii", &name, &kind, &reset_peak_memory, &capture_memory, &compile_safe) == 0)
-    return nullptr;
+  int kind = 0, reset_peak_memory = 0, capture_memory = 0;
+  if (PyArg_ParseTuple(args, "Oiii", &name, &kind, &reset_peak_memory, &capture_memory) == 0) return nullptr;
   if (kind < 0 || kind > 2) {
     PyErr_Format(PyExc_ValueError, "no kind of context has the number %d", kind);
     return nullptr;
   }
-  return make(name, {static_cast<Kind>(kind), reset_peak_memory != 0, capture_memory != 0, compile_safe != 0});
+  return make(name, {static_cast<Kind>(kind), reset_peak_memory != 0, capture_memory != 0});
 }
 
 PyObject* span_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   if (count == 1 && kwnames == nullptr) [[likely]]
-    return make(args[0], {Kind::kSpan, false, false, false});
-  static const char* const names[] = {"name", "compile_safe", nullptr};
+    return make(args[0], {Kind::kSpan, false, false});
+  static const char* const names[] = {"name", nullptr};
   const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
   const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
   if (!positional || !named) return nullptr;
   PyObject* name = nullptr;
-  int compile_safe = 0;
-  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), "|O$p:span", const_cast<char**>(names), &name,
-                                  &compile_safe) == 0)
+  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), "|O:span", const_cast<char**>(names), &name) == 0)
     return nullptr;
-  return make_or_unnamed(name, {Kind::kSpan, false, false, compile_safe != 0});
+  return make_or_unnamed(name, {Kind::kSpan, false, false});
 }
 
-// The functions share one list of arguments. A debug context does not use the last one.
 template <Kind kind>
 PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
-  constexpr bool is_debug = kind == Kind::kDebug;
   if (count == 1 && kwnames == nullptr) [[likely]]
-    return make(args[0], {kind, true, false, is_debug});
-  static const char* const names[] = {"name", "reset_peak_memory", "capture_memory", "compile_safe", nullptr};
-  static const char* const debug_names[] = {"name", "reset_peak_memory", "capture_memory", nullptr};
+    return make(args[0], {kind, true, false});
+  static const char* const names[] = {"name", "reset_peak_memory", "capture_memory", nullptr};
   const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
   const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
   if (!positional || !named) return nullptr;
   PyObject* name = nullptr;
-  int reset_peak_memory = 1, capture_memory = 0, compile_safe = is_debug ? 1 : 0;
-  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(),
-                                  is_debug ? "|Op$p:ProfilingContext4Debug" : "|Op$pp:ProfilingContext",
-                                  const_cast<char**>(is_debug ? debug_names : names), &name, &reset_peak_memory,
-                                  &capture_memory, &compile_safe) == 0)
+  int reset_peak_memory = 1, capture_memory = 0;
+  const char* const format = kind == Kind::kDebug ? "|Op$p:ProfilingContext4Debug" : "|Op$p:ProfilingContext";
+  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), format, const_cast<char**>(names), &name,
+                                  &reset_peak_memory, &capture_memory) == 0)
     return nullptr;
-  return make_or_unnamed(name, {kind, reset_peak_memory != 0, capture_memory != 0, compile_safe != 0});
+  return make_or_unnamed(name, {kind, reset_peak_memory != 0, capture_memory != 0});
 }
 
 }  // namespace

@@ -383,9 +383,8 @@ PyObject* span_reduce(PyObject* object, PyObject*) {
   const Ref make_again(PyObject_GetAttrString(module.get(), "_span_from"));
   if (!make_again) return nullptr;
   const Kind kind = is_context(self->kind) ? self->kind : Kind::kSpan;
-  return Py_BuildValue("O(Oiiii)", make_again.get(), self->name, static_cast<int>(kind),
-                       static_cast<int>(self->reset_peak_memory), static_cast<int>(self->capture_memory),
-                       static_cast<int>(self->compile_safe));
+  return Py_BuildValue("O(Oiii)", make_again.get(), self->name, static_cast<int>(kind),
+                       static_cast<int>(self->reset_peak_memory), static_cast<int>(self->capture_memory));
 }
 
 PyMethodDef g_span_methods[] = {
@@ -402,7 +401,6 @@ PyMemberDef g_span_members[] = {
     {"name", T_OBJECT, offsetof(SpanObject, name), READONLY, docs::kSpanName},
     {"reset_peak_memory", T_BOOL, offsetof(SpanObject, reset_peak_memory), READONLY, docs::kSpanResetPeakMemory},
     {"capture_memory", T_BOOL, offsetof(SpanObject, capture_memory), READONLY, docs::kSpanCaptureMemory},
-    {"compile_safe", T_BOOL, offsetof(SpanObject, compile_safe), READONLY, docs::kSpanCompileSafe},
     {nullptr, 0, 0, 0, nullptr},
 };
 

@@ -34,7 +34,6 @@ struct SpanObject {
   Kind kind;
   bool reset_peak_memory;
   bool capture_memory;
-  bool compile_safe;
   EnterObject enter;
 };
 

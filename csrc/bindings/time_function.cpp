@@ -1,7 +1,7 @@
-// time_function.cpp: intercepts the calls of a plain function on Python 3.12 and later.
-#include <Python.h>
+// time_function.cpp: intercepts the calls of a plain function, on all versions of Python except 3.11.
+#include "timed_function.h"
 
-#if PY_VERSION_HEX >= 0x030c0000
+#if STAGESPAN_INTERCEPTS_CALLS
 
 #include <memory>
 #include <unordered_map>
@@ -16,10 +16,15 @@ namespace stagespan::python {
 
 namespace {
 
-// PyFunction_SetVectorcall sets another entry for calls of a function. The data that the entry needs is looked up by
-// the function's address. Nothing is stored in the function, so torch.compile and other tools see it unchanged.
+// A function's `vectorcall` field is the entry for all of its calls. Here it is another one. The data that the entry
+// needs is looked up by the function's address. Nothing is stored in the function, so torch.compile and other tools see
+// it unchanged. Python 3.11 does not read the field when Python code calls a function.
 
 constexpr int kKinds = CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR;
+
+PyFunctionObject& as_function(PyObject* function) { return *reinterpret_cast<PyFunctionObject*>(function); }
+
+#if PY_VERSION_HEX >= 0x030c0000
 
 // The interpreter has fast paths to a function by its version, which it has from its code as long as nothing in it is
 // replaced. In 3.13, functions that are not created by `def` have no version, and in 3.12 one that no other function
@@ -47,7 +52,17 @@ void set_version(PyFunctionObject& function, const Version& version) {
     function.func_version = version.number;
 }
 
-PyFunctionObject& as_function(PyObject* function) { return *reinterpret_cast<PyFunctionObject*>(function); }
+void set_entry(PyFunctionObject& function, vectorcallfunc entry) { PyFunction_SetVectorcall(&function, entry); }
+
+#else
+
+struct Version {};  // functions have none
+Version version_of(const PyFunctionObject&) { return {}; }
+void set_version(PyFunctionObject&, const Version&) {}
+
+void set_entry(PyFunctionObject& function, vectorcallfunc entry) { function.vectorcall = entry; }
+
+#endif
 
 struct Interception {
   std::vector<SpanObject*> spans;  // innermost first
@@ -213,11 +228,13 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
     spans.push_back(reinterpret_cast<SpanObject*>(Py_NewRef(PyTuple_GET_ITEM(args[1], i))));
   interception.spans.swap(spans);
   remember(recent(function), function, interception);
-  PyFunction_SetVectorcall(&as_function(function), wanted != 0 ? intercepted : interception.plain);
+  set_entry(as_function(function), wanted != 0 ? intercepted : interception.plain);
   if (wanted == 0) set_version(as_function(function), interception.version);
   give_up(std::move(spans));
   Py_RETURN_NONE;
 }
+
+#if PY_VERSION_HEX >= 0x030c0000
 
 PyObject* share_version(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2 || !PyFunction_Check(args[0]) || !PyFunction_Check(args[1])) {
@@ -228,6 +245,8 @@ PyObject* share_version(PyObject*, PyObject* const* args, Py_ssize_t count) {
   set_version(as_function(args[0]), found != table().end() ? found->second->version : version_of(as_function(args[1])));
   Py_RETURN_NONE;
 }
+
+#endif
 
 }  // namespace stagespan::python
 

@@ -1,4 +1,4 @@
-// timed_function.cpp: the C callable that always-on decorators return if calls cannot be intercepted.
+// timed_function.cpp: the C callable that decorators return for callables that are not plain functions.
 #include "timed_function.h"
 
 #include <cstddef>
@@ -24,8 +24,8 @@ struct TimedFunctionObject {
   PyObject* weak_references;
 };
 
-// Access through an instance returns the timed version of what the callable would return: a method for a plain function
-// and similar callables, the result of its own `__get__`, or the callable itself if it has no `__get__`. The
+// Access through an instance returns the timed version of what the callable would return: a method for callables that
+// behave like functions, the result of its own `__get__`, or the callable itself if it has no `__get__`. The
 // interpreter's fast path for methods is a property of the type.
 constexpr unsigned long kTypeFlags = Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
 PyTypeObject g_function_type = static_type("stagespan._core.TimedFunction", sizeof(TimedFunctionObject),
@@ -43,15 +43,6 @@ PyObject* timed_vectorcall(PyObject* object, PyObject* const* args, std::size_t 
                     [&] { return PyObject_Vectorcall(function, args, nargsf, kwnames); });
 }
 
-// The same for a plain function, which always supports vectorcall.
-PyObject* timed_function_vectorcall(PyObject* object, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
-  const TimedFunctionObject* const self = self_of(object);
-  PyObject* const function = self->function;
-  return call_timed(*self->span, function, args, nargsf, kwnames, [&] {
-    return reinterpret_cast<PyFunctionObject*>(function)->vectorcall(function, args, nargsf, kwnames);
-  });
-}
-
 PyObject* bind(PyObject* object, PyObject* instance, PyObject*) {
   return instance == nullptr ? Py_NewRef(object) : PyMethod_New(object, instance);
 }
@@ -66,7 +57,7 @@ PyObject* timed(PyObject* span, PyObject* function) {
   PyTypeObject& type = type_for(function);
   auto* const self = PyObject_GC_New(TimedFunctionObject, &type);
   if (self == nullptr) return nullptr;
-  self->vectorcall = PyFunction_Check(function) ? timed_function_vectorcall : timed_vectorcall;
+  self->vectorcall = timed_vectorcall;
   self->function = Py_NewRef(function);
   self->span = reinterpret_cast<SpanObject*>(Py_NewRef(span));
   self->weak_references = nullptr;
@@ -193,24 +184,18 @@ bool ready_type(PyTypeObject& type, descrgetfunc descr_get) {
   return PyType_Ready(&type) == 0;
 }
 
-PyObject* call_timed_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 4 || !is_span(args[0]) || !PyTuple_Check(args[2]) || !PyDict_Check(args[3])) {
-    PyErr_SetString(PyExc_TypeError, "expected (span, function, args, kwargs)");
+PyObject* call_timed_function(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  constexpr Py_ssize_t kOwn = 2;  // the span and the function
+  if (count < kOwn || !is_span(args[0])) [[unlikely]] {
+    PyErr_SetString(PyExc_TypeError,
+                    "call_timed(span, function, *args, **kwargs) takes a context and something to call");
     return nullptr;
   }
-  auto& span = *reinterpret_cast<SpanObject*>(args[0]);
-  if (span.kind == Kind::kSpan || !mode_has(span.mask) || !wants_hooks(span)) {
-    return call_timed(span, args[1], nullptr, 0, nullptr, [&] { return PyObject_Call(args[1], args[2], args[3]); });
-  }
-  // The hooks get the arguments unchanged: the values, followed by a tuple of keyword names.
-  const Ref names(PySequence_Tuple(args[3]));
-  if (!names) return nullptr;
-  const Ref values(PyDict_Values(args[3]));
-  const Ref named(values ? PySequence_Tuple(values.get()) : nullptr);
-  const Ref all(named ? PySequence_Concat(args[2], named.get()) : nullptr);
-  if (!all) return nullptr;
-  return call_timed(span, args[1], &PyTuple_GET_ITEM(all.get(), 0), static_cast<std::size_t>(PyTuple_GET_SIZE(args[2])),
-                    names.get(), [&] { return PyObject_Call(args[1], args[2], args[3]); });
+  PyObject* const function = args[1];
+  PyObject* const* const passed = args + kOwn;
+  const auto passed_count = static_cast<std::size_t>(count - kOwn);
+  return call_timed(*reinterpret_cast<SpanObject*>(args[0]), function, passed, passed_count, kwnames,
+                    [&] { return PyObject_Vectorcall(function, passed, passed_count, kwnames); });
 }
 
 PyObject* timed_by(PyObject*, PyObject* object) {
@@ -222,13 +207,15 @@ PyObject* timed_by(PyObject*, PyObject* object) {
 }  // namespace
 
 PyMethodDef g_timed_function_functions[] = {
-    {"call_timed", as_method(call_timed_function), METH_FASTCALL,
-     "call_timed(span, function, args, kwargs, /)\n--\n\nCall a function as one run of a stage."},
+    {"call_timed", as_method(call_timed_function), METH_FASTCALL | METH_KEYWORDS,
+     "call_timed(span, function, /, *args, **kwargs)\n--\n\nCall a function as one run of a stage."},
     {"timed_by", timed_by, METH_O,
      "timed_by(function, /)\n--\n\nThe context of a TimedFunction; None for anything else."},
-#if PY_VERSION_HEX >= 0x030c0000
+#if STAGESPAN_INTERCEPTS_CALLS
     {"time_function", as_method(time_function), METH_FASTCALL,
      "time_function(function, spans, /)\n--\n\nTime all calls of a plain function, innermost span first; () to stop."},
+#endif
+#if PY_VERSION_HEX >= 0x030c0000
     {"share_version", as_method(share_version), METH_FASTCALL,
      "share_version(function, original, /)\n--\n\nMake the calls of a copy of a function as fast as those of the "
      "original."},

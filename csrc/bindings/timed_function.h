@@ -3,10 +3,14 @@
 
 #include <Python.h>
 
+/// Whether the interpreter reads a function's `vectorcall` field at each of its calls, so that time_function.cpp can
+/// intercept them. Python 3.11 runs plain calls without it.
+#define STAGESPAN_INTERCEPTS_CALLS (PY_VERSION_HEX < 0x030b0000 || PY_VERSION_HEX >= 0x030c0000)
+
 namespace stagespan::python {
 
-/// `call_timed(span, function, args, kwargs)`, and on 3.12 and later `time_function(function, spans)`, for the
-/// module's method table.
+/// `call_timed(span, function, *args, **kwargs)`, `timed_by(function)`, and except on 3.11
+/// `time_function(function, spans)`, for the module's method table.
 extern PyMethodDef g_timed_function_functions[];
 
 bool init_timed_functions(PyObject* module);

@@ -51,9 +51,6 @@ class Span:
     @property
     def capture_memory(self) -> bool:
         """Whether the memory before and after each run is recorded."""
-    @property
-    def compile_safe(self) -> bool:
-        """Whether a decorated function stays a plain function on Python 3.10 and 3.11."""
     def add(self, **work: float) -> None:
         """Add to the stage's work counters.
 
@@ -127,7 +124,7 @@ class Token:
         """The span's id, as in `spans`; 0 if the span is not recorded."""
 
 @overload
-def span(name: str, *, compile_safe: bool = False) -> Span:
+def span(name: str) -> Span:
     """Time a block or the calls of a function as a stage.
 
     With a name, the result is a context manager for `with` and `async with`, and a decorator for
@@ -141,9 +138,6 @@ def span(name: str, *, compile_safe: bool = False) -> Span:
         name: Name of the stage; or, without parentheses (`@span`), the function to decorate. An
             empty name, or an object that is neither a string nor callable, is counted and replaced
             by "(invalid name)"; the program continues.
-        compile_safe: On Python 3.10 and 3.11, keep the decorated function a plain function, so that
-            torch.compile with fullgraph=True accepts it. Each call then costs more. It makes no
-            difference from Python 3.12 on.
 
     Raises:
         TypeError: If it decorates a class, a property or an object that cannot be called.
@@ -162,16 +156,12 @@ def span(name: str, *, compile_safe: bool = False) -> Span:
     """
 
 @overload
-def span(name: _F, *, compile_safe: bool = False) -> _F: ...
+def span(name: _F) -> _F: ...
 @overload
-def span(*, compile_safe: bool = False) -> UnnamedSpan: ...
+def span() -> UnnamedSpan: ...
 @overload
 def ProfilingContext(
-    name: str,
-    reset_peak_memory: bool = True,
-    *,
-    capture_memory: bool = False,
-    compile_safe: bool = False,
+    name: str, reset_peak_memory: bool = True, *, capture_memory: bool = False
 ) -> Span:
     """Time a stage as `span` does, and log the time and the peak memory of each run.
 
@@ -184,7 +174,6 @@ def ProfilingContext(
         reset_peak_memory: Reset the peak of the accelerator's memory for each run. An outer context
             still reports its own peak.
         capture_memory: Also record the memory before and after each run.
-        compile_safe: As in `span`.
 
     Raises:
         TypeError: If it decorates a class, a property or an object that cannot be called.
@@ -201,15 +190,11 @@ def ProfilingContext(
 
 @overload
 def ProfilingContext(
-    name: _F,
-    reset_peak_memory: bool = True,
-    *,
-    capture_memory: bool = False,
-    compile_safe: bool = False,
+    name: _F, reset_peak_memory: bool = True, *, capture_memory: bool = False
 ) -> _F: ...
 @overload
 def ProfilingContext(
-    *, reset_peak_memory: bool = True, capture_memory: bool = False, compile_safe: bool = False
+    *, reset_peak_memory: bool = True, capture_memory: bool = False
 ) -> UnnamedSpan: ...
 @overload
 def ProfilingContext4Debug(
@@ -305,8 +290,9 @@ def record(name: str, begin_ns: int, end_ns: int, *, error: bool = False) -> Non
 # Decorated functions. `decorators` decides which of these a function gets.
 @final
 class TimedFunction:
-    """A C callable that times the calls of another callable. It becomes a method if it is
-    an attribute of a class.
+    """A C callable that times the calls of a callable that is not a plain function.
+
+    It is bound to an object, and pickled, in the same way as the callable.
     """
 
     __name__: str
@@ -318,7 +304,7 @@ class TimedFunction:
 def timed_by(function: object, /) -> Span | None:
     """The context of a TimedFunction; None for anything else."""
 
-if sys.version_info >= (3, 12):
+if sys.version_info < (3, 11) or sys.version_info >= (3, 12):
     def time_function(function: FunctionType, spans: tuple[Span, ...], /) -> None:
         """Time the calls of `function` with `spans`, innermost first; () stops timing.
 
@@ -326,13 +312,12 @@ if sys.version_info >= (3, 12):
         the function, so it is freed like any other.
         """
 
+if sys.version_info >= (3, 12):
     def share_version(function: FunctionType, original: FunctionType, /) -> None:
         """Make the calls of a copy of a function as fast as those of the original."""
 
-def call_timed(
-    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
-) -> Any:
-    """Call a function under a span."""
+def call_timed(span: Span, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call `function` with the other arguments as one run of the stage of `span`."""
 
 def timed_coroutine(
     span: Span,

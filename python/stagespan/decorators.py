@@ -4,9 +4,10 @@ The result for a plain function is a new plain function, which shares everything
 except its identity. The original stays untimed. The result for other callables is a C callable.
 How the new function is timed depends on the version of Python:
 
-- 3.12 and later: `_core.time_function` intercepts its calls. The function does not change.
-- 3.10 and 3.11: a trampoline replaces its `__code__` while it is timed. Always-on contexts around
-  plain synchronous functions use the faster C callable.
+- All versions except 3.11: `_core.time_function` intercepts its calls. The function does not
+  change.
+- 3.11: a plain synchronous function under an always-on context gets the code and the closure of a
+  `wrapper`. In all other cases, a `trampoline` replaces its `__code__` while it is timed.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ import inspect
 import logging
 import sys
 import weakref
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from stagespan import _core, switches, trampoline
+from stagespan import _core, switches, trampoline, wrapper
 
 if TYPE_CHECKING:
     from stagespan._core import Span
 
 _F = TypeVar("_F")
-_INTERCEPTS_CALLS = sys.version_info >= (3, 12)
+_INTERCEPTS_CALLS = sys.version_info < (3, 11) or sys.version_info >= (3, 12)
 _NOT_SYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 _log = logging.getLogger("stagespan")
 
 
 class _Timed:
-    """What is known about a decorated function, without a reference to the function."""
+    """What is known about a decorated function that is no wrapper, without a reference to it."""
 
     __slots__ = ("codes", "spans")
 
@@ -42,13 +43,13 @@ class _Timed:
         self.codes: dict[tuple[int, tuple[Span, ...]], CodeType] = {}
         """Trampolines by the id of the original code and by spans, so that switches reuse them."""
 
-    def code(self, plain: CodeType, qualname: str, spans: tuple[Span, ...]) -> CodeType:
+    def code(self, plain: CodeType, spans: tuple[Span, ...]) -> CodeType:
         """Return the code that times ``plain`` by ``spans``, the innermost first."""
         cached = self.codes.get((id(plain), spans))
         if cached is None:
             timed = plain
             for span in spans:
-                timed = trampoline.timed_code(timed, qualname, trampoline.key_of(span))
+                timed = trampoline.timed_code(timed, trampoline.key_of(span))
             cached = self.codes.setdefault((id(plain), spans), timed)
         return cached
 
@@ -89,7 +90,9 @@ def follow_switches() -> None:
 def contexts_of(function: object) -> tuple[Span, ...]:
     """Return the spans that decorate a callable, innermost first."""
     if type(function) is FunctionType:
-        return _spans_of(function)
+        below = wrapper.wrapped_by(function)
+        outer = _spans_of(function)
+        return outer if below is None else (*contexts_of(below[1]), below[0], *outer)
     if isinstance(function, (classmethod, staticmethod, MethodType)):
         return contexts_of(function.__func__)
     if isinstance(function, (functools.partial, functools.partialmethod)):
@@ -148,12 +151,10 @@ def _refuse(span: Span, function: Any) -> None:
         )
 
 
-def _decorate_function(span: Span, function: FunctionType) -> Any:
-    if not _INTERCEPTS_CALLS:
-        synchronous = not function.__code__.co_flags & _NOT_SYNCHRONOUS
-        in_place = span.kind == "debug" or span.compile_safe or not synchronous
-        if not in_place or not trampoline.can_time(function.__code__):
-            return _core.TimedFunction(span, function)
+def _decorate_function(span: Span, function: FunctionType) -> FunctionType:
+    synchronous = not function.__code__.co_flags & _NOT_SYNCHRONOUS
+    if not _INTERCEPTS_CALLS and synchronous and span.kind != "debug":
+        return fresh_function(function, *wrapper.wrapper_parts(span, function))
     spans = (*_spans_of(function), span)
     fresh = fresh_function(function)
     timed = _functions[fresh] = _Timed(spans)
@@ -162,18 +163,23 @@ def _decorate_function(span: Span, function: FunctionType) -> Any:
     return fresh
 
 
-def fresh_function(function: FunctionType) -> FunctionType:
+def fresh_function(
+    function: FunctionType,
+    code: CodeType | None = None,
+    closure: tuple[CellType, ...] | None = None,
+) -> FunctionType:
     """Return a new function that shares everything except its identity with `function`.
 
     It does not need `__wrapped__`, because it has the signature of the original. It also has the
-    same `__dict__`, so an attribute set on one of them appears on the other.
+    same `__dict__`, so an attribute set on one of them appears on the other. If `code` is given,
+    the new function has this code and `closure` instead of those of `function`.
     """
     fresh = FunctionType(
-        function.__code__,
+        code or function.__code__,
         function.__globals__,
         function.__name__,
         function.__defaults__,
-        function.__closure__,
+        closure if code else function.__closure__,
     )
     fresh.__kwdefaults__ = function.__kwdefaults__
     if sys.version_info >= (3, 14):  # reading annotations there would evaluate them
@@ -226,6 +232,7 @@ def _remember_parts(function: FunctionType) -> None:
 
 
 def _spans_of(function: FunctionType) -> tuple[Span, ...]:
+    """Return the spans of a function itself, without those of functions that it wraps."""
     timed = _functions.get(function)
     if timed is not None:
         return timed.spans
@@ -248,20 +255,15 @@ def _apply(function: FunctionType, timed: _Timed) -> None:
 
 
 def _time_by(function: FunctionType, timed: _Timed, active: tuple[Span, ...]) -> None:
-    if _INTERCEPTS_CALLS:
-        _intercept(function, active)
+    if sys.version_info < (3, 11) or sys.version_info >= (3, 12):
+        _core.time_function(function, active)
         return
     code, _ = trampoline.layers(function.__code__)
     if active:
         _remember_parts(function)
-        code = timed.code(code, function.__qualname__, active)
+        code = timed.code(code, active)
     if function.__code__ is not code:
         function.__code__ = code
-
-
-def _intercept(function: FunctionType, spans: tuple[Span, ...]) -> None:
-    if sys.version_info >= (3, 12):
-        _core.time_function(function, spans)
 
 
 switches.on_switch(follow_switches)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import weakref
 from collections.abc import Callable
-from types import CodeType, TracebackType
+from types import CellType, CodeType, TracebackType
 from typing import Any, TypeVar
 
 from stagespan import _core
@@ -21,6 +22,8 @@ _DYNAMO = "torch._dynamo"
 _log = logging.getLogger("stagespan")
 _registered = False
 _left_alone: list[CodeType] = []
+_skipped: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictionary()
+"""By their ids, because equal code objects are skipped independently of each other."""
 
 
 class NoSpan:
@@ -33,13 +36,11 @@ class NoSpan:
         *,
         reset_peak_memory: bool = False,
         capture_memory: bool = False,
-        compile_safe: bool = False,
     ) -> None:
         self.name = name
         self.kind = kind
         self.reset_peak_memory = reset_peak_memory
         self.capture_memory = capture_memory
-        self.compile_safe = compile_safe
 
     def __enter__(self) -> NoSpan:
         return self
@@ -84,25 +85,17 @@ class NoToken:
         self.id = 0  # of a span that is not recorded
 
 
-def _span(name: Any = None, *, compile_safe: bool = False) -> Any:
-    return name if callable(name) else NoSpan(name, "span", compile_safe=compile_safe)
+def _span(name: Any = None) -> Any:
+    return name if callable(name) else NoSpan(name, "span")
 
 
 def _profiling_context(
-    name: Any = None,
-    reset_peak_memory: bool = True,
-    *,
-    capture_memory: bool = False,
-    compile_safe: bool = False,
+    name: Any = None, reset_peak_memory: bool = True, *, capture_memory: bool = False
 ) -> Any:
     if callable(name):
         return name
     return NoSpan(
-        name,
-        "profiling",
-        reset_peak_memory=reset_peak_memory,
-        capture_memory=capture_memory,
-        compile_safe=compile_safe,
+        name, "profiling", reset_peak_memory=reset_peak_memory, capture_memory=capture_memory
     )
 
 
@@ -111,13 +104,7 @@ def _profiling_context_4_debug(
 ) -> Any:
     if callable(name):
         return name
-    return NoSpan(
-        name,
-        "debug",
-        reset_peak_memory=reset_peak_memory,
-        capture_memory=capture_memory,
-        compile_safe=True,
-    )
+    return NoSpan(name, "debug", reset_peak_memory=reset_peak_memory, capture_memory=capture_memory)
 
 
 def _begin(name: str) -> NoToken:
@@ -132,6 +119,10 @@ def _record(name: str, begin_ns: int, end_ns: int, *, error: bool = False) -> No
     return None
 
 
+def _call_timed(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
 _STAND_INS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (_core.span, _span),
     (_core.ProfilingContext, _profiling_context),
@@ -139,7 +130,20 @@ _STAND_INS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
     (_core.begin, _begin),
     (_core.end, _end),
     (_core.record, _record),
+    (_core.call_timed, _call_timed),
 )
+
+
+def _call_timed_unless_compiling(
+    span: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    if compiling():
+        return function(*args, **kwargs)
+    return _core.call_timed(span, function, *args, **kwargs)
+
+
+call_cell = CellType(_core.call_timed)
+"""Contains what all wrappers call: a function that torch.compile can capture in a graph."""
 
 
 def compiling() -> bool:
@@ -159,6 +163,13 @@ def leave_alone(*functions: Callable[..., Any]) -> None:
     compile them like code of the model. With fullgraph=True that fails.
     """
     _left_alone.extend(function.__code__ for function in functions)
+
+
+def skip_frame(code: CodeType) -> None:
+    """Make torch.compile run this code as it is, and compile what it calls."""
+    _skipped[id(code)] = code
+    if _registered:
+        _skip(code)
 
 
 def install() -> None:
@@ -185,13 +196,18 @@ def register() -> None:
         substitute = getattr(dynamo, "substitute_in_graph", None)
         if substitute is None:  # before torch 2.5
             _log.debug("This torch has no substitute_in_graph: contexts break compiled graphs.")
+            call_cell.cell_contents = _call_timed_unless_compiling
             return
         for original, stand_in in _STAND_INS:
             # The signatures are the same, but that of a C function does not compare equal.
             substitute(original, skip_signature_check=True)(stand_in)
         _skip_left_alone()
+        for reference in _skipped.valuerefs():
+            if (code := reference()) is not None:
+                _skip(code)
     except Exception as error:
         _warn(error)
+        call_cell.cell_contents = _call_timed_unless_compiling
 
 
 def _skip_left_alone() -> None:
@@ -203,6 +219,12 @@ def _skip_left_alone() -> None:
     skip = types.FrameAction.SKIP
     for code in _left_alone:
         set_strategy(code, types.FrameExecStrategy(skip, skip))
+
+
+def _skip(code: CodeType) -> None:
+    skip_code = getattr(sys.modules.get(f"{_DYNAMO}.eval_frame"), "skip_code", None)
+    if skip_code is not None:  # otherwise it is still being imported, or it captures the code too
+        skip_code(code)
 
 
 def _warn(error: Exception) -> None:

@@ -50,7 +50,7 @@ def stage(value: object) -> object:
     return debug_stage(value)
 
 
-@span("span", compile_safe=True)
+@span("span")
 def spanned(value: object) -> object:
     return value
 
@@ -214,7 +214,7 @@ stagespan.set_debug(random.random() < 0.5)
 @ProfilingContext4Debug("debug stage")
 def debug_stage(value):
     return value
-@span("span", compile_safe=True)
+@span("span")
 def spanned(value):
     return value
 class Handle:

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import stagespan  # noqa: E402
 from stagespan import _core  # noqa: E402
 
-BEFORE_3_12 = sys.version_info < (3, 12)
+INTERCEPTS_CALLS = sys.version_info[:2] != (3, 11)
 
 
 def runs(stage: str) -> int:
@@ -83,10 +83,10 @@ def test_a_decorated_function_is_one_graph(on: bool) -> None:
     compiled = Compiled(scale)
     result = [compiled(torch.ones(2)), compiled(torch.ones(2))]
 
-    # THEN it is one graph, compiled once; calls are timed if they can be intercepted
+    # THEN it is one graph, compiled once, and its calls are timed
     assert [value.tolist() for value in result] == [[2.0, 2.0]] * 2
     assert compiled.count == 1
-    assert runs("compiled function") - before == (2 if on and not BEFORE_3_12 else 0)
+    assert runs("compiled function") - before == (2 if on else 0)
 
 
 def test_switching_costs_at_most_one_compilation() -> None:
@@ -101,7 +101,7 @@ def test_switching_costs_at_most_one_compilation() -> None:
         counts.append(compiled.count)
 
     # THEN it is compiled once more if the code is replaced, and otherwise not
-    assert counts == ([1, 2, 2, 2, 2, 2] if BEFORE_3_12 else [1, 1, 1, 1, 1, 1])
+    assert counts == ([1, 1, 1, 1, 1, 1] if INTERCEPTS_CALLS else [1, 2, 2, 2, 2, 2])
 
 
 def test_switching_with_a_compiled_function_itself() -> None:
@@ -115,8 +115,8 @@ def test_switching_with_a_compiled_function_itself() -> None:
         assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
         counts.append(compiled.count)
 
-    # THEN the same bound holds
-    assert counts == ([1, 2, 2, 2] if BEFORE_3_12 else [1, 1, 1, 1])
+    # THEN it is compiled once
+    assert counts == [1, 1, 1, 1]
 
 
 def test_other_functions_and_imports_cause_no_compilation() -> None:
@@ -146,8 +146,8 @@ def test_eager_and_compiled_calls_of_one_function() -> None:
     scale(torch.ones(2))
     compiled(torch.ones(2))
 
-    # THEN the eager call is timed, the compiled ones only if their calls can be intercepted
-    assert runs("compiled function") - before == (1 if BEFORE_3_12 else 3)
+    # THEN all calls are timed
+    assert runs("compiled function") - before == 3
 
 
 @pytest.mark.parametrize("on", [False, True])
@@ -251,36 +251,6 @@ def test_telefusers_order_of_decorators(on: bool) -> None:
     assert compiled.count == 1
 
 
-def test_compile_safe_functions_are_one_graph() -> None:
-    # GIVEN an always-on context that is compile-safe
-    @_core.ProfilingContext("safe", compile_safe=True)
-    def double(x: Any) -> Any:
-        return x * 2
-
-    # WHEN it is called both ways
-    compiled = Compiled(lambda x: double(x) + 1)
-    assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
-    double(torch.ones(2))
-
-    # THEN the eager call is timed
-    assert compiled.count == 1
-    assert runs("safe") == 1
-
-
-def test_always_on_functions_break_the_graph_but_work() -> None:
-    # GIVEN an always-on context that is not compile-safe
-    @_core.ProfilingContext("always on in compiled code")
-    def double(x: Any) -> Any:
-        return x * 2
-
-    # WHEN it is called from code compiled without fullgraph
-    result = torch.compile(lambda x: double(x) + 1, backend="eager")(torch.ones(2))
-
-    # THEN the result is right, and it is timed where it runs eagerly, as a C callable does
-    assert result.tolist() == [3.0, 3.0]
-    assert runs("always on in compiled code") == (1 if BEFORE_3_12 else 0)
-
-
 def nested_contexts(x: Any) -> Any:
     with _core.span("outer in graph") as outer:
         outer.add(tokens=3)
@@ -315,7 +285,7 @@ def context_in_inference_mode(x: Any) -> Any:
 
 
 def context_that_is_kept(x: Any) -> Any:
-    kept = _core.span("kept in graph", compile_safe=True)
+    kept = _core.span("kept in graph")
     with kept:
         x = x + 1
     with kept:

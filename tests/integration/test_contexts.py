@@ -267,7 +267,7 @@ def test_return_break_and_continue_leave_blocks(make: Make) -> None:
 def test_attributes_of_a_context() -> None:
     contexts = [
         span("a"),
-        ProfilingContext("b", False, capture_memory=True, compile_safe=True),
+        ProfilingContext("b", False, capture_memory=True),
         ProfilingContext4Debug(name="c", reset_peak_memory=True),
     ]
 
@@ -275,7 +275,6 @@ def test_attributes_of_a_context() -> None:
     assert [context.kind for context in contexts] == ["span", "profiling", "debug"]
     assert [context.reset_peak_memory for context in contexts] == [False, False, True]
     assert [context.capture_memory for context in contexts] == [False, True, False]
-    assert [context.compile_safe for context in contexts] == [False, True, True]
     assert [repr(context) for context in contexts] == [
         "span('a')",
         "ProfilingContext('b')",

@@ -388,14 +388,14 @@ def test_reading_while_debug_mode_is_first_switched_on(call: str, tmp_path: Path
 # --- the end of the interpreter -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["debug", "compile_safe", "generator", "coroutine", "async"])
+@pytest.mark.parametrize("kind", ["debug", "function", "generator", "coroutine", "async"])
 def test_a_finalizer_runs_a_timed_function_at_the_end(kind: str, tmp_path: Path) -> None:
     # GIVEN an object that lives until the modules are cleared
     out = run(
         f"""
         import sys
         import stagespan
-        context = stagespan.span("release", compile_safe=True)
+        context = stagespan.span("release")
         if {kind!r} == "debug":
             stagespan.set_debug()
             context = stagespan.ProfilingContext4Debug("release")

@@ -24,9 +24,8 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 CONTEXTS = [
     span("a"),
-    span("a", compile_safe=True),
     ProfilingContext("b", False),
-    ProfilingContext("b", True, capture_memory=True, compile_safe=True),
+    ProfilingContext("b", True, capture_memory=True),
     ProfilingContext4Debug("c", False, capture_memory=True),
 ]
 
@@ -38,7 +37,6 @@ def parameters(context: _core.Span) -> tuple[object, ...]:
         context.kind,
         context.reset_peak_memory,
         context.capture_memory,
-        context.compile_safe,
     )
 
 

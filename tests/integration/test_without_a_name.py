@@ -135,7 +135,7 @@ def test_options_without_a_name() -> None:
     def first() -> int:
         return 1
 
-    @span(compile_safe=True)
+    @span()
     def second() -> int:
         return 2
 

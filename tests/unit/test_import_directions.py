@@ -19,9 +19,12 @@ needs_sources = pytest.mark.skipif(
 
 # From low to high: a part of the package may import from its own line and the lines before it.
 PARTS = (
-    "errors escaping atomic forks imports files distribution device_table switches process_times _core",
-    "settings redaction claims workers run dynamo history platforms termination console environment",
-    "context requests live threads decorators trampoline graphs lines memory device synchronize",
+    "errors escaping atomic forks imports layouts files distribution device_table switches",
+    "process_times _core",
+    "settings redaction claims workers run dynamo history platforms termination console",
+    "environment",
+    "context requests live threads decorators wrapper trampoline graphs lines memory device",
+    "synchronize",
     "service statistics stalls",
     "trace signature profiling",
     "harness report export recording",

@@ -42,7 +42,7 @@ async def options(x: int) -> bytes:
     return bytes(x)
 
 
-@span("named", compile_safe=True)
+@span("named")
 def named(x: int) -> Iterator[int]:
     yield x
 

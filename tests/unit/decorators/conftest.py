@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from decorating import always, compile_safe, debug
+from decorating import always, debug, plain
 
 import stagespan
 from stagespan import _core
@@ -20,6 +20,6 @@ def debug_mode() -> Iterator[None]:
     stagespan.set_debug(False)
 
 
-@pytest.fixture(params=[always, compile_safe, debug])
+@pytest.fixture(params=[plain, always, debug])
 def context(request: pytest.FixtureRequest) -> Callable[[str], _core.Span]:
     return request.param  # type: ignore[no-any-return]

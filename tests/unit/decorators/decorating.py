@@ -6,15 +6,15 @@ import sys
 
 from stagespan import _core
 
-BEFORE_3_12 = sys.version_info < (3, 12)
+INTERCEPTS_CALLS = sys.version_info[:2] != (3, 11)
+
+
+def plain(name: str) -> _core.Span:
+    return _core.span(name)
 
 
 def always(name: str) -> _core.Span:
     return _core.ProfilingContext(name)
-
-
-def compile_safe(name: str) -> _core.Span:
-    return _core.ProfilingContext(name, compile_safe=True)
 
 
 def debug(name: str) -> _core.Span:

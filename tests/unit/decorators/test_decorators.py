@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from decorating import BEFORE_3_12, always, debug, errors, runs
+from decorating import always, debug, errors, runs
 
 import stagespan
 from stagespan import _core
@@ -143,9 +143,6 @@ def test_attributes_are_shared_with_the_original() -> None:
 
 def test_defaults_that_are_changed_later_are_used(context: Callable[[str], _core.Span]) -> None:
     # GIVEN a timed plain function with defaults
-    if BEFORE_3_12 and context is always:
-        pytest.skip("always-on contexts give a C callable before 3.12")
-
     def function(a: int = 1, *, b: int = 2) -> tuple[int, int]:
         return a, b
 

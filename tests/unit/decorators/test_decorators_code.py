@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from decorating import BEFORE_3_12, debug, runs
+from decorating import INTERCEPTS_CALLS, debug, runs
 
 import stagespan
 from stagespan import decorators
@@ -61,7 +61,7 @@ def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
     found = [decorators.decorated_function(target) for target in targets]
 
     # THEN the right function is found, for its signature and its attributes
-    if BEFORE_3_12:
+    if not INTERCEPTS_CALLS:
         assert found == [timed for _, timed in pairs]
     assert [decorators.decorated_function(timed) for _, timed in pairs] == [
         timed for _, timed in pairs
@@ -73,7 +73,7 @@ def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
     known = len(decorators._by_parts)
     pairs.clear()
     gc.collect()
-    assert len(decorators._by_parts) == (known - 2 if BEFORE_3_12 else known)
+    assert len(decorators._by_parts) == (known if INTERCEPTS_CALLS else known - 2)
     assert decorators.decorated_function(targets[0]) is targets[0]
 
 
@@ -154,6 +154,63 @@ def outer(run, _run, exhausted, caught):
     assert caught.value.value == (1, 2, 3, 4, 5, 6, 7, 21, 22, 23, 24)
 
 
+@pytest.mark.parametrize("names", [("class", "a b"), ("self", "self "), ("0", ".1")])
+def test_parameters_may_have_names_that_source_text_cannot_use(
+    context: Callable[[str], Any], names: tuple[str, str]
+) -> None:
+    # GIVEN functions whose code another tool has made, with free variables in any order
+    first, second = names
+    x, y = 5, 6
+
+    def replace(function: Any) -> Any:
+        code = function.__code__
+        code = code.replace(
+            co_varnames=(*names, *code.co_varnames[2:]),
+            co_freevars=tuple(f"{name}!" for name in reversed(code.co_freevars)),
+        )
+        return types.FunctionType(code, globals(), "made", None, function.__closure__)
+
+    def function(a: int, *, b: int) -> tuple[int, ...]:
+        return a, b, x, y
+
+    def generator(a: int, *, b: int) -> Any:
+        yield a, b, x, y
+
+    async def coroutine(a: int, *, b: int) -> tuple[int, ...]:
+        return a, b, x, y
+
+    # WHEN they are decorated
+    stage = f"odd names {context.__name__} {first}"
+    timed = [decorate(context(stage), replace(f)) for f in (function, generator, coroutine)]
+
+    # THEN they are called by these names
+    assert [type(f) for f in timed] == [types.FunctionType] * 3
+    assert timed[0](1, **{second: 2}) == (1, 2, 5, 6)
+    assert list(timed[1](**{first: 1, second: 2})) == [(1, 2, 5, 6)]
+    with pytest.raises(StopIteration) as stopped:
+        timed[2](1, **{second: 2}).send(None)
+    assert stopped.value.value == (1, 2, 5, 6)
+    assert runs(stage) == 3
+
+
+def test_frames_between_caller_and_function(context: Callable[[str], Any]) -> None:
+    # GIVEN a function that looks at its callers, as `warnings` does with a stack level
+    def function() -> tuple[str, ...]:
+        frame, names = sys._getframe(), []
+        while frame.f_code is not here and frame.f_back is not None:
+            names.append(f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}")
+            frame = frame.f_back
+        return tuple(names)
+
+    here = sys._getframe().f_code
+    timed = decorate(context("frames"), function)
+
+    # THEN there is one more frame on 3.11, at the place of the function, and none elsewhere
+    own = f"{__file__}:{function.__code__.co_firstlineno}"
+    assert function() == (own,)
+    assert timed() == ((own,) if INTERCEPTS_CALLS else (own, own))
+
+
 def test_builtins_may_be_shadowed() -> None:
     # GIVEN a module that redefines every name that a trampoline could look up
     namespace: dict[str, Any] = {"BaseException": 1, "StopAsyncIteration": 2, "stagespan": 3}
@@ -178,7 +235,7 @@ def test_any_stage_name_can_decorate(stage: str) -> None:
     assert runs(stage) == 1
 
 
-@pytest.mark.skipif(not BEFORE_3_12, reason="from 3.12 on the code is never replaced")
+@pytest.mark.skipif(INTERCEPTS_CALLS, reason="the code is replaced on Python 3.11 only")
 def test_code_that_is_sent_to_another_process() -> None:
     # GIVEN the code of a timed function, as libraries that pickle functions by value send it
     def travelling(value: int, *, factor: int) -> int:

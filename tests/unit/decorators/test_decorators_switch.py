@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from decorating import always, compile_safe, debug, runs
+from decorating import always, debug, plain, runs
 
 import stagespan
 from stagespan import decorators
@@ -48,7 +48,7 @@ def test_turning_the_recorder_off_stops_all_timing() -> None:
     # GIVEN functions of all kinds
     functions = {
         f"recorder {make.__name__}": decorate(make(f"recorder {make.__name__}"), lambda: 1)
-        for make in (always, compile_safe, debug)
+        for make in (plain, always, debug)
     }
 
     # WHEN the recorder is off, then on again
@@ -72,7 +72,7 @@ def test_stacked_contexts_are_all_timed() -> None:
         return value + 1
 
     timed = function
-    for span in (debug("lowest"), compile_safe("middle"), debug("highest")):
+    for span in (debug("lowest"), plain("middle"), debug("highest")):
         timed = decorate(span, timed)
 
     # WHEN it is called with debug mode on, off and on again

@@ -89,7 +89,7 @@ class ProfilingContext:
         self.reset_peak_memory = reset_peak_memory
         self.capture_memory = capture_memory
         self._context = _core.ProfilingContext(
-            name, reset_peak_memory, capture_memory=capture_memory, compile_safe=True
+            name, reset_peak_memory, capture_memory=capture_memory
         )
         self._open = 0
 

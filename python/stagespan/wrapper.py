@@ -1,0 +1,76 @@
+"""Functions that time a plain function on Python 3.11, where calls cannot be intercepted.
+
+A wrapper has the same parameters, the same place in the source file and the same globals. It has
+the free variables of the function and three of its own:
+
+    def denoise(self, latents, /, *, steps, **options):
+        return _stagespan_call(
+            _stagespan_span, _stagespan_function, self, latents, steps=steps, **options
+        )
+
+torch.compile runs the wrapper itself without compiling it, and compiles the function. If it
+compiles a caller, it inlines both; `dynamo` makes the call in between do nothing else.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from types import CellType, CodeType, FunctionType
+from typing import TYPE_CHECKING
+
+from stagespan import dynamo
+from stagespan.layouts import Layout
+
+if TYPE_CHECKING:
+    from stagespan._core import Span
+
+_OWN = ("_stagespan_call", "_stagespan_function", "_stagespan_span")
+# Codes by all that determines them. torch.compile knows functions by their code, so functions that
+# are made by the same `def` share it, also those that do not exist at the same time.
+_codes: weakref.WeakValueDictionary[tuple[object, ...], CodeType] = weakref.WeakValueDictionary()
+_latest: collections.deque[CodeType] = collections.deque(maxlen=1024)
+
+
+def wrapper_parts(span: Span, function: FunctionType) -> tuple[CodeType, tuple[CellType, ...]]:
+    """Return the code and the closure of a function that times `function` by `span`."""
+    innermost = function
+    while (below := wrapped_by(innermost)) is not None:
+        _, innermost = below
+    own = (dynamo.call_cell, CellType(function), CellType(span))
+    return _code(innermost.__code__), (*(innermost.__closure__ or ()), *own)
+
+
+def wrapped_by(function: FunctionType) -> tuple[Span, FunctionType] | None:
+    """Return the span and the function below, if `function` is a wrapper or a copy of one."""
+    if function.__code__.co_freevars[-len(_OWN) :] != _OWN:
+        return None
+    _, below, span = (cell.cell_contents for cell in (function.__closure__ or ())[-len(_OWN) :])
+    return span, below
+
+
+def _code(code: CodeType) -> CodeType:
+    layout = Layout(code)
+    key = (
+        *(code.co_filename, code.co_firstlineno, code.co_name, code.co_flags, code.co_freevars),
+        *(layout.definition, layout.parameters, getattr(code, "co_qualname", None)),
+    )
+    found = _codes.get(key)
+    if found is None:
+        # If another thread has made the same one meanwhile, that one is used.
+        found = _codes.setdefault(key, _compile(layout))
+        _latest.append(found)
+        dynamo.skip_frame(found)
+    return found
+
+
+def _compile(layout: Layout) -> CodeType:
+    call, function, span = _OWN
+    source = (
+        f"def outer({', '.join((*layout.free, *_OWN))}):\n"
+        f"  def wrapper({layout.definition}):\n"
+        # This makes the wrapper have all free variables, and costs nothing.
+        f"    if 0: {'; '.join(layout.free) or 'pass'}\n"
+        f"    return {call}({span}, {function}, {layout.call})\n"
+    )
+    return layout.renamed(layout.compiled(source))
