@@ -23,8 +23,9 @@ class SignatureHook:
     name = "signature"
 
     def wants(self, call: Call) -> bool:
-        """Whether this is a debug context."""
-        return call.kind == "debug"
+        """Whether this is a debug context, and torch.jit.trace does not record what is read."""
+        torch = imports.loaded("torch")
+        return call.kind == "debug" and not (torch is not None and torch.jit.is_tracing())
 
     def enter(self, call: Call) -> None:
         """Describe the arguments before the clock starts. A `with` block sets its values later."""
