@@ -112,6 +112,13 @@ def compiles(source: str, *flags: str, then_run: Sequence[str] | None = None) ->
             return False
 
 
+def install_chromium() -> None:
+    """Install a browser. Without one, tests of HTML pages are skipped, and no picture is built."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    if not any(shutil.which(name) for name in names):
+        apt_install("chromium")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Format, style and types: the hooks of .pre-commit-config.yaml on all files."""
@@ -196,7 +203,9 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation as a site; warnings, such as dead links, are errors."""
+    """Build the pictures that are old, then the site; warnings, such as dead links, are errors."""
+    install_chromium()
+    session.run("python", "tools/pictures.py", silent=True)
     session.run("python", "-m", "mkdocs", "build", "--quiet", "--strict")
 
 
@@ -251,9 +260,7 @@ def torch_free_tests(session: nox.Session, version: str, python: str, chosen: st
 
 def run_own_tests(session: nox.Session, chosen: str) -> None:
     """Run the Python tests in `.venv`, with torch."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    if not any(shutil.which(name) for name in names):
-        apt_install("chromium")  # without a browser, the tests of the HTML page are skipped
+    install_chromium()
     run_pytest(session, "python-own", "python", "-n", "3", "-m", chosen)
 
 

@@ -50,7 +50,9 @@ def apt_install(package: str) -> str | None:
         prefix = ["sudo", "-n"]
         if shutil.which("sudo") is None or subprocess.run([*prefix, "true"]).returncode != 0:
             return "apt-get needs root, or sudo without a password"
-    apt = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]
+    # Two checks may install at the same time, and the second one waits.
+    wait = ("-o", "DPkg::Lock::Timeout=600")
+    apt = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", *wait]
     install = [*apt, "install", "-y", "-qq", "--no-install-recommends", package]
     print(f"  installing system package {package}", flush=True)
     # A new machine has no list of packages yet.
