@@ -96,6 +96,14 @@ _STAGESPAN = (
         "",
         "bench_call",
     ),
+    Case(
+        "timed C callable",
+        "g()",
+        f"{_SPAN}; from stagespan._core import TimedFunction\n    def f(): pass\n"
+        "    g = TimedFunction(span('bench_builtin'), f)",
+        "",
+        "bench_builtin",
+    ),
     Case("decorated call, debug off", "g()", f"{_DEBUG}\n    @D('bench_debug')\n    def g(): pass"),
     Case("with debug context off, new", "with D('bench_debug'): pass", _DEBUG),
     Case("at depth 3", "with span('bench_deep'): pass", _SPAN, "", "bench_deep", where="nested"),
