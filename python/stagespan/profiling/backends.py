@@ -17,7 +17,7 @@ from stagespan import imports
 from stagespan.device_table import Device
 from stagespan.imports import importing
 from stagespan.profiling.counting import OperatorCounter
-from stagespan.profiling.running import is_enabled_here, was_taken_over
+from stagespan.profiling.running import is_left_over, was_taken_over
 from stagespan.requests import UnboundThread
 
 LOGGER = logging.getLogger("stagespan")
@@ -169,9 +169,8 @@ class TorchProfiler:
         this one, and torch crashes the process if a trace without a session is written.
         """
         if was_taken_over(self.profiler, self.all_threads):
-            if is_enabled_here():
-                # The other one ran in another thread. Then this one remains in this thread until
-                # the thread ends, because torch crashes if it is stopped.
+            if is_left_over():
+                # It remains until the thread ends, because torch crashes if it is stopped.
                 self._record_no_more()
             raise RuntimeError("another torch.profiler was started in it: remove one of the two")
         if self.all_threads:

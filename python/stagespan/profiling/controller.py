@@ -65,6 +65,8 @@ class Window:
         self.ended_early: str | None = None
         """The bound at which the recording ended before the window was closed, as a part of a
         sentence, or None."""
+        self.is_discarded = False
+        """Whether the trace is not needed, so that it may end early without a message."""
         self.shows_work = True
         """False if the window was exported and its trace contains no operators, kernels or calls of
         a device's runtime."""
@@ -162,7 +164,7 @@ class Window:
             backend = self._running.pop()
         except IndexError:
             return
-        if self.ended_early is not None:
+        if self.ended_early is not None and not self.is_discarded:
             LOGGER.warning(
                 "[Profiler] The profile of %s is incomplete: it ends after %s.",
                 self.title,

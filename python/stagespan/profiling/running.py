@@ -32,6 +32,12 @@ def is_enabled_here() -> bool:
     return enabled is not None and bool(enabled())
 
 
+def is_left_over() -> bool:
+    """Whether a profiler is still enabled in this thread, but one of another thread ended it."""
+    autograd: Any = sys.modules.get("torch.autograd.profiler")
+    return not getattr(autograd, "_is_profiler_enabled", True) and is_enabled_here()
+
+
 def _warming_up(autograd: Any) -> bool:
     """Whether a scheduled profiler is in its warm-up, for which torch has no flag."""
     kinds: Any = sys.modules.get("torch.profiler.profiler") or sys.modules.get("torch.profiler")

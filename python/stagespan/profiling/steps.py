@@ -181,7 +181,7 @@ class profile_steps:
         if cycle >= self._repeat:
             return
         if self._wait <= at < self._wait + self._warmup and self._window is None:
-            self._open(keep_npu_result=False)
+            self._open(is_warmup=True)
         if at == self._wait + self._warmup:
             self._close()  # discard the events of the warm-up
             self._is_recording = self._open()
@@ -198,7 +198,7 @@ class profile_steps:
             self._write(cycle)
             self._say_if_ended_early()
 
-    def _open(self, keep_npu_result: bool | None = None) -> bool:
+    def _open(self, is_warmup: bool = False) -> bool:
         shapes, memory, stack, all_threads = self._options
         max_seconds, max_events, max_bytes = self._bounds
         window = profile_window(
@@ -211,10 +211,11 @@ class profile_steps:
             max_events=max_events,
             all_threads=all_threads,
             trace_only=True,
-            keep_npu_result=keep_npu_result,
+            keep_npu_result=False if is_warmup else None,
         )
         window.title = f"the loop of profile_steps(name={self._name!r})"
         window.how_to_leave_out = "remove profile_steps"
+        window.is_discarded = is_warmup
         self._window = window
         if window.start():
             return True

@@ -533,7 +533,9 @@ def test_a_profiler_that_the_stage_starts_takes_over(ends_inside: bool, tmp_path
         if ends_inside:
             theirs.stop()
     if not ends_inside:
+        torch.ones(4).cumsum(0)
         theirs.stop()
+        assert "aten::cumsum" in {event.key for event in theirs.key_averages()}
 
     # THEN its profiler has its events, the window has none and says why, and nothing crashes
     assert "aten::sum" in {event.key for event in theirs.key_averages()}

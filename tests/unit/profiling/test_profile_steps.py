@@ -218,6 +218,23 @@ def test_a_step_with_more_events_than_the_limit_is_cut(
     assert "max_events is 1,000" in str(steps.skipped)
 
 
+def test_a_warm_up_may_end_early(
+    work: Work, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a loop whose first step, the warm-up, has more events than are wanted
+    with profile_steps(wait=0, warmup=1, active=1, max_events=1_000) as steps:
+        until = time.monotonic() + 60
+        while open_window() is not None and time.monotonic() < until:
+            work()
+        steps.step()
+        work()
+        steps.step()
+    # THEN the next one is recorded, and nothing is said
+    assert steps_of(steps.traces[0]) == ["ProfilerStep#1"]
+    assert steps.skipped is None
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
