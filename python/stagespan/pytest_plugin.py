@@ -115,7 +115,10 @@ class _Session:
         self.repeats: int = config.getoption("--stage-repeats")
         self._command = _command_of(config)
         self.verdicts: dict[str, tuple[str, str]] = {}
-        """The verdict and the reason for it, by the key of the measurement."""
+        """The verdict and the reason for it, by the key of the measurement.
+
+        While a baseline is written, only of times whose noise hides the tolerance.
+        """
         self.measured: dict[str, Times] = {}
         self.sentences: list[str] = []
         self._baseline: Timed | None = None
@@ -163,9 +166,9 @@ class _Session:
                 self.sentences = [f"no measurements were written: {error}"]
                 session.exitstatus = pytest.ExitCode.USAGE_ERROR
                 return
+            self.sentences.append(f"measurements written to {self.path}: {len(self.measured)}")
             warning = disturbance(self.measured)
             self.sentences += [] if warning is None else [warning]
-            self.sentences.append(f"measurements written to {self.path}: {len(self.measured)}")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -192,6 +195,11 @@ class _Session:
         """Return the number of stages with each verdict, and a line for each that is not known."""
         if not self.verdicts:
             return []
+        if self.is_writing:
+            return [
+                f"warning: this session of {key} alone cannot show a change: {reason}; add sessions"
+                for key, (_, reason) in sorted(self.verdicts.items())
+            ]
         from stagespan.report.changes import WORDS
 
         found = [verdict for verdict, _ in self.verdicts.values()]
@@ -365,11 +373,21 @@ class StageBench:
                 BaselineWarning,
                 stacklevel=3,
             )
-        if is_limited and self._baseline() is not None:
+        if is_limited and self._session.is_writing:
+            self._check_noise(key, times)
+        elif is_limited and self._baseline() is not None:
             self._compare(key, times)
         for sentence in self._speed_differences(key, times) if is_limited else ():
             warnings.warn(f"{self._session.path}: {sentence}", BaselineWarning, stacklevel=3)
         return times
+
+    def _check_noise(self, key: str, times: Times) -> None:
+        """Note times of a baseline whose own noise hides the tolerance."""
+        from stagespan.report.changes import judge
+
+        change = judge(key, times, times, self._tolerance(), same_speed_unit=True)
+        if change.verdict == "unknown":
+            self._session.verdicts[key] = (change.verdict, change.reason)
 
     def _above_limit(self, key: str, times: Times) -> str | None:
         """Return a sentence if the times exceed the limit in milliseconds, or None."""

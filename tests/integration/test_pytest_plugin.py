@@ -583,4 +583,14 @@ def test_a_baseline_of_a_busy_machine_is_warned_of(tmp_path: Path) -> None:
     if entry["disturbed"] is None:
         pytest.skip("this system does not report the load of the machine")
     assert "warning: other programs used the machine while 'test_stage.py::test_busy' was" in output
-    assert output.index("warning: other programs") < output.index("measurements written to")
+    assert output.index("warning: other programs") > output.index("measurements written to")
+
+
+@pytest.mark.parametrize("options", [[], ["-p", "xdist", "-n", "2"]])
+def test_a_baseline_whose_noise_hides_the_tolerance_is_warned_of(
+    tmp_path: Path, options: list[str]
+) -> None:
+    output = VaryingProject(tmp_path).write(*options)
+    (line,) = (line for line in output.splitlines() if "cannot show a change" in line)
+    assert "this session of test_stage.py::test_varying alone" in line
+    assert "% hides the tolerance of 5 %; add sessions" in line
