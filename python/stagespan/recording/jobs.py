@@ -14,11 +14,21 @@ if TYPE_CHECKING:
     from stagespan.statistics import Stats
 
 
+_MOST_STAGE_BYTES = 8192
+"""More than a stage uses in a snapshot: its histogram takes at most 4 KB."""
+
+
 class _Reading(NamedTuple):
     """The statistics of all processes of a job at one time."""
 
     time_ns: int
     by_path: dict[str, _core.Snapshot]
+
+    @property
+    def size_bytes(self) -> int:
+        """An upper bound of the memory that the snapshots use."""
+        stages = sum(len(snapshot.stages()) for snapshot in self.by_path.values())
+        return stages * _MOST_STAGE_BYTES
 
 
 class Job:
