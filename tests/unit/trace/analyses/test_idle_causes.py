@@ -558,7 +558,7 @@ def test_without_device_events_there_are_no_results(tmp_path: Path) -> None:
     # WHEN it is analysed
     analysis = analyze(program.trace(tmp_path))
     # THEN the analyses of the device have no results
-    for name in ("verdict", "device_use", "idle", "launches"):
+    for name in ("device_use", "idle", "launches"):
         assert isinstance(analysis.results[name], Unavailable), name
         written = analysis.results[name].to_dict()
         assert written["unknown"]

@@ -79,7 +79,8 @@ def check(trace: Trace) -> None:
     idle, verdict = analysis.results["idle"], analysis.results["verdict"]
     assert isinstance(idle, Idle) == (use.span_ns is not None)
     # Without any duration there is nothing to assess.
-    assert isinstance(verdict, Verdict) == bool(use.busy_ns)
+    on_device = isinstance(verdict, Verdict) and verdict.on_device
+    assert on_device == bool(use.busy_ns)
     if isinstance(idle, Idle):
         assert sum(idle.by_cause.values()) == idle.idle_ns == use.idle_ns
         assert all(sum(gap.parts.values()) == gap.dur_ns for gap in idle.largest)
@@ -87,7 +88,9 @@ def check(trace: Trace) -> None:
     if isinstance(verdict, Verdict):
         assert sum(verdict.times_ns.values()) == verdict.whole_ns
         assert sum(verdict.parts_ns.values()) == verdict.whole_ns
-        assert verdict.span_ns == weighed_span(trace)
+        assert sum(time for _, time, _ in verdict.bar()) == verdict.whole_ns
+        if on_device:
+            assert verdict.span_ns == weighed_span(trace)
     for finding in analysis.findings():
         assert finding.evidence
         assert finding.sentence.endswith(".")
