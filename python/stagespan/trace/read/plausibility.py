@@ -258,7 +258,7 @@ def _cut_far_ends(work: _Work) -> None:
 
 
 def _check_streams(work: _Work) -> None:
-    """Correct device events that run over more than one later event of their stream.
+    """Correct device events that run over later events of their stream.
 
     A stream runs one event after another, and only neighbours can overlap. Such an event is cut
     where the next one begins, unless that is much later than other events of its name last: then
@@ -272,6 +272,9 @@ def _check_streams(work: _Work) -> None:
     rows = rows[order]
     begin, dur = work.begin_ns[rows], work.dur_ns[rows]
     covers = (second >= 0) & (dur - (begin[second] - begin) > _NEIGHBOURS_NS)
+    # The last but one has only one later event, but it cannot contain it.
+    inside = begin[following] - begin + dur[following] + _NEIGHBOURS_NS
+    covers |= (following >= 0) & (dur[following] > 0) & (dur > inside)
     if covers.any():
         # If most events of a stream overlap, it does not run one event after another.
         counts = np.bincount(lane)

@@ -407,6 +407,10 @@ def _finished(
         problem = damage
     elif reader.damaged_at is not None:
         problem = _damaged(reader)
+    if count and count == reader.damaged:
+        raise TraceError(
+            f"{path} contains no event that can be read: {_damaged(reader)}. Export it again."
+        )
     if count and not scanner.looks_like_a_trace:
         raise TraceError(
             f"{path} is JSON but not a trace: none of its {count} entries is an event, an object "

@@ -67,7 +67,7 @@ def test_a_trace_without_faults_is_not_changed(tmp_path: Path) -> None:
     assert (ignored(analysis.trace), busy_us(analysis)) == ([], 1_500)
 
 
-@pytest.mark.parametrize("longer", [(4,), (4, 10), (0, 8, 16)])
+@pytest.mark.parametrize("longer", [(4,), (4, 10), (0, 8, 16), (38,)])
 def test_a_kernel_that_covers_later_ones_is_cut(longer: tuple[int, ...], tmp_path: Path) -> None:
     # GIVEN some of 40 kernels whose duration runs over later kernels of their stream
     events = steps(20)
