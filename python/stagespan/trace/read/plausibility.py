@@ -246,7 +246,8 @@ def _cut_far_ends(work: _Work) -> None:
     if int(dur.max()) <= _FAR_NS:
         return
     low, high = int(begin[keep].min()), int(begin[keep].max())
-    far = keep & (dur > high + max(_FAR_NS, _FAR_TIMES * (high - low)) - begin)
+    limit = min(high + max(_FAR_NS, _FAR_TIMES * (high - low)), np.iinfo(np.int64).max)
+    far = keep & (begin + dur > limit)
     if not far.any():
         return
     others = keep & ~far

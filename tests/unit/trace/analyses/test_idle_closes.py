@@ -21,6 +21,7 @@ from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.gaps import NAMES, gaps, split_idle
 from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.read.view import TraceView
 from stagespan.trace.render.markdown import markdown
 from stagespan.trace.render.terminal import print_analysis
 
@@ -65,7 +66,8 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def check(trace: Trace) -> None:
-    """Check everything that is true of any trace."""
+    """Check everything that is true of any trace, without what cannot be true in it."""
+    trace = TraceView.of(trace)
     use = device_use(trace)
     found = gaps(trace)
     parts = split_idle(trace, found, step_begins(trace)).parts

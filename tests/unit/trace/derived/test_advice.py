@@ -195,7 +195,7 @@ def uses_no_matrix_units(raw: Raw, finding: Finding) -> bool:
 
 
 def is_dominant(raw: Raw, finding: Finding) -> bool:
-    kernels = raw.named(re.escape(finding.evidence[0].event), "kernel", "Kernel")
+    kernels = raw.named(f"^{re.escape(finding.evidence[0].event)}$", *DEVICE)
     times = sum(e["dur"] for e in kernels)
     whole = sum(e["dur"] for e in raw.of(*DEVICE))
     return abs(100 * times / whole - percent_in(finding)) < 0.1
