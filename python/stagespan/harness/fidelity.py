@@ -10,15 +10,15 @@ from typing import Any
 
 CLOSE_ENOUGH = 0.1
 """A ratio this far from 1 needs no reason."""
-SHORT_MS = 1.0
+NOT_SHORT_MS = 1.0
 SHORT_RATIO = 1.4
-"""The largest usual ratio of a replay below `SHORT_MS`, where colder caches count more."""
+"""The largest usual ratio of a replay below `NOT_SHORT_MS`, where colder caches count more."""
 MOST_REASONS = 2
 WAITS = 0.5
 """The part of the time from which a thread waits for other threads, which its CPU time lacks."""
 VARYING = 1.5
 """The ratio of the upper to the lower quartile from which iterations take different times."""
-SLOWED = 1.1
+SLOWED_REASON = 1.1
 """The ratio of the fixed computation's mean to its fastest time from which it is a reason."""
 
 
@@ -146,7 +146,7 @@ def fidelity_line(
 
 def _is_short(found: Mapping[str, Any], timing: Mapping[str, Any] | None) -> bool:
     one_ms = (timing or {}).get("p50")
-    return one_ms is not None and one_ms < SHORT_MS and found["ratio"] is not None
+    return one_ms is not None and one_ms < NOT_SHORT_MS and found["ratio"] is not None
 
 
 def likely_reasons(
@@ -185,7 +185,7 @@ def _of_the_machine(found: Mapping[str, Any], timing: Mapping[str, Any]) -> list
     """Return reasons that do not depend on what the stage computes, with their signs."""
     reasons: list[tuple[int, str]] = []
     slowdown = timing.get("slowdown")
-    if slowdown is not None and slowdown >= SLOWED:
+    if slowdown is not None and slowdown >= SLOWED_REASON:
         reasons.append(
             (1, f"a fixed computation took {slowdown:.2f} x its fastest time during the replay")
         )
