@@ -164,22 +164,9 @@ def _print_and_write(wrapper: Wrapper, write: bool) -> None:
         click.echo(f"stagespan: saved {path}", err=True)
 
 
-def _in_graphs() -> str:
-    """Return why functions that torch.compile has compiled do not show; empty without any."""
-    utils: Any = sys.modules.get("torch._dynamo.utils")
-    compiled = utils.counters["frames"]["ok"] if utils is not None else 0
-    if not compiled:
-        return ""
-    return (
-        f". torch.compile has compiled {compiled:,} function{'' if compiled == 1 else 's'} of the "
-        "program, and what runs inside a graph is not timed: name the function that calls the "
-        "compiled one"
-    )
-
-
 def _why_no_stage(wrapper: Wrapper) -> str:
     if wrapper.has_stages():
-        return "no stage ran" + _in_graphs()
+        return "no stage ran"
     return (
         "no stage ran, because neither the script nor --stage names one. Name the functions to "
         "time: for example --stage __main__:main for a function of the script, or --stage "

@@ -141,33 +141,6 @@ def test_stages_to_profile_that_did_not_run_are_named(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stages_that_run_inside_of_graphs_only_are_explained(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "script.py").write_text(
-        textwrap.dedent("""
-            import sys
-            import torch
-
-            class Net(torch.nn.Module):
-                def forward(self, x):
-                    return x + 1
-
-            if "compiled" in sys.argv:
-                torch.compile(Net(), backend="eager")(torch.zeros(2))
-        """)
-    )
-    for how in ("compiled", "not at all"):
-        done = run(
-            *("--debug", "--stage", "__main__:Net.forward", "script.py", how),
-            cwd=tmp_path,
-            start=preloaded.python(),
-            STAGESPAN_OUTPUT_DIR=str(tmp_path / "out"),
-        )
-        assert done.returncode == 0, done.stderr
-        (line,) = (line for line in done.stderr.splitlines() if "no stage ran" in line)
-        assert ("torch.compile has compiled 1 function" in line) == (how == "compiled")
-
-
 def test_debug_mode_writes_its_files(project: Path) -> None:
     done = run(
         *("--debug", "--stage", "pipes.models:Model.step", "--output", "out", "app/script.py"),
@@ -407,7 +380,6 @@ def test_a_forked_child_does_not_print_its_parent_s_results(project: Path) -> No
 @pytest.mark.parametrize(
     ("stage", "call", "sentence"),
     [
-        ("Net.forward", "torch.compile(Net(), backend='eager')", "was compiled by torch.compile"),
         ("inner", "torch.compile(outer, backend='eager')", "did not run outside of graphs"),
         ("unused", "Net()", None),
     ],

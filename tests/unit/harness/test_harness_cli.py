@@ -79,9 +79,9 @@ def run(*arguments: str) -> Any:
 
 def bench(*arguments: str, stage: str = "denoise", factory: str = "my_pipeline:get_stage") -> Any:
     chosen = ["--stage", stage] if stage else []
-    return run(
-        "bench", "signatures.json", *chosen, "--factory", factory, "--output", "out", *arguments
-    )
+    if "--output" not in arguments:
+        chosen += ["--output", "out"]
+    return run("bench", "signatures.json", *chosen, "--factory", factory, *arguments)
 
 
 @pytest.mark.parametrize(
