@@ -205,39 +205,69 @@ Ref to_enter(PyObject* context) noexcept {
 
 }  // namespace
 
-void write_variables(const ThreadState& thread, PyObject* context, const Inherited& inherited,
-                     PyObject* request) noexcept {
-  const bool is_elsewhere = context != nullptr && context != thread_state()->context;
+void write_inherited(const ThreadState& thread, const Inherited& inherited) noexcept {
 #if PY_VERSION_HEX < 0x030c0000
   const bool is_collecting = stagespan_is_collecting() != 0;
-  if (is_collecting && !is_elsewhere) g_interrupted.keep_current(thread);
+  if (is_collecting) g_interrupted.keep_current(thread);
 #else
   (void)thread;
 #endif
-  Ref value, entered, innermost_token, request_token;
+  Ref value;
   {
-    // Neither PyContextVar_Set nor this scope supports re-entrant calls. The tokens are dropped after it.
+    // Neither PyContextVar_Set nor this scope supports re-entrant calls.
     const NoCollection by_allocations;
-    if (is_elsewhere) {
-      entered = to_enter(context);
-      if (!entered) return;
-    }
     value = Ref(encode(inherited));
-    innermost_token = set_variable(g_innermost, value.get());
-    if (request != nullptr) request_token = set_variable(g_request, request);
-    if (is_elsewhere) {
-      PyContext_Exit(entered.get());
-      // The copy takes the previous variables along.
-      if (entered.get() != context) std::swap(layout_of(context).variables, layout_of(entered.get()).variables);
-    }
+    set_variable(g_innermost, value.get());
+  }
+#if PY_VERSION_HEX < 0x030c0000
+  Py_XDECREF(std::exchange(g_last_inherited, value.release()));
+  if (!is_collecting) g_interrupted.release();
+#endif
+}
+
+void write_request(const ThreadState& thread, PyObject* request) noexcept {
+#if PY_VERSION_HEX < 0x030c0000
+  if (stagespan_is_collecting() != 0) g_interrupted.keep_current(thread);
+#else
+  (void)thread;
+#endif
+  Ref token;  // refers to the previous request, whose end may run code of the program
+  {
+    const NoCollection by_allocations;
+    token = set_variable(g_request, request);
+  }
+#if PY_VERSION_HEX < 0x030c0000
+  keep(g_last_request, request);
+#endif
+}
+
+void write_elsewhere(const ThreadState& thread, PyObject* context, const Inherited& inherited,
+                     PyObject* request) noexcept {
+  if (context == thread_state()->context) {
+    write_inherited(thread, inherited);
+    if (request != nullptr) write_request(thread, request);
+    return;
+  }
+  Ref value, entered;
+  {
+    const NoCollection by_allocations;
+    entered = to_enter(context);
+    if (!entered) return;
+    value = Ref(encode(inherited));
+    // Nothing is freed here, because the previous variables stay in the context, or are swapped into the copy below.
+    set_variable(g_innermost, value.get());
+    if (request != nullptr) set_variable(g_request, request);
+    PyContext_Exit(entered.get());
+    if (entered.get() != context) std::swap(layout_of(context).variables, layout_of(entered.get()).variables);
   }
 #if PY_VERSION_HEX < 0x030c0000
   if (request != nullptr) keep(g_last_request, request);
   Py_XDECREF(std::exchange(g_last_inherited, value.release()));
-  if (!is_collecting)
-    g_interrupted.release();
-  else if (is_elsewhere)
+  // A collection may have interrupted a function that reads the previous variables.
+  if (stagespan_is_collecting() != 0)
     g_interrupted.keep(std::move(entered));
+  else
+    g_interrupted.release();
 #endif
 }
 
@@ -245,6 +275,7 @@ bool init_context_variables() {
   g_innermost = PyContextVar_New("stagespan_innermost", nullptr);
   g_request = PyContextVar_New("stagespan_request", Py_None);
   g_layout_is_known = know_layout();
+  stagespan_know_collector();
   PyErr_Clear();
   return g_innermost != nullptr && g_request != nullptr;
 }

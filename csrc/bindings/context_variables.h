@@ -31,11 +31,15 @@ bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept;
 /// The request object of the current context, or None; a new reference.
 PyObject* read_request() noexcept;
 
-/// Stores the inherited value and, unless it is null, the request object in a context: in the current one if `context`
-/// is null. Other contexts, also those that have been entered, in any thread, get the values as if their own code had
-/// stored them. Dropping the previous values may run code of the program.
-void write_variables(const ThreadState& thread, PyObject* context, const Inherited& inherited,
-                     PyObject* request = nullptr) noexcept;
+/// Store the inherited value, or the request object, in the current context. Dropping the previous values may run code
+/// of the program.
+void write_inherited(const ThreadState& thread, const Inherited& inherited) noexcept;
+void write_request(const ThreadState& thread, PyObject* request) noexcept;
+
+/// Stores the inherited value and, unless it is null, the request object in any context, as if its own code had stored
+/// them: also in a context that has been entered, in any thread.
+void write_elsewhere(const ThreadState& thread, PyObject* context, const Inherited& inherited,
+                     PyObject* request) noexcept;
 
 /// Whether code runs in this context or has entered it; false for a thread's own context.
 bool is_entered(PyObject* context) noexcept;

@@ -129,7 +129,8 @@ void enter(ThreadState& thread, Entered& entered, std::uint64_t request, PyObjec
   if (entered.context == nullptr) PyErr_Clear();
   if (has_no_scope(thread)) {
     Recorder::get().lose(kLostMemory);
-    write_variables(thread, nullptr, {{.request = request}, Inherited::kExact}, object);
+    write_inherited(thread, {{.request = request}, Inherited::kExact});
+    write_request(thread, object);
     return;
   }
   Scope& scope = *thread.scope;
@@ -140,7 +141,8 @@ void enter(ThreadState& thread, Entered& entered, std::uint64_t request, PyObjec
   scope.entered = &entered;
   scope.request = request;
   ++scope.holds;
-  publish_slow(thread, object);
+  publish_slow(thread);
+  write_request(thread, object);
 }
 
 /// If the running code still has the request, because its context is a copy that was made while the request was open,
@@ -150,7 +152,8 @@ void leave_here(const Entered& entered, PyObject* object, std::uint64_t before, 
   if (object == Py_None || current.get() != object) return;
   ThreadState& thread = current_thread();
   if (has_no_scope(thread)) {
-    write_variables(thread, nullptr, {{.request = before}, Inherited::kExact}, before_object);
+    write_inherited(thread, {{.request = before}, Inherited::kExact});
+    write_request(thread, before_object);
     return;
   }
   Scope& scope = *thread.scope;
@@ -161,7 +164,8 @@ void leave_here(const Entered& entered, PyObject* object, std::uint64_t before, 
       if (link.request == entered.request) link.request = before;
     }
   }
-  publish_slow(thread, before_object);
+  publish_slow(thread);
+  write_request(thread, before_object);
 }
 
 /// Leaves what was entered, wherever that was, and restores what was current before.
@@ -177,7 +181,8 @@ void leave(Entered& entered, PyObject* object) noexcept {
     drop_root(thread, entered);
     PyObject* const restored = take_out(entered, &scope) ? before_object.get() : nullptr;
     if (&scope == thread.scope) {
-      publish_slow(thread, restored);
+      publish_slow(thread);
+      if (restored != nullptr) write_request(thread, restored);
       return;
     }
     publish_elsewhere(thread, scope, restored);
@@ -185,7 +190,7 @@ void leave(Entered& entered, PyObject* object) noexcept {
     Inherited inherited{{.request = before}, Inherited::kExact};
     const bool is_needed = entered.scope == nullptr || take_out_elsewhere(entered, inherited);
     const Ref context = context_of(entered);
-    if (is_needed && context) write_variables(thread, context.get(), inherited, before_object.get());
+    if (is_needed && context) write_elsewhere(thread, context.get(), inherited, before_object.get());
   }
   leave_here(entered, object, before, before_object.get());
 }

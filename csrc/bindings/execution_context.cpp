@@ -124,7 +124,7 @@ void become_base(ThreadState& thread, PyObject* context) noexcept {
       thread.base.request = link.request;
     }
   }
-  write_variables(thread, nullptr, inherited_from(thread, thread.base));
+  write_inherited(thread, inherited_from(thread, thread.base));
   thread.base.context = thread_state()->context;  // created when a value is first stored
 }
 
@@ -163,17 +163,17 @@ void add_scope(ThreadState& thread, PyObject* context, const Inherited& stored, 
     thread.scope = known;
     return;
   }
-  have_no_scope(thread);
+  // Dropping scopes may run code of the program, which must not use the previous scope.
+  thread.scope = &thread.nowhere;
   TaskScopes* const scopes = make_task_scopes(thread);
-  if (scopes == nullptr) return;
+  if (scopes == nullptr) return have_no_scope(thread);
   drop_left_behind(thread, *scopes);
   // If nothing is recorded any more, scopes are only needed for requests.
   const std::uint32_t root = is_cut_off() ? 0 : take_frame(thread);
-  if (root == 0 && !is_cut_off()) return;
-  TaskScope* const scope = scopes->add(context);
+  TaskScope* const scope = root != 0 || is_cut_off() ? scopes->add(context) : nullptr;
   if (scope == nullptr) {
     if (root != 0) give_frame(thread, root);
-    return;
+    return have_no_scope(thread);
   }
   scope->stored = stored;
   scope->is_follower = is_follower;
@@ -200,7 +200,7 @@ void enter_greenlet(ThreadState& thread, PyObject* greenlet) noexcept {
   if (!read_inherited(stored) || !find_link(thread, stored, link)) link = link_of_creator(thread, greenlet);
   // Greenlets may have no context until one is needed.
   stored = {link, Inherited::kExact};
-  write_variables(thread, nullptr, stored);
+  write_inherited(thread, stored);
   PyObject* const context = thread_state()->context;
   if (context == nullptr) {
     have_no_scope(thread);
@@ -241,23 +241,15 @@ void switch_scope(ThreadState& thread, PyObject* context) noexcept {
     become_base(thread, context);
 }
 
-ParentLink innermost(const ThreadState& thread, const Scope& scope) noexcept {
-  const OpenFrame* top = &thread.frames[scope.top];
-  // Its thread has not dropped those yet that other threads have ended.
-  while ((top->flags.load(relaxed) & kFrameClosedAway) != 0) top = &thread.frames[top->below.load(relaxed)];
-  return {top->as_parent_id.load(relaxed), scope.request, top->as_parent_stage.load(relaxed),
-          top->as_parent_depth.load(relaxed)};
-}
-
 Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept {
   if (scope.is_follower && is_idle(scope)) return static_cast<const TaskScope&>(scope).stored;
   return {innermost(thread, scope), scope.is_task ? Inherited::kExact : thread.serial};
 }
 
-void publish_slow(ThreadState& thread, PyObject* request) noexcept {
+void publish_slow(ThreadState& thread) noexcept {
   const ErrorAside pending;
   Scope& scope = *thread.scope;
-  write_variables(thread, nullptr, inherited_from(thread, scope), request);
+  write_inherited(thread, inherited_from(thread, scope));
   // Code that ran when references were dropped may have changed the current scope.
   if (thread.scope == &scope && scope.is_task && is_idle(scope)) drop_scope(thread, scope);
 }
@@ -275,7 +267,7 @@ void publish_elsewhere(ThreadState& thread, Scope& scope, PyObject* request) noe
   const ErrorAside pending;
   const Ref context(Py_XNewRef(static_cast<PyObject*>(const_cast<void*>(scope.context))));
   if (!context) return;
-  write_variables(thread, context.get(), inherited_from(thread, scope), request);
+  write_elsewhere(thread, context.get(), inherited_from(thread, scope), request);
   // Code that ran when references were dropped may have dropped the scope.
   Scope* const known = find_task_scope(thread, context.get());
   if (known != nullptr && known != thread.scope && is_idle(*known)) drop_scope(thread, *known);
@@ -299,7 +291,7 @@ void publish_in_thread(std::uint64_t serial, PyObject* context) noexcept {
     if (found != nullptr) inherited = inherited_from(thread, *found);
   });
   const ErrorAside pending;
-  if (found != nullptr) write_variables(current_thread(), context, inherited);
+  if (found != nullptr) write_elsewhere(current_thread(), context, inherited, nullptr);
 }
 
 bool init_execution_context() {

@@ -34,17 +34,25 @@ STAGESPAN_HOT ThreadState& current_thread() noexcept {
 }
 
 /// The parent of a span that is opened in this scope now.
-ParentLink innermost(const ThreadState& thread, const Scope& scope) noexcept;
+inline ParentLink innermost(const ThreadState& thread, const Scope& scope) noexcept {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  const OpenFrame* top = &thread.frames[scope.top];
+  // Its thread has not dropped those yet that other threads have ended.
+  while ((top->flags.load(relaxed) & kFrameClosedAway) != 0) [[unlikely]]
+    top = &thread.frames[top->below.load(relaxed)];
+  return {top->as_parent_id.load(relaxed), scope.request, top->as_parent_stage.load(relaxed),
+          top->as_parent_depth.load(relaxed)};
+}
 
 /// What copies of the scope's context inherit now.
 Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept;
 
-/// Stores that, and the request object unless it is null, in the current context, and drops a task's scope without open
-/// spans.
-void publish_slow(ThreadState& thread, PyObject* request = nullptr) noexcept;
+/// Stores that in the current context, and drops a task's scope without open spans.
+void publish_slow(ThreadState& thread) noexcept;
 
 /// The same for a scope that is not the current one, because a span or request ended in a context other than its own:
-/// for example in an async generator that the event loop closes. Also frees the scope that a suspended run has left.
+/// for example in an async generator that the event loop closes. Also stores the request object, unless it is null, and
+/// frees the scope that a suspended run has left.
 void publish_elsewhere(ThreadState& thread, Scope& scope, PyObject* request = nullptr) noexcept;
 
 /// The same for a span of another thread that the calling one ends: the first function is called before, and returns

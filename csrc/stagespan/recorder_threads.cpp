@@ -82,6 +82,7 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
     thread.next_id = first_id(kMaxThreads + (slotless_threads_++ % kSlotlessIds));
     thread.base.top = thread.base.root = take_frame(thread);
   }
+  thread.nowhere.top = thread.nowhere.root = thread.base.root;
   make_root(thread, thread.base.root, {});
 }
 
