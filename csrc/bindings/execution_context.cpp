@@ -111,6 +111,7 @@ ParentLink link_of_caller(ThreadState& thread, PyObject* context) noexcept {
 bool is_idle(const Scope& scope) noexcept { return scope.top == scope.root && scope.holds == 0; }
 
 void become_base(ThreadState& thread, PyObject* context) noexcept {
+  make_task_scopes(thread);  // now, because there may be no memory when the first task opens a span
   thread.scope = &thread.base;
   thread.base.context = context;
   Inherited stored;

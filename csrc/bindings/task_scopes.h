@@ -24,6 +24,9 @@ struct TaskScope : Scope {
 /// the table does not grow.
 class TaskScopes final : public ScopeTable {
  public:
+  /// Allocates the first scope, so that a task that begins while there is no memory is timed too.
+  TaskScopes() : spare_(new (std::nothrow) TaskScope), spare_count_(spare_ != nullptr ? 1 : 0) {}
+
   ~TaskScopes() override {
     for_each([](TaskScope& scope) { delete &scope; });
     while (TaskScope* const scope = spare_) {
@@ -157,8 +160,8 @@ class TaskScopes final : public ScopeTable {
   TaskScope** buckets_ = first_buckets_;
   std::size_t bucket_count_ = kFirstBuckets;
   std::size_t size_ = 0;
-  TaskScope* spare_ = nullptr;
-  std::size_t spare_count_ = 0;
+  TaskScope* spare_;
+  std::size_t spare_count_;
   std::size_t next_search_ = 64;
 };
 
