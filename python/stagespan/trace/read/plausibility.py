@@ -32,6 +32,8 @@ _FAR_NS = 3_600 * 10**9
 # In a trace that begins an hour after another clock's zero, such a pause may be real, so it must
 # also be long compared with the trace.
 _FAR_TIMES = 10
+# Ten years; no trace is as long.
+_MOST_NS = 10 * 365 * 86_400 * 10**9
 # Events are outside of all others if they are at most this part of all: a quarter.
 _MOST_PART = 4
 # A time of exactly 0 was probably never set, so a shorter distance is enough.
@@ -88,7 +90,8 @@ class _Work:
         if self.dur_ns is self.trace.events.dur_ns:
             self.dur_ns = self.dur_ns.copy()
         self.adjusted[cause] += len(rows)
-        self.ignored_ns[cause] += int((self.dur_ns[rows] - dur_ns).sum())
+        # These sums of Python's integers cannot overflow.
+        self.ignored_ns[cause] += sum((self.dur_ns[rows] - dur_ns).tolist())
         self.dur_ns[rows] = dur_ns
 
     def result(self) -> Trace:
@@ -246,8 +249,9 @@ def _cut_far_ends(work: _Work) -> None:
     if int(dur.max()) <= _FAR_NS:
         return
     low, high = int(begin[keep].min()), int(begin[keep].max())
-    limit = min(high + max(_FAR_NS, _FAR_TIMES * (high - low)), np.iinfo(np.int64).max)
-    far = keep & (begin + dur > limit)
+    margin = min(max(_FAR_NS, _FAR_TIMES * (high - low)), _MOST_NS)
+    # No side of the comparison exceeds 64 bits.
+    far = keep & (dur - margin > high - begin)
     if not far.any():
         return
     others = keep & ~far
@@ -274,8 +278,8 @@ def _check_streams(work: _Work) -> None:
     begin, dur = work.begin_ns[rows], work.dur_ns[rows]
     covers = (second >= 0) & (dur - (begin[second] - begin) > _NEIGHBOURS_NS)
     # The last but one has only one later event, but it cannot contain it.
-    inside = begin[following] - begin + dur[following] + _NEIGHBOURS_NS
-    covers |= (following >= 0) & (dur[following] > 0) & (dur > inside)
+    longer = dur - dur[following] - _NEIGHBOURS_NS
+    covers |= (following >= 0) & (dur[following] > 0) & (longer > begin[following] - begin)
     if covers.any():
         # If most events of a stream overlap, it does not run one event after another.
         counts = np.bincount(lane)
@@ -294,7 +298,7 @@ def _check_streams(work: _Work) -> None:
     work.cut(CUT, rows[at[cut]], new[cut])
     work.leave_out(COVERING, rows[at[~cut & covers[at]]])
     work.leave_out(NO_DURATION, rows[at[~cut & ~covers[at]]])
-    work.ignored_ns[COVERING] += int(dur[at[~cut & covers[at]]].sum())
+    work.ignored_ns[COVERING] += sum(dur[at[~cut & covers[at]]].tolist())
     work.doubtful.append(np.stack((begin[at], until), axis=1)[has_next])
 
 
