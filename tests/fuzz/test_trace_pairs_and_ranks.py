@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from stagespan.trace import read_trace
 from stagespan.trace.compare import Comparison, compare
 from stagespan.trace.paths import analyze_ranks
 from stagespan.trace.ranks.merge import merge
+
+pytestmark = pytest.mark.full
 
 TIMES = st.sampled_from([0, 1, 5, 5.5, 100, 10**6, 10**15, 2**52, -3, "7.125", None])
 LENGTHS = st.sampled_from([0, 1, 10, 1_000, 10**12, -1, None])

@@ -11,6 +11,8 @@ import pytest
 
 import preloaded
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).with_name("stress_program.py")
 SECONDS = "6"
 

@@ -13,6 +13,8 @@ import pytest
 
 from stagespan.trace import read_trace
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -73,11 +73,17 @@ def test_what_is_not_json_is_named_with_advice(
     assert f": {advice}." in refusal(write_trace(data))
 
 
-@pytest.mark.parametrize("depth", [3, 10_000, 1_000_000])
-def test_nested_lists_are_not_a_trace(write_trace: Write, depth: int) -> None:
+@pytest.mark.parametrize(
+    ("depth", "reason"),
+    [
+        (3, "an object with a name, a phase and a time"),
+        (10_000, "contains no event that can be read"),
+        (1_000_000, "contains no event that can be read"),
+    ],
+)
+def test_nested_lists_are_not_a_trace(write_trace: Write, depth: int, reason: str) -> None:
     # THEN the reason is that there is no event, not how many entries there are
-    found = refusal(write_trace(b"[" * depth + b"]" * depth))
-    assert "an object with a name, a phase and a time" in found
+    assert reason in refusal(write_trace(b"[" * depth + b"]" * depth))
 
 
 @pytest.mark.parametrize(
