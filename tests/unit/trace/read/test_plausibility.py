@@ -244,6 +244,20 @@ def test_a_call_that_did_not_end_does_not_lengthen_the_trace(wrong: float, tmp_p
     assert said(analysis).startswith("Ignored: ")
 
 
+@pytest.mark.parametrize("base", [None, 2**62 - 1])
+def test_durations_of_a_century_do_not_overflow(base: int | None, tmp_path: Path) -> None:
+    # GIVEN operators and kernels whose durations are as long as 64 bits allow
+    place = {"ph": "X", "name": "n", "dur": 2**62 // 1000 - 1, "pid": 1, "tid": 1}
+    events: list[Event] = [place | {"cat": "cpu_op", "ts": at} for at in range(9)]
+    events += [place | {"cat": "kernel", "ts": 20 * at, "tid": 7} for at in range(9)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events, "baseTimeNanoseconds": base}))
+    # WHEN the trace is analysed THEN it is as long as its times are apart
+    analysis = analyze(read_trace(path))
+    assert analysis.to_dict()["trace"]["window_us"] == 160
+    assert "9 durations that end far outside of all events" in said(analysis)
+
+
 @pytest.mark.parametrize("overlap", [3, 9])
 def test_neighbours_may_overlap_a_little(overlap: int, tmp_path: Path) -> None:
     # GIVEN kernels back to back that overlap the next one, as with programmatic dependent launches,
