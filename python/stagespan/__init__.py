@@ -13,6 +13,7 @@ from stagespan import context as _context
 from stagespan import device as _device
 from stagespan import dynamo as _dynamo
 from stagespan import imports as _imports
+from stagespan import own_recording as _own_recording
 from stagespan import settings as _settings
 from stagespan._core import (
     ProfilingContext,
@@ -33,7 +34,6 @@ from stagespan._core import (
 from stagespan.context import disable, enable, set_debug
 from stagespan.device import set_device_every
 from stagespan.live import open_spans
-from stagespan.recording import lifecycle as _lifecycle
 from stagespan.requests import current_request, request, request_ids
 from stagespan.run import (
     output_dir as get_profiler_output_dir,
@@ -189,7 +189,7 @@ if _settings.profiler_names():
     _imports.load("stagespan.profiling.unused")  # programs of plain spans start no service
 _dynamo.install()
 _device.install()
-_lifecycle.install(__version__)
+_own_recording.install(__version__)
 if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
     _imports.load("stagespan.threads").propagate_to_threads()
 if _stall_s := _settings.get("STAGESPAN_STALL_S"):

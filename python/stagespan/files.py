@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import stat
@@ -171,4 +170,5 @@ def json_bytes(value: Any, *, indent: int | None = None) -> bytes:
 
 
 def _as_json(found: re.Match[str]) -> str:
-    return "\\u007f" if found[0] == "\x7f" else json.dumps(found[0])[1:-1]
+    json = load("json")  # here, because most processes do not need it
+    return "\\u007f" if found[0] == "\x7f" else str(json.dumps(found[0])[1:-1])

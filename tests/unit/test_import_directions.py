@@ -22,6 +22,7 @@ PARTS = (
     "errors escaping atomic forks imports layouts files distribution device_table switches",
     "process_times _core",
     "settings redaction claims workers run dynamo history platforms termination console",
+    "own_recording",
     "environment",
     "context requests live threads decorators wrapper trampoline graphs lines memory device",
     "synchronize",
