@@ -738,11 +738,11 @@ def watch_termination(write: Callable[[], None]) -> bool:
 def unwatch_termination() -> None:
     """Let SIGTERM end the process at once."""
 
-def watch_stops(number: int, /) -> None:
+def watch_stops(number: int) -> None:
     """To be called when signal.signal has set the action of the signal `number`: if SIGTERM, SIGHUP
     or SIGINT stops the process later, the recording says so."""
 
-def mark_stop(number: int, /) -> None:
+def mark_stop(number: int) -> None:
     """Say in the recording that the process ends because of the signal `number`."""
 
 def await_termination() -> None:

@@ -271,6 +271,10 @@ def test_nothing_of_a_task_is_kept_when_it_has_ended() -> None:
         with span(how):
             await asyncio.sleep(0 if how == "ends" else 60)
 
+    async def ends() -> None:
+        with span("afterwards"):
+            await asyncio.sleep(0)
+
     async def main() -> None:
         tasks = [asyncio.create_task(work(how)) for how in ("ends", "cancelled", "given up")]
         await asyncio.sleep(0.01)
@@ -283,9 +287,8 @@ def test_nothing_of_a_task_is_kept_when_it_has_ended() -> None:
     loop.close()
     del loop
     gc.collect()
-    # WHEN another span opens
-    with span("afterwards"):
-        pass
+    # WHEN a span of another task opens
+    asyncio.run(ends())
 
     assert [reference() for reference in kept] == [None, None, None]
     assert _core.open_spans() == []

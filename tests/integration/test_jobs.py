@@ -85,7 +85,8 @@ def test_statistics_of_a_service_are_those_of_all_its_workers(
         mine, theirs = found[name], [part[name] for part in parts]
         assert (mine.count, mine.errors) == (400, sum(one.errors for one in theirs))
         assert mine.min_ns == min(one.min_ns for one in theirs)
-        assert mine.max_ns == max(one.max_ns for one in theirs)
+        # Two clocks convert the same ticks, each by its own rate.
+        assert mine.max_ns == pytest.approx(max(one.max_ns for one in theirs), rel=1e-6)
         assert mine.total_ns == pytest.approx(sum(one.total_ns for one in theirs), rel=1e-6)
         assert mine.work == ({"tokens": 1200.0} if name == "check" else {})
         assert sum(count for _, count in mine.buckets_ns()) == 400
@@ -108,9 +109,14 @@ def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
     # WHEN its workers do more, so much that their rings do not reach back
     tell(service[0], 200, 2_000_000)
     tell(service[1], 250, 2_000_000)
+
     # THEN a window that begins at the earlier reading has all that was done since, as soon as the
     # time that a reading takes is small against the window
-    assert eventually(lambda: job.stats(window_s=time.time() - began_s)["decode"].count == 450)
+    def count() -> int:
+        decode = job.stats(window_s=time.time() - began_s).get("decode")
+        return 0 if decode is None else decode.count
+
+    assert eventually(lambda: count() == 450)
     found = job.stats(window_s=time.time() - began_s)
     assert not found.is_lifetime
     assert found.window_s == pytest.approx(time.time() - began_s, rel=0.5)
