@@ -283,8 +283,9 @@ WORKERS = """
 @pytest.mark.parametrize("imported", ["imported", "not imported"])
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_are_called_by_what_they_are(
-    method: str, imported: str, folder: Path, tmp_path: Path
+    method: str, imported: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # other tests' processes are in the list too
     (tmp_path / "serve.py").write_text(textwrap.dedent(WORKERS))
     program = subprocess.Popen(
         [sys.executable, str(tmp_path / "serve.py"), method, imported],
