@@ -214,6 +214,7 @@ class Runner:
         # A terminal as wide as the page, without colours and screen control, which cannot be
         # compared.
         environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb"}
+        environment.pop("_STAGESPAN_RUN", None)  # programs of users do not belong to this run
         environment.pop("COLUMNS", None)  # pages have the width that they have in a pipe
         folders = [str(programs or ""), str(Path(sys.executable).parent), os.environ["PATH"]]
         environment["PATH"] = os.pathsep.join(filter(None, folders))
