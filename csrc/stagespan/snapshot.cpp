@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <thread>
+#include <utility>
 
 #include "histogram.h"
 #include "stage_stats.h"
@@ -20,13 +21,16 @@ constexpr std::chrono::microseconds kPause{50};
 constexpr std::chrono::seconds kMostPatience{1};
 constexpr int kMostAttempts = 20'000;  // the same in pauses, in case the clock stops
 
-struct Sums {
-  StageFigures figures;
-  std::array<std::uint64_t, kBuckets> buckets{};
-};
+using Buckets = std::array<std::uint64_t, kBuckets>;
 
-void add_block(Sums& sums, const StatsBlock& block) {
-  StageFigures& to = sums.figures;
+/// The buckets that are not empty.
+void take_buckets(const Buckets& buckets, Distribution& to) {
+  for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket)
+    if (buckets[bucket] != 0) to.buckets.emplace_back(bucket, buckets[bucket]);
+  to.buckets.shrink_to_fit();
+}
+
+void add_block(StageFigures& to, Buckets& buckets, const StatsBlock& block) {
   // Until the block's first span is complete, there is no minimum and the block is not read.
   if (block.min_ticks.load(relaxed) > block.max_ticks.load(relaxed)) return;
   std::uint64_t added = 0;
@@ -50,10 +54,10 @@ void add_block(Sums& sums, const StatsBlock& block) {
   to.errors += block.errors.load(relaxed);
   to.suspended_ticks += block.suspended_ticks.load(relaxed);
   to.children_ticks += block.children_ticks.load(relaxed);
-  add_histogram(block, sums.buckets.data());
+  add_histogram(block, buckets.data());
 }
 
-void read_work(ArenaView arena, std::map<std::uint32_t, Sums>& stages) {
+void read_work(ArenaView arena, std::map<std::uint32_t, StageFigures>& stages) {
   if (arena.header().work_key_count.load(std::memory_order_acquire) == 0) return;
   for (std::uint32_t i = 0; i < kMaxWork; ++i) {
     const WorkEntry& entry = arena.work()[i];
@@ -61,8 +65,7 @@ void read_work(ArenaView arena, std::map<std::uint32_t, Sums>& stages) {
     if (key == 0) continue;
     const auto stage = static_cast<std::uint32_t>(key >> 32) - 1;
     const WorkKey& name = arena.work_keys()[key & 0xffffffff];
-    stages[stage].figures.work[name.text] +=
-        static_cast<double>(entry.whole.load(relaxed)) + entry.fraction.load(relaxed);
+    stages[stage].work[name.text] += static_cast<double>(entry.whole.load(relaxed)) + entry.fraction.load(relaxed);
   }
 }
 
@@ -78,10 +81,9 @@ Distribution read_distribution(const StatsBlock& block) {
   result.min_ticks = block.min_ticks.load(relaxed);
   result.max_ticks = block.max_ticks.load(relaxed);
   if (result.min_ticks > result.max_ticks) result.min_ticks = result.max_ticks = result.sum_ticks / result.count;
-  std::array<std::uint64_t, kBuckets> buckets{};
+  Buckets buckets{};
   add_histogram(block, buckets.data());
-  for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket)
-    if (buckets[bucket] != 0) result.buckets.emplace_back(bucket, buckets[bucket]);
+  take_buckets(buckets, result);
   return result;
 }
 
@@ -135,25 +137,30 @@ void subtract(std::map<std::uint32_t, EdgeFigures>& later, const std::map<std::u
   }
 }
 
-std::map<std::uint32_t, Sums> read_blocks(ArenaView arena) {
+// By stage, so that only one histogram at a time is not packed.
+std::map<std::uint32_t, StageFigures> read_blocks(ArenaView arena) {
   const ArenaHeader& header = arena.header();
-  std::map<std::uint32_t, Sums> result;
+  std::map<std::uint32_t, StageFigures> result;
   const std::uint32_t stages = header.name_count.load(std::memory_order_acquire);
   const std::uint32_t slots = std::min(header.slot_high_water.load(std::memory_order_acquire), kMaxThreads);
   const std::uint32_t overflow = arena.slot(kSharedSlot).stats[kStageOverflow].load(std::memory_order_acquire);
-  const auto read_slot = [&](std::uint32_t index) {
-    const ThreadSlot& slot = arena.slot(index);
-    for (std::uint32_t stage = 0; stage < stages; ++stage) {
-      const std::uint32_t block = slot.stats[stage].load(std::memory_order_acquire);
-      if (block == 0) continue;
+  for (std::uint32_t stage = 0; stage < stages; ++stage) {
+    StageFigures figures;
+    Buckets buckets{};
+    const auto read_slot = [&](std::uint32_t index) {
+      const std::uint32_t block = arena.slot(index).stats[stage].load(std::memory_order_acquire);
+      if (block == 0) return;
       // A shared block is read once: at the stage that the shared slot names as its owner.
       const bool shared = (block & kSharedBlock) != 0;
-      if (shared != (index == kSharedSlot) || (shared && block == overflow && stage != kStageOverflow)) continue;
-      add_block(result[stage], arena.blocks()[(block & ~kSharedBlock) - 1]);
-    }
-  };
-  for (std::uint32_t index = 0; index < slots; ++index) read_slot(index);
-  read_slot(kSharedSlot);
+      if (shared != (index == kSharedSlot) || (shared && block == overflow && stage != kStageOverflow)) return;
+      add_block(figures, buckets, arena.blocks()[(block & ~kSharedBlock) - 1]);
+    };
+    for (std::uint32_t index = 0; index < slots; ++index) read_slot(index);
+    read_slot(kSharedSlot);
+    if (figures.host.count == 0) continue;
+    take_buckets(buckets, figures.host);
+    result.emplace(stage, std::move(figures));
+  }
   return result;
 }
 
@@ -184,7 +191,6 @@ Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
   if (!arena) return {};
   const ArenaHeader& header = arena.header();
   static std::atomic<std::uint64_t> taken{0};
-  std::map<std::uint32_t, Sums> sums;
   Snapshot snapshot;
   snapshot.number = taken.fetch_add(1, relaxed) + 1;
   // A reader that holds the recorder's lock never waits here. Other readers wait for the thread that moves figures,
@@ -203,21 +209,14 @@ Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
     }
     snapshot.ticks = now_ticks();
     snapshot.resets = header.resets.load(relaxed);
-    sums = read_blocks(arena);
-    read_work(arena, sums);
+    snapshot.stages = read_blocks(arena);
+    read_work(arena, snapshot.stages);
     load_fence();
     snapshot.is_exact = (before & 1) == 0 && header.fold_version.load(relaxed) == before;
     if (is_last || snapshot.is_exact) break;
   }
   snapshot.unix_ns = fit.unix_ns(snapshot.ticks);
   snapshot.ns_per_tick = fit.ns_per_tick();
-  for (auto& [stage, sum] : sums) {
-    StageFigures& figures = sum.figures;
-    if (figures.host.count == 0 && figures.work.empty()) continue;
-    for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket)
-      if (sum.buckets[bucket] != 0) figures.host.buckets.emplace_back(bucket, sum.buckets[bucket]);
-    snapshot.stages.emplace(stage, std::move(figures));
-  }
   read_device(arena, snapshot.stages);
   return snapshot;
 }
