@@ -83,7 +83,7 @@ bool is_of_this_process(const Entered& entered) noexcept { return entered.genera
 void drop_root(ThreadState& thread, Entered& entered) noexcept {
   FrameLocal& local = thread.locals[entered.frame];
   if (entered.frame == 0 || local.owner != &entered) return;
-  Scope& scope = *local.scope;
+  Scope& scope = scope_of(thread, entered.frame);
   local.open_by(nullptr);
   drop_frame(thread, thread.frames[entered.frame]);
   // A suspended run may have taken it along.

@@ -256,7 +256,7 @@ void publish_slow(ThreadState& thread) noexcept {
 }
 
 void publish_elsewhere(ThreadState& thread, Scope& scope, PyObject* request) noexcept {
-  if (&scope == thread.scope) return;
+  if (&scope == thread.scope || &scope == &thread.nowhere) return;
   if (!scope.is_task && &scope != &thread.base) {  // that of a suspended run
     if (!is_idle(scope)) return;
     give_frame(thread, scope.root);

@@ -67,7 +67,8 @@ bool is_open(const OpenFrame& frame) noexcept {
 
 OpenFrame* find_in_scope(ThreadState& thread, const SpanObject* self) noexcept {
   const Scope& scope = *thread.scope;
-  for (std::uint32_t i = scope.top; i != scope.root; i = thread.frames[i].below.load(std::memory_order_relaxed))
+  for (std::uint32_t i = scope.top; i != scope.root && i != 0;
+       i = thread.frames[i].below.load(std::memory_order_relaxed))
     if (thread.locals[i].owner == self) return &thread.frames[i];
   return nullptr;
 }

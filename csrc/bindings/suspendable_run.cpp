@@ -98,9 +98,9 @@ OpenFrame* SuspendableRun::open_turn(ThreadState& thread) noexcept {
 // Removes the run's frame, and spans above it that stay open between turns, from the driver's scope.
 bool SuspendableRun::park(ThreadState& thread, OpenFrame& frame) noexcept {
   const std::uint32_t root = thread.index_of(frame);
-  Scope& scope = *thread.locals[root].scope;
+  Scope& scope = scope_of(thread, root);
   std::uint32_t i = scope.top;
-  while (i != root && i != scope.root) i = thread.frames[i].below.load(relaxed);
+  while (i != root && i != scope.root && i != 0) i = thread.frames[i].below.load(relaxed);
   if (i != root || scope.top == root) return false;
   parked_ = new (std::nothrow) Scope;
   if (parked_ == nullptr) {
@@ -112,7 +112,7 @@ bool SuspendableRun::park(ThreadState& thread, OpenFrame& frame) noexcept {
   parked_in_ = thread.serial;
   parked_->top = scope.top;
   parked_->root = root;
-  for (i = scope.top; i != root; i = thread.frames[i].below.load(relaxed)) thread.locals[i].scope = parked_;
+  for (i = scope.top; i != root && i != 0; i = thread.frames[i].below.load(relaxed)) thread.locals[i].scope = parked_;
   thread.locals[root].scope = parked_;
   scope.top = frame.below.load(relaxed);
   frame.id.store(0, relaxed);
@@ -135,7 +135,7 @@ OpenFrame* SuspendableRun::unpark(ThreadState& thread) noexcept {
   Scope* const parked = std::exchange(parked_, nullptr);
   Scope& scope = *thread.scope;
   OpenFrame& frame = thread.frames[parked->root];
-  for (std::uint32_t i = parked->top; i != parked->root; i = thread.frames[i].below.load(relaxed))
+  for (std::uint32_t i = parked->top; i != parked->root && i != 0; i = thread.frames[i].below.load(relaxed))
     thread.locals[i].scope = &scope;
   thread.locals[parked->root].scope = &scope;
   frame.below.store(scope.top, relaxed);
@@ -179,7 +179,7 @@ void SuspendableRun::end_turn(const Turn& turn, std::uint64_t now, bool may_park
   const bool waited = std::exchange(parent_waits_, false);
   if (turn.frame == nullptr || turn.frame->id.load(relaxed) != turn.id) return;
   ThreadState& thread = *turn.thread;
-  thread.scope = thread.locals[thread.index_of(*turn.frame)].scope;
+  thread.scope = &scope_of(thread, thread.index_of(*turn.frame));
   span_.children_ticks = turn.frame->child_ticks.load(relaxed);
   const std::uint32_t below = turn.frame->below.load(relaxed);
   OpenFrame& parent = thread.frames[thread.frames[below].effective.load(relaxed)];

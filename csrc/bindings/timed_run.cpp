@@ -273,7 +273,7 @@ void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::
   } else if ((frame_flags & kFrameInactive) != 0) {
     drop_run(thread, frame);
   } else if (span.kind == Kind::kSpan) {
-    Scope& scope = *local.scope;
+    Scope& scope = scope_of(thread, thread.index_of(frame));
     close_frame(thread, frame, flags);
     publish_elsewhere(thread, scope);
   } else {
@@ -284,7 +284,7 @@ void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::
     if (span.kind == Kind::kDebug) finished_span.flags |= kFlagDebug;
     if (call)
       finished_span.flags |= hooks_exit(call.get(), result, error != nullptr ? error : pending.value(), finished_span);
-    Scope& scope = *local.scope;
+    Scope& scope = scope_of(thread, thread.index_of(frame));
     commit_span(thread, finished_span);
     charge_parent(thread, frame.below.load(std::memory_order_relaxed), finished_span.duration_ticks());
     drop_frame(thread, frame, finished_span.end_ticks);
@@ -298,7 +298,7 @@ void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::
 
 void drop_run(ThreadState& thread, OpenFrame& frame) noexcept {
   FrameLocal& local = thread.locals[thread.index_of(frame)];
-  Scope& scope = *local.scope;
+  Scope& scope = scope_of(thread, thread.index_of(frame));
   // An inactive frame has no id, so it is not visible that it was removed.
   local.open_by(nullptr);
   const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));

@@ -135,7 +135,7 @@ STAGESPAN_HOT PyObject* call_timed(SpanObject& span, PyObject* function, PyObjec
   if (t_state != &thread || frame->id.load(std::memory_order_relaxed) != id) [[unlikely]]
     return result;
   // Other tasks may have run during the call, so return to the scope in which it was made.
-  thread.scope = local.scope;
+  thread.scope = &scope_of(thread, thread.index_of(*frame));
   end_run(thread, span, *frame, result != nullptr ? 0 : kFlagError, result, nullptr);
   return result;
 }

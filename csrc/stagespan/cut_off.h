@@ -14,7 +14,8 @@ namespace stagespan {
 //
 // - opening a span does nothing, and leaving one does not look for its frame,
 // - tasks get scopes without frames, and turns of coroutines and generators are not recorded,
-// - what else is still written gets into the new arena, in which all links between frames lead to index 0.
+// - what else is still written gets into the new arena, in which all links between frames lead to index 0, where all
+//   walks end, and in which no frame has a scope (scope_of). The handler may run at any access to the arena.
 //
 // A forked child gets an arena of its own, and records again.
 //

@@ -210,7 +210,8 @@ void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::u
   // frame below. There is one for each switch in the middle of a span, so the quadratic walk is short.
   for (bool again = true; again;) {
     again = false;
-    for (std::uint32_t i = scope.top; i != below && i != scope.root; i = thread.frames[i].below.load(relaxed)) {
+    for (std::uint32_t i = scope.top; i != below && i != scope.root && i != 0;
+         i = thread.frames[i].below.load(relaxed)) {
       OpenFrame& frame = thread.frames[i];
       if ((frame.flags.load(relaxed) & kFrameInactive) == 0) continue;
       const OpenFrame& under = thread.frames[frame.below.load(relaxed)];

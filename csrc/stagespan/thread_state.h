@@ -281,10 +281,17 @@ inline void close_on_device(ThreadState& thread, FinishedSpan& span, void*& devi
 /// A frame for a span that is off, so that every end finds its own begin. Does not read the clock.
 OpenFrame* open_inactive(ThreadState& thread, const void* owner) noexcept;
 
+/// The scope of an open frame. If the arena has been replaced since the frame was opened (cut_off.h), this is the scope
+/// in which no span opens.
+STAGESPAN_HOT Scope& scope_of(ThreadState& thread, std::uint32_t index) noexcept {
+  Scope* const scope = thread.locals[index].scope;
+  return scope != nullptr ? *scope : thread.nowhere;
+}
+
 /// Removes a frame from its scope without recording anything. See unlink_frame() for `charged_until`.
 STAGESPAN_HOT void drop_frame(ThreadState& thread, OpenFrame& frame, std::uint64_t charged_until = 0) noexcept {
   const std::uint32_t index = thread.index_of(frame);
-  Scope& scope = *thread.locals[index].scope;
+  Scope& scope = scope_of(thread, index);
   if (scope.top == index) [[likely]]
     scope.top = frame.below.load(std::memory_order_relaxed);
   else
