@@ -8,16 +8,17 @@ import contextvars
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from recording import Recorded, assert_closed, count, in_thread, lost, recorded
+from recording import Recorded, assert_closed, count, in_child, in_thread, lost, recorded
 
 import stagespan
 from stagespan import _core, current_request, request, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
-TASKS = 20_000  # a thread shows at most 16,383 spans, or 8,191 tasks
+TASKS = 17_500  # a thread shows at most 16,383 spans, or 8,191 tasks
 SLEEP_S = 0.2
 
 
@@ -238,3 +239,55 @@ def test_threads_without_a_slot_time_all_spans() -> None:
     assert count("task") == count("nested") == 4000
     assert "unmatched" not in lost()
     assert "memory" not in lost()
+
+
+def test_tasks_for_which_there_is_no_memory(tmp_path: Path) -> None:
+    # GIVEN an arena that is as small as possible, because little address space was free
+    found = in_child(
+        """
+        import resource
+        pages = int(open("/proc/self/statm").read().split()[0])
+        most = pages * resource.getpagesize() + 135 * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+        import asyncio
+        import stagespan as s
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+        TASKS = 36_000
+        wrong = []
+
+        async def serve(event, number):
+            async with s.request(f"r{number}") as own:
+                with s.span("serve"):
+                    await event.wait()
+                    wrong.append(s.current_request() is not own)
+
+        async def unrelated():
+            wrong.append(s.current_request() is not None)
+            with s.span("unrelated"):
+                await asyncio.sleep(0)
+
+        async def main():
+            event = asyncio.Event()
+            tasks = [asyncio.create_task(serve(event, i)) for i in range(TASKS)]
+            await asyncio.sleep(0)
+            # WHEN even the frames that are not shown are in use
+            await asyncio.gather(*(asyncio.create_task(unrelated()) for _ in range(20)))
+            event.set()
+            await asyncio.gather(*tasks)
+            wrong.append(s.current_request() is not None)
+
+        asyncio.run(main())
+        with s.span("afterwards"):
+            pass
+        stages, lost = s.stats(), s.lost()
+        print(sum(wrong), lost["unmatched"], len(s.open_spans()))
+        timed = stages["serve"].count
+        print(timed == TASKS or (lost["memory"] > 0 and 0 < timed < TASKS))
+        names = s.stage_names()
+        print({int(span["request"]) for span in s.spans() if names[span["stage"]] == "afterwards"})
+        """,
+        tmp_path,
+    )
+    # THEN those tasks lose their spans, but nobody gets the request of another task
+    assert found == ["0 0 0", "True", "{0}"]
