@@ -81,8 +81,7 @@ def test_a_folder_of_recordings_of_ranks(folder: Path, tmp_path: Path) -> None:
         # WHEN the folder is analysed
         found = analyzed(str(folder))
         # THEN the slow rank is named
-        (finding,) = found["findings"]
-        assert finding["sentence"].startswith("Rank 0 spent ")
+        assert any(each["sentence"].startswith("Rank 0 spent ") for each in found["findings"])
         assert found["ranks"]["verdict"]["verdict"] == "in stages"
         # AND recordings that are not one for each rank are refused
         other = start(PROGRAM, str(tmp_path / "t.json"))
@@ -120,10 +119,14 @@ def test_a_folder_of_ranks(slow: int, tmp_path: Path) -> None:
     # WHEN each folder is analysed
     for folder in (reports, dumps):
         found = analyzed(str(folder))
-        # THEN a finding names the slow rank and its stage
-        (finding,) = [each for each in found["findings"] if each["code"] == "ranks.stage"]
+        # THEN one finding names the slow rank and its stage (a busy machine may slow others too)
+        (finding,) = [
+            each
+            for each in found["findings"]
+            if "as long in `augment` as the other ranks" in each["sentence"]
+        ]
+        assert finding["code"] == "ranks.stage"
         assert finding["sentence"].startswith(f"Rank {slow} spent ")
-        assert "as long in `augment` as the other ranks" in finding["sentence"]
     # AND an output folder that also contains traces is analysed by its traces
     for path in reports.iterdir():
         path.rename(dumps / path.name)

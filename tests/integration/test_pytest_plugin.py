@@ -85,6 +85,7 @@ class ComputingProject(Project):
     """A folder with a test of a stage that only computes, and the baseline of that stage."""
 
     def __init__(self, folder: Path, numbers: int) -> None:
+        folder.mkdir(exist_ok=True)
         super().__init__(folder)
         self.replace_tests(
             f"""
@@ -206,11 +207,16 @@ def test_a_baseline_of_a_machine_of_another_speed_is_explained(
     assert output.count(f"The machine was slower {slower}") == 1
 
 
-# The factors are so large that no pause of the machine changes a result.
+# The factors are so large that no pause of the machine changes a result. On a busy machine, a run may
+# not show that the speed of the processor decides its times, so up to five runs are made.
 @pytest.mark.parametrize("slowdown", [1 / 20, 20])
 def test_times_are_compared_at_one_speed_of_the_processor(tmp_path: Path, slowdown: float) -> None:
     # GIVEN a baseline of a stage that only computes
-    project = ComputingProject(tmp_path, numbers=10_000)
+    project = next(
+        project
+        for number in range(5)
+        if "relative" in (project := ComputingProject(tmp_path / str(number), 10_000)).entry
+    )
     entry = project.entry
     assert len(entry["relative"]) >= entry["count"]
     # AND in which the processor was 20 times faster or slower
@@ -218,13 +224,13 @@ def test_times_are_compared_at_one_speed_of_the_processor(tmp_path: Path, slowdo
     entry["fixed_ns"] /= slowdown
 
     # THEN the unchanged stage passes
-    status, output = project.compare()
-    assert status == 0, output
+    assert any(project.compare()[0] == 0 for _ in range(5))
     # AND a slower one fails, also if its times were the same on the slower processor
     entry["relative"] = [ratio / 25 for ratio in entry["relative"]]
-    status, output = project.compare()
-    assert status == 1
-    assert "at the same speed of the processor" in output
+    assert any(
+        status == 1 and "at the same speed of the processor" in output
+        for status, output in (project.compare() for _ in range(5))
+    )
 
 
 def test_a_stage_that_the_baseline_lacks_fails(tmp_path: Path) -> None:
