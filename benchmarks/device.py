@@ -164,7 +164,7 @@ def on_gpu() -> int:
         print("No GPU: torch sees none. Nothing was measured.")
         return 0
     from stagespan import _core
-    from stagespan import device as wiring
+    from stagespan.device import times as wiring
 
     torch.cuda.init()
     torch.cuda.synchronize()
@@ -184,7 +184,7 @@ def on_standin(folder: Path) -> int:
     import standin
     import torch
 
-    from stagespan import device as wiring
+    from stagespan.device import times as wiring
 
     reason = standin.missing()
     if reason is not None:

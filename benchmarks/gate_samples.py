@@ -94,7 +94,7 @@ def recorded(condition: str) -> dict[str, Any]:
 
 def main() -> None:
     """Record the series and write them."""
-    from stagespan.environment import machine
+    from stagespan.device.environment import machine
 
     parser = argparse.ArgumentParser(description="Record sessions of unchanged stages.")
     parser.add_argument("series", nargs="*", metavar="NAME=N", help="N busy processes, or alone")

@@ -76,7 +76,7 @@ PyObject* make_row_type(PyObject* numpy) {
 
 // numpy is imported here and not with the module: most processes never need it. A fork waits for that import.
 Ref import_numpy() {
-  const Ref imports(PyImport_ImportModule("stagespan.imports"));
+  const Ref imports(PyImport_ImportModule("stagespan.process.imports"));
   return imports ? Ref(PyObject_CallMethod(imports.get(), "load", "s", "numpy")) : Ref();
 }
 

@@ -9,11 +9,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
-from stagespan import context as _context
-from stagespan import device as _device
-from stagespan import dynamo as _dynamo
-from stagespan import imports as _imports
-from stagespan import own_recording as _own_recording
 from stagespan import settings as _settings
 from stagespan._core import (
     ProfilingContext,
@@ -31,26 +26,34 @@ from stagespan._core import (
     spans,
     stage_names,
 )
-from stagespan.context import disable, enable, set_debug
-from stagespan.device import set_device_every
-from stagespan.live import open_spans
-from stagespan.requests import current_request, request, request_ids
-from stagespan.run import (
+from stagespan.contexts import context as _context
+from stagespan.contexts import dynamo as _dynamo
+from stagespan.contexts.context import disable, enable, set_debug
+from stagespan.contexts.requests import current_request, request, request_ids
+from stagespan.device import times as _device
+from stagespan.device.times import set_device_every
+from stagespan.live.open_spans import open_spans
+from stagespan.process import imports as _imports
+from stagespan.process import own_recording as _own_recording
+from stagespan.process.run import (
     output_dir as get_profiler_output_dir,
 )
-from stagespan.run import (
+from stagespan.process.run import (
     set_output_dir as set_profiler_output_dir,
 )
-from stagespan.run import (
+from stagespan.process.run import (
     set_pipeline_name,
 )
 
 if TYPE_CHECKING:
+    from stagespan.contexts.graphs import graph_stages
+    from stagespan.contexts.threads import BoundExecutor, bind, propagate_to_threads
+    from stagespan.device.memory import memory_snapshot
+    from stagespan.device.platforms import current_platform
     from stagespan.errors import StagespanError
-    from stagespan.graphs import graph_stages
     from stagespan.harness import HarnessConfig, StageBenchHarness
-    from stagespan.memory import memory_snapshot
-    from stagespan.platforms import current_platform
+    from stagespan.live.service import flush
+    from stagespan.live.statistics import stats
     from stagespan.profiling import (
         annotate,
         enable_profiler_for_names,
@@ -65,36 +68,33 @@ if TYPE_CHECKING:
         set_timing_metadata,
         timing_report,
     )
-    from stagespan.service import flush
     from stagespan.signature import dump_io_signatures, get_io_signatures
-    from stagespan.statistics import stats
-    from stagespan.threads import BoundExecutor, bind, propagate_to_threads
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "annotate": "stagespan.profiling",
-    "BoundExecutor": "stagespan.threads",
+    "BoundExecutor": "stagespan.contexts.threads",
     "HarnessConfig": "stagespan.harness",
     "StageBenchHarness": "stagespan.harness",
     "StagespanError": "stagespan.errors",
-    "bind": "stagespan.threads",
+    "bind": "stagespan.contexts.threads",
     "compare_timing_reports": "stagespan.report.compare",
-    "current_platform": "stagespan.platforms",
+    "current_platform": "stagespan.device.platforms",
     "dump_io_signatures": "stagespan.signature",
     "dump_timing_report": "stagespan.report.timing",
     "enable_profiler_for_names": "stagespan.profiling",
-    "flush": "stagespan.service",
+    "flush": "stagespan.live.service",
     "get_io_signatures": "stagespan.signature",
-    "graph_stages": "stagespan.graphs",
-    "memory_snapshot": "stagespan.memory",
+    "graph_stages": "stagespan.contexts.graphs",
+    "memory_snapshot": "stagespan.device.memory",
     "print_timing_summary": "stagespan.report.tables",
     "profile_steps": "stagespan.profiling",
     "profile_window": "stagespan.profiling",
-    "propagate_to_threads": "stagespan.threads",
+    "propagate_to_threads": "stagespan.contexts.threads",
     "reset_timing_registry": "stagespan.report.timing",
     "set_timing_metadata": "stagespan.report.timing",
-    "stats": "stagespan.statistics",
+    "stats": "stagespan.live.statistics",
     "timing_report": "stagespan.report.timing",
 }
 
@@ -178,22 +178,22 @@ _context.lazy_hook("debug", "stagespan.signature.cost:LaunchesHook")
 _context.lazy_hook("debug", "stagespan.signature.cost:CpuTimeHook")
 # This hook enters last and leaves first, so that no other hook runs between the device and the
 # clock.
-_context.lazy_hook("debug", "stagespan.synchronize:SynchronizeHook")
+_context.lazy_hook("debug", "stagespan.device.synchronize:SynchronizeHook")
 _context.lazy_hook("profiled", "stagespan.profiling.profiled:ProfiledHook")
 # After that one: the range in a trace is within the profiler's window.
 _context.lazy_hook("profiled", "stagespan.profiling.annotation:AnnotateHook")
-_context.lazy_hook("memory", "stagespan.memory")
-_context.lazy_hook("service", "stagespan.service")
-_context.lazy_hook("service", "stagespan.recording.ticks")
+_context.lazy_hook("memory", "stagespan.device.memory")
+_context.lazy_hook("service", "stagespan.live.service")
+_context.lazy_hook("service", "stagespan.live.recording_updates")
 if _settings.profiler_names():
     _imports.load("stagespan.profiling.unused")  # programs of plain spans start no service
 _dynamo.install()
 _device.install()
 _own_recording.install(__version__)
 if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
-    _imports.load("stagespan.threads").propagate_to_threads()
+    _imports.load("stagespan.contexts.threads").propagate_to_threads()
 if _stall_s := _settings.get("STAGESPAN_STALL_S"):
-    _imports.load("stagespan.stalls").watch(_stall_s)
+    _imports.load("stagespan.live.stalls").watch(_stall_s)
 if is_debug() or _settings.get("STAGESPAN_TIMING_REPORT") is not None:
     # The environment asks for reports: they are written even if no debug context runs.
     _context.need("debug")

@@ -129,7 +129,7 @@ class _Session:
         if self.path is None or self.is_writing:
             return None
         if self._baseline is None:
-            from stagespan.environment import machine
+            from stagespan.device.environment import machine
             from stagespan.report.baseline import read_baseline
             from stagespan.report.changes import machine_differences
 
@@ -500,7 +500,7 @@ class StageBench:
         If the processor's speed decides the times, they are compared at one speed, because it
         changes on many machines.
         """
-        from stagespan.environment import machine
+        from stagespan.device.environment import machine
         from stagespan.report.changes import have_same_speed_unit, judge_repeated
 
         baseline = self._baseline()
@@ -512,7 +512,7 @@ class StageBench:
 
     def _speed_differences(self, key: str, times: Times) -> list[str]:
         """Return sentences if the processor's speed has changed and the times depend on it."""
-        from stagespan.environment import machine
+        from stagespan.device.environment import machine
         from stagespan.report.changes import Change, speed_differences
 
         baseline = self._baseline()

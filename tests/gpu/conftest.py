@@ -40,7 +40,7 @@ def cuda() -> Iterator[Any]:
 
     import stagespan
     from stagespan import _core
-    from stagespan import device as wiring
+    from stagespan.device import times as wiring
 
     torch.cuda.init()
     torch.cuda._sleep(1000)

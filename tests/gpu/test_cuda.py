@@ -189,10 +189,10 @@ def test_a_capture_stays_valid_and_a_replay_is_timed(cuda: Any) -> None:
 
 
 def test_the_doctor_finds_no_failure(cuda: Any) -> None:
-    from stagespan import doctor
+    from stagespan.cli import examine
 
-    findings = doctor.examine()
-    assert doctor.is_well(findings), [f for f in findings if f.state == "fails"]
+    findings = examine.examine()
+    assert examine.is_well(findings), [f for f in findings if f.state == "fails"]
 
 
 def test_a_replay_overwrites_the_cache_and_knows_the_clock(cuda: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 from recording import assert_closed, in_child, lost, only, parents, recorded
 
 from stagespan import _core, current_request, request, span
-from stagespan.requests import finished_requests
+from stagespan.contexts.requests import finished_requests
 
 greenlet: Any = pytest.importorskip("greenlet")
 pytestmark = pytest.mark.usefixtures("fresh")

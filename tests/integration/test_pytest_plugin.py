@@ -207,8 +207,8 @@ def test_a_baseline_of_a_machine_of_another_speed_is_explained(
     assert output.count(f"The machine was slower {slower}") == 1
 
 
-# The factors are so large that no pause of the machine changes a result. On a busy machine, a run may
-# not show that the speed of the processor decides its times, so up to five runs are made.
+# The factors are so large that no pause of the machine changes a result. On a busy machine, a run
+# may not show that the speed of the processor decides its times, so up to five runs are made.
 @pytest.mark.parametrize("slowdown", [1 / 20, 20])
 def test_times_are_compared_at_one_speed_of_the_processor(tmp_path: Path, slowdown: float) -> None:
     # GIVEN a baseline of a stage that only computes

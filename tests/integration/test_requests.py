@@ -13,7 +13,7 @@ from recording import assert_closed, in_thread, lost, only, parents, recorded
 
 import stagespan
 from stagespan import _core, request, span
-from stagespan.requests import current_request, finished_requests
+from stagespan.contexts.requests import current_request, finished_requests
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -19,7 +19,7 @@ _SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
 _IMPORTS = {
     "telefuser.utils.profiler": "stagespan",
     "telefuser.utils.stage_bench_harness": "stagespan",
-    "telefuser.platforms": "stagespan.platforms",
+    "telefuser.platforms": "stagespan.device.platforms",
     "telefuser.core.base_stage": "base_stage",  # the user's own
 }
 

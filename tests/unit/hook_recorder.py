@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import stagespan
-from stagespan import _core, context
-from stagespan.context import Call, register_hook
+from stagespan import _core
+from stagespan.contexts import context
+from stagespan.contexts.context import Call, register_hook
 
 OURS = ("first", "second")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagespan.atomic import Count, Highest
+from stagespan.process.atomic import Count, Highest
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hook_recorder import Recorder, steps
 
 import stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
-from stagespan.context import MISSING, Call, register_hook
+from stagespan.contexts.context import MISSING, Call, register_hook
 
 ALL_STEPS = [
     ("enter", "first"),

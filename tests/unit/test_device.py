@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import stagespan
-from stagespan import _core, device
-from stagespan.imports import ImportFinder
+from stagespan import _core
+from stagespan.device import times
+from stagespan.process.imports import ImportFinder
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ from stagespan.imports import ImportFinder
 )
 def test_max_connections(monkeypatch: pytest.MonkeyPatch, text: str, number: int | None) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", text)
-    assert device.max_connections() == number
+    assert times.max_connections() == number
 
 
 @pytest.mark.parametrize(
@@ -33,9 +34,9 @@ def test_an_impossible_sample_is_refused(every: Any, error: type[Exception]) -> 
 
 
 def test_without_a_device_nothing_is_attached_or_waited_for() -> None:
-    device.watch()
-    assert not device.is_attached()
-    assert device.wait(30)
+    times.watch()
+    assert not times.is_attached()
+    assert times.wait(30)
     info = _core.device_info()
     assert info["attached"] is False
     assert info["pending"] == 0

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import preloaded
-from stagespan import _core, dynamo
+from stagespan import _core
+from stagespan.contexts import dynamo
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -32,7 +33,7 @@ def test_installing_imports_nothing() -> None:
     out = run("""
         import sys
         import stagespan
-        stagespan.dynamo.install()
+        stagespan.contexts.dynamo.install()
         print([name for name in sys.modules if name.partition(".")[0] == "torch"])
         print(sum(type(finder).__name__ == "_DynamoFinder" for finder in sys.meta_path))
     """)
@@ -163,7 +164,7 @@ def test_a_failing_registration_is_one_warning(tmp_path: Path) -> None:
         import stagespan
         import torch._dynamo
         print(torch._dynamo.__name__)
-        stagespan.dynamo.register()
+        stagespan.contexts.dynamo.register()
     """)
 
     # THEN the import works, and one sentence states the consequence

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stagespan
-from stagespan import errors, files
-from stagespan.escaping import csv_cell
+from stagespan import errors
+from stagespan.process import files
 from stagespan.signature import SignatureFile
 from stagespan.signature.fit import ReplayError
+from stagespan.text.escaping import csv_cell
 
 ERRORS = [
     kind

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stagespan.files import module_name, safe_name, whole_file, write_whole
+from stagespan.process.files import module_name, safe_name, whole_file, write_whole
 
 
 def test_a_file_is_replaced_completely(tmp_path: Path) -> None:
@@ -87,7 +87,9 @@ def test_standard_output_that_is_a_file_is_written_to(tmp_path: Path) -> None:
     with path.open("w") as out:
         opened = os.fstat(out.fileno()).st_ino
         # WHEN it writes to its standard output by name
-        program = "from stagespan.files import write_whole; write_whole('/dev/stdout', 'written')"
+        program = (
+            "from stagespan.process.files import write_whole; write_whole('/dev/stdout', 'written')"
+        )
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
     # THEN the same file has been written
     assert path.read_text() == "written"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from properties import examples
-from stagespan.history import SPACING_S, History
+from stagespan.live.history import SPACING_S, History
 
 SECOND = 10**9
 

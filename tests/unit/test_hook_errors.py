@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from hook_recorder import Recorder, steps
 
-from stagespan import ProfilingContext4Debug, _core, context
-from stagespan.context import Call
+from stagespan import ProfilingContext4Debug, _core
+from stagespan.contexts import context
+from stagespan.contexts.context import Call
 
 # --- hooks that fail ------------------------------------------------------------------------------
 

@@ -19,17 +19,15 @@ needs_sources = pytest.mark.skipif(
 
 # From low to high: a part of the package may import from its own line and the lines before it.
 PARTS = (
-    "errors escaping atomic forks imports layouts files distribution device_table switches",
-    "process_times _core",
-    "settings redaction claims workers run dynamo history platforms termination console",
-    "own_recording",
-    "environment",
-    "context requests live threads decorators wrapper trampoline graphs lines memory device",
-    "synchronize",
-    "service statistics stalls",
+    "errors text _core",
+    "settings",
+    "process",
+    "contexts",
+    "device",
+    "live",
     "trace signature profiling",
     "harness report export recording",
-    "doctor compat pytest_plugin",
+    "compat pytest_plugin platforms",
     "cli __main__",
 )
 LEVEL = {part: level for level, parts in enumerate(PARTS) for part in parts.split()}

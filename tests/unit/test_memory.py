@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 
 import stagespan
 from properties import examples
-from stagespan import ProfilingContext, _core, memory, platforms
-from stagespan.memory import MemoryHook, PeakWatch
-from stagespan.platforms import DeviceMemory, Platform
+from stagespan import ProfilingContext, _core
+from stagespan.device import memory, platforms
+from stagespan.device.memory import MemoryHook, PeakWatch
+from stagespan.device.platforms import DeviceMemory, Platform
 
 GB = 1 << 30
 FOLDER = str(Path(__file__).parent)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from fake_torch import Device, NestedDevice, torch_with
 
-from stagespan import platforms
-from stagespan.platforms import Accelerator, Platform
+from stagespan.device import platforms
+from stagespan.device.platforms import Accelerator, Platform
 
 
 def use(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
@@ -197,7 +197,7 @@ def test_questions_of_the_service_never_import_torch() -> None:
 def test_the_real_torch_is_used_for_queries_of_a_user() -> None:
     pytest.importorskip("torch", reason="asks the torch that is installed")
     code = (
-        "import sys; from stagespan.platforms import current_platform\n"
+        "import sys; from stagespan.device.platforms import current_platform\n"
         "kind = current_platform.device_type\n"
         "import torch\n"
         "assert (kind == 'cuda') == (torch.cuda.device_count() > 0), kind\n"

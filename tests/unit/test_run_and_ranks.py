@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from without_settings import python
 
-from stagespan import run
 from stagespan.errors import SettingsError
-from stagespan.run import SharedRun
+from stagespan.process import run
+from stagespan.process.run import SharedRun
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 

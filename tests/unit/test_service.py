@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from stagespan import ProfilingContext, ProfilingContext4Debug, _core, service, set_debug
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, set_debug
+from stagespan.live import service
 
 COST = re.compile(r"\[Profile\] (.+) cost (\d+\.\d{6}) seconds")
 PEAK = re.compile(r"Rank (\d+) - Function '(.+)' Peak (RSS|Memory): (\d+\.\d\d) GB")

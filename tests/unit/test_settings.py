@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagespan import run, settings
+from stagespan import settings
+from stagespan.process import run
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 PAIRS = [(v.name, a) for v in settings.VARIABLES for a in v.aliases]

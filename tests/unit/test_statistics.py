@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 import stagespan
-from stagespan import _core, run, service, statistics
+from stagespan import _core
+from stagespan.live import service, statistics
+from stagespan.process import run
 
 
 @pytest.fixture(autouse=True)

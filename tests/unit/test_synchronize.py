@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 import stagespan
-from stagespan import _core, platforms
-from stagespan.platforms import Platform
+from stagespan import _core
+from stagespan.device import platforms
+from stagespan.device.platforms import Platform
 
 
 class Device(Platform):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stagespan import run, settings
+from stagespan import settings
+from stagespan.process import run
 
 
 @pytest.fixture

@@ -224,7 +224,7 @@ def _progress(console: Console) -> Iterator[Any]:
 def _print(result: HarnessResult, explain: bool) -> None:
     from rich.console import Console
 
-    from stagespan.console import set_width, trimmed
+    from stagespan.text.console import set_width, trimmed
 
     console = Console()
     set_width(console, 160)

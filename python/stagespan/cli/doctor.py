@@ -9,7 +9,7 @@ import click
 from stagespan.cli.output import print_json
 
 if TYPE_CHECKING:
-    from stagespan.doctor import Finding
+    from stagespan.cli.examine import Finding
 
 _STYLES = {"works": "green", "absent": "dim", "note": "yellow", "fails": "bold red"}
 
@@ -24,10 +24,10 @@ def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
     The exit status is 0 if everything that should work here works, otherwise 1. If torch finds a
     device, it is tested with a few spans.
     """
-    from stagespan import doctor
+    from stagespan.cli import examine
 
-    findings = doctor.examine(use_device=not no_device)
-    is_well = doctor.is_well(findings)
+    findings = examine.examine(use_device=not no_device)
+    is_well = examine.is_well(findings)
     if as_json:
         print_json(
             {
@@ -47,7 +47,7 @@ def _print(findings: list[Finding], is_well: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from stagespan.console import set_width, trimmed
+    from stagespan.text.console import set_width, trimmed
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("area", "what", "state"):

@@ -28,7 +28,7 @@ def command(trace: Path, recording: str | None, output: Path | None) -> None:
     They appear as a separate process, with a track for each thread.
     """
     from stagespan.errors import StagespanError
-    from stagespan.files import write_whole
+    from stagespan.process.files import write_whole
     from stagespan.recording.into_trace import merge_spans
 
     merged = merge_spans(trace, recording)

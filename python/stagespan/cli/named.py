@@ -14,7 +14,7 @@ from types import CodeType
 from typing import Any
 
 from stagespan.errors import SettingsError
-from stagespan.imports import ImportFinder
+from stagespan.process.imports import ImportFinder
 
 Decorator = Callable[[Any], Any]
 
@@ -171,7 +171,7 @@ def _wrap_in(module: Any, stage: NamedStage, decorator_for: Callable[[str], Deco
 
 def _timed_once(raw: Any, stage: NamedStage, decorator_for: Callable[[str], Decorator]) -> Any:
     """Return ``raw`` with the stage's timer, or unchanged if it already has this stage."""
-    from stagespan.decorators import contexts_of
+    from stagespan.contexts.decorators import contexts_of
 
     wanted = decorator_for(stage.name)
     getter = raw.fget if isinstance(raw, property) else raw

@@ -13,7 +13,7 @@ import click
 
 from stagespan.cli.output import write_to
 from stagespan.errors import TraceError
-from stagespan.files import module_name, safe_name
+from stagespan.process.files import module_name, safe_name
 
 if TYPE_CHECKING:
     from stagespan.trace.ncu.command import Command, TopKernels
@@ -147,7 +147,7 @@ def _print_commands(built: Command, breakdown: Path, there: bool) -> None:
 
 def _run(built: Command) -> Reading:
     """Measure and export. The output of ncu and of the program goes to standard error."""
-    from stagespan.files import write_whole
+    from stagespan.process.files import write_whole
     from stagespan.trace.ncu.reading import parse
 
     try:

@@ -15,7 +15,7 @@ def write_to(file: str, text: str | bytes) -> None:
 
     Raises StagespanError if the file cannot be written, or if bytes would go to a terminal.
     """
-    from stagespan.files import write_whole
+    from stagespan.process.files import write_whole
 
     if file == "-" and isinstance(text, bytes) and sys.stdout.isatty():
         raise StagespanError("A binary format cannot be shown on a terminal: pass a file with -o.")
@@ -33,6 +33,6 @@ def write_to(file: str, text: str | bytes) -> None:
 
 def print_json(page: dict[str, Any]) -> None:
     """Print a page as JSON, with indentation."""
-    from stagespan.files import json_bytes
+    from stagespan.process.files import json_bytes
 
     click.echo(json_bytes(page, indent=2).decode())

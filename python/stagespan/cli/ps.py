@@ -104,9 +104,9 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
 def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    from stagespan.console import Column, fitted_table, set_width, trimmed, wrapped
-    from stagespan.lines import one_line
+    from stagespan.live.lines import one_line
     from stagespan.recording.texts import duration
+    from stagespan.text.console import Column, fitted_table, set_width, trimmed, wrapped
 
     now_ns = time.time_ns()
     names = "pid state program rank job pipeline age spans spans/s errors in for"
@@ -152,7 +152,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def _stalled(found: list[Recording], seconds: float, stage: str | None, as_json: bool) -> int:
-    from stagespan.lines import one_line
+    from stagespan.live.lines import one_line
     from stagespan.recording import summary
     from stagespan.recording.texts import duration
 

@@ -10,10 +10,10 @@ import click
 from stagespan.cli.output import print_json
 
 if TYPE_CHECKING:
+    from stagespan.live.statistics import Stats
     from stagespan.recording import Recording
     from stagespan.recording.ranks import Rank
     from stagespan.recording.reading import OpenSpan
-    from stagespan.statistics import Stats
 
 
 @click.command()
@@ -46,10 +46,10 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
 
 
 def _print(recording: Recording) -> None:
-    from stagespan.console import limit, wrapped
-    from stagespan.lines import one_line
+    from stagespan.live.lines import one_line
     from stagespan.recording import summary
     from stagespan.recording.texts import clock, duration, ending
+    from stagespan.text.console import limit, wrapped
 
     page = summary.as_dict(recording)
     click.echo(
@@ -144,9 +144,9 @@ def _print_stats(stats: Stats) -> None:
     """Print the merged statistics of a job in the width of the terminal."""
     from rich.console import Console
 
-    from stagespan.console import Column, fitted_table, set_width, trimmed
-    from stagespan.lines import one_line
+    from stagespan.live.lines import one_line
     from stagespan.recording.texts import duration
+    from stagespan.text.console import Column, fitted_table, set_width, trimmed
 
     console = Console()
     set_width(console, 10_000)
@@ -169,10 +169,10 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
     """Print which ranks are behind, where each rank is, and the stages it has finished."""
     from rich.console import Console
 
-    from stagespan.console import Column, fitted_table, set_width, trimmed, wrapped
-    from stagespan.lines import one_line
+    from stagespan.live.lines import one_line
     from stagespan.recording import ranks
     from stagespan.recording.texts import duration
+    from stagespan.text.console import Column, fitted_table, set_width, trimmed, wrapped
 
     for sentence in ranks.findings(job_ranks):
         click.echo(wrapped(one_line(sentence), "  "))

@@ -67,7 +67,7 @@ def command(
     if debug:
         os.environ["STAGESPAN_DEBUG"] = "true"  # also for workers
 
-    from stagespan import run, termination
+    from stagespan.process import run, termination
     from stagespan.profiling import unused
 
     if telefuser:
@@ -119,7 +119,7 @@ class _Ending:
 
     def after_signal(self) -> None:
         """Print and write, in the thread that handles SIGTERM."""
-        service: Any = sys.modules.get("stagespan.service")
+        service: Any = sys.modules.get("stagespan.live.service")
         if service is not None:
             service.exit_soon()
         self.print_once()
@@ -138,7 +138,8 @@ class _Ending:
 def _print_and_write(wrapper: Wrapper, write: bool) -> None:
     from rich.console import Console
 
-    from stagespan import is_debug, run, timing_report
+    from stagespan import is_debug, timing_report
+    from stagespan.process import run
     from stagespan.profiling import unused
     from stagespan.report import exit as at_exit
     from stagespan.report.tables import print_report

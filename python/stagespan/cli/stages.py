@@ -26,7 +26,7 @@ def command(signature_file: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from stagespan.console import set_width, trimmed
+    from stagespan.text.console import set_width, trimmed
 
     file = SignatureFile.read(signature_file)
     console = Console()

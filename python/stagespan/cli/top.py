@@ -41,8 +41,8 @@ def command(pid: str | None, job: str | None, interval: float, once: bool) -> No
         raise click.UsageError("Pass a file or process id, or --job, but not both.")
     from rich.console import Console
 
-    from stagespan.console import trimmed
     from stagespan.recording.live_page import Page
+    from stagespan.text.console import trimmed
 
     page = Page(pid, job)
     console = Console()

@@ -15,9 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagespan import run
 from stagespan.errors import HarnessError, StagespanError
-from stagespan.files import module_name, safe_name
 from stagespan.harness.adapters import Step, StepAdapter, adapter_for, ask_adapters
 from stagespan.harness.config import (
     FILES,
@@ -34,7 +32,9 @@ from stagespan.harness.first_call import (
 from stagespan.harness.live import live_runs
 from stagespan.harness.output import write_breakdown, write_result, write_script
 from stagespan.harness.script import has_unreplayable
-from stagespan.lines import log_info
+from stagespan.live.lines import log_info
+from stagespan.process import run
+from stagespan.process.files import module_name, safe_name
 from stagespan.signature.describe import printable
 from stagespan.signature.fit import ReplayError, bound_by
 from stagespan.signature.kinds import losses
@@ -316,7 +316,7 @@ class StageBenchHarness:
 
         replay, config = self._replay, self.config
         assert replay is not None
-        from stagespan.environment import machine
+        from stagespan.device.environment import machine
         from stagespan.harness.figures import profiled_ratio, spread, summary
         from stagespan.harness.replay import step_of
         from stagespan.harness.torch_state import random_state_kept
@@ -500,7 +500,8 @@ def recorder_off() -> Iterator[None]:
     Replays do not belong into the reports. A debug context inside the step would also wait for the
     device, which changes the measured time.
     """
-    from stagespan import _core, context
+    from stagespan import _core
+    from stagespan.contexts import context
 
     was_on = _core.is_enabled()
     context.disable()

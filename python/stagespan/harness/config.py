@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import HarnessError
-from stagespan.files import safe_name
+from stagespan.process.files import safe_name
 
 LARGEST_TRACE = 10 * 1000 * 1000
 """Size of the trace of one step, in bytes, above which a warning is logged."""

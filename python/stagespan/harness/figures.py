@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stagespan.device_table import DEVICE_TYPES
+from stagespan.device.table import DEVICE_TYPES
 from stagespan.harness.torch_state import is_initialized
 
 BUSY_WAITS = 0.1  # the part of the time waiting for a core from which a machine counts as busy

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagespan.errors import HarnessError
-from stagespan.files import write_whole
-from stagespan.lines import log_info
+from stagespan.live.lines import log_info
+from stagespan.process.files import write_whole
 from stagespan.signature.describe import printable
 
 if TYPE_CHECKING:

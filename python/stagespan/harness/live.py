@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stagespan.files import is_from_newer_version, stage_path
+from stagespan.process.files import is_from_newer_version, stage_path
 from stagespan.report.reader import number
 from stagespan.signature.describe import printable
 from stagespan.signature.model import StageSignature
@@ -74,7 +74,7 @@ def live_differences(live: Mapping[str, Any], context: Mapping[str, Any]) -> lis
     """
     import torch
 
-    from stagespan.environment import environment
+    from stagespan.device.environment import environment
     from stagespan.harness import fidelity
 
     here: Mapping[str, Any] = {**environment()}

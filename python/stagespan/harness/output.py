@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stagespan.files import module_name, safe_name, write_whole
 from stagespan.harness.adapters import StepAdapter
 from stagespan.harness.config import HarnessConfig, HarnessResult
 from stagespan.harness.script import script_text
+from stagespan.process.files import module_name, safe_name, write_whole
 from stagespan.signature.model import StageSignature
 
 _log = logging.getLogger("stagespan")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from stagespan.environment import cpu_model
+from stagespan.device.environment import cpu_model
 from stagespan.harness.fidelity import (
     COMPARED,
     differences,

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from stagespan.environment import fixed_computation_ns
+from stagespan.device.environment import fixed_computation_ns
 from stagespan.harness.figures import Run
 from stagespan.harness.torch_state import (
     run_context,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stagespan.device_table import DEVICE_TYPES
-from stagespan.environment import cpu_model, fixed_computation_ns, machine
+from stagespan.device.environment import cpu_model, fixed_computation_ns, machine
+from stagespan.device.table import DEVICE_TYPES
 from stagespan.errors import StagespanError
 from stagespan.harness.adapters import ScriptStep
 from stagespan.harness.bundle import bundle

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from stagespan.device_table import DEVICE_TYPES
+from stagespan.device.table import DEVICE_TYPES
 
 
 def synchronize(device: str = "cpu") -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stagespan import imports
-from stagespan.context import Call
+from stagespan.contexts.context import Call
+from stagespan.process import imports
 from stagespan.profiling.controller import open_window
 from stagespan.profiling.names import is_annotated, set_annotated
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from stagespan import imports
-from stagespan.device_table import Device
-from stagespan.imports import importing
+from stagespan.contexts.requests import UnboundThread
+from stagespan.device.table import Device
+from stagespan.process import imports
+from stagespan.process.imports import importing
 from stagespan.profiling.counting import OperatorCounter
 from stagespan.profiling.running import is_left_over, was_taken_over
-from stagespan.requests import UnboundThread
 
 LOGGER = logging.getLogger("stagespan")
 _KINETO_LEVEL = "KINETO_LOG_LEVEL"

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from stagespan.contexts.requests import UnboundThread
 from stagespan.profiling.interrupt import Interrupt
-from stagespan.requests import UnboundThread
 
 THREAD_NAME = "stagespan-window"
 _INTERVAL_S = 0.01

@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from stagespan import forks, run, settings
+from stagespan import settings
+from stagespan.device.platforms import current_platform
 from stagespan.errors import StagespanError
-from stagespan.files import stage_path, write_whole
-from stagespan.platforms import current_platform
+from stagespan.process import forks, run
+from stagespan.process.files import stage_path, write_whole
 from stagespan.profiling.backends import Backend, Options, make_backend
 from stagespan.profiling.bounds import Watch
 from stagespan.profiling.running import foreign_profiler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stagespan.device_table import Device
+from stagespan.device.table import Device
 from stagespan.trace import Trace
 from stagespan.trace.derived.device import device_work
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stagespan import _core, imports, settings
+from stagespan import _core, settings
 from stagespan.errors import SettingsError
+from stagespan.process import imports
 
 ALL = "*"
 

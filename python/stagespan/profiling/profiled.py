@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagespan import forks, imports, lines, run, service, settings
-from stagespan.atomic import Count
-from stagespan.context import Call
+from stagespan import settings
+from stagespan.contexts.context import Call
+from stagespan.device.platforms import current_platform
 from stagespan.errors import StagespanError
-from stagespan.files import json_bytes, stage_path, write_whole
-from stagespan.platforms import current_platform
+from stagespan.live import lines, service
+from stagespan.process import forks, imports, run
+from stagespan.process.atomic import Count
+from stagespan.process.files import json_bytes, stage_path, write_whole
 from stagespan.profiling.backends import import_beforehand
 from stagespan.profiling.controller import (
     MAX_SECONDS,

@@ -8,10 +8,11 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from stagespan import lines, run
 from stagespan.errors import SettingsError, StagespanError
-from stagespan.files import stage_path
-from stagespan.imports import importing
+from stagespan.live import lines
+from stagespan.process import run
+from stagespan.process.files import stage_path
+from stagespan.process.imports import importing
 from stagespan.profiling.backends import import_beforehand
 from stagespan.profiling.controller import (
     MAX_SECONDS,

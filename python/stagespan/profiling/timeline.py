@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from stagespan import _core, live
-from stagespan.files import json_bytes
+from stagespan import _core
+from stagespan.live import open_spans
+from stagespan.process.files import json_bytes
 
 PROCESS = "stagespan"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -43,7 +44,7 @@ class TimelineSpan:
 def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
     """Return the spans that overlap the window, including those still open."""
     spans, names, still_open = _core.spans(), _core.stage_names(), _core.open_spans()
-    threads = {thread.native_id: thread.name for thread in live.threads()}
+    threads = {thread.native_id: thread.name for thread in open_spans.threads()}
     within = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
     unfinished = [
         TimelineSpan(

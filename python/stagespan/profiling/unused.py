@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from stagespan import _core, run, service
-from stagespan.files import safe_name
+from stagespan import _core
+from stagespan.live import service
+from stagespan.process import run
+from stagespan.process.files import safe_name
 from stagespan.profiling.names import not_in_contexts
 
 _MOST_LISTED = 8

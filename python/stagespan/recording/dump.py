@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
 from stagespan.errors import StagespanError
-from stagespan.escaping import csv_cell
-from stagespan.files import json_bytes
+from stagespan.process.files import json_bytes
 from stagespan.recording import summary
+from stagespan.text.escaping import csv_cell
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording

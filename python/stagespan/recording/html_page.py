@@ -6,7 +6,7 @@ import html
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from stagespan.lines import one_line
+from stagespan.live.lines import one_line
 from stagespan.recording import dump, summary
 from stagespan.recording.texts import clock, duration, ending
 

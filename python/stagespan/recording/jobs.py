@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from stagespan import _core, imports
+from stagespan import _core
 from stagespan.errors import StagespanError
-from stagespan.history import History
+from stagespan.live.history import History
+from stagespan.process import imports
 from stagespan.recording.reading import Recording, recordings
 
 if TYPE_CHECKING:
-    from stagespan.statistics import Stats
+    from stagespan.live.statistics import Stats
 
 
 _MOST_STAGE_BYTES = 8192
@@ -78,7 +79,7 @@ class Job:
         return self._since(now, earlier) if earlier is not None else self._ringed(now, began_ns)
 
     def _lifetime(self, now: _Reading) -> Stats:
-        statistics = imports.load("stagespan.statistics")
+        statistics = imports.load("stagespan.live.statistics")
         began_ns = min(one.begin_ns for one in self.recordings)
         found: Stats = statistics.merged(
             [one.stats() for one in self.recordings],
@@ -88,7 +89,7 @@ class Job:
         return found
 
     def _since(self, now: _Reading, earlier: _Reading) -> Stats:
-        statistics = imports.load("stagespan.statistics")
+        statistics = imports.load("stagespan.live.statistics")
         parts = []
         for one in self.recordings:
             snapshot, before = now.by_path[one.path], earlier.by_path.get(one.path)
@@ -100,7 +101,7 @@ class Job:
         return found
 
     def _ringed(self, now: _Reading, began_ns: int) -> Stats:
-        statistics = imports.load("stagespan.statistics")
+        statistics = imports.load("stagespan.live.statistics")
         if any(one.lost()["threads"] for one in self.recordings):  # some threads had no ring
             return self._lifetime(now)
         first_ns = max(began_ns, *map(_complete_from_ns, self.recordings))

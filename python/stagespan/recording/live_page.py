@@ -10,16 +10,16 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from stagespan import imports
-from stagespan.console import Column, fitted_table
 from stagespan.errors import StagespanError
-from stagespan.lines import one_line
+from stagespan.live.lines import one_line
+from stagespan.process import imports
 from stagespan.recording import ranks, reading, summary
 from stagespan.recording.texts import duration
+from stagespan.text.console import Column, fitted_table
 
 if TYPE_CHECKING:
+    from stagespan.live.statistics import StageStats, Stats
     from stagespan.recording.reading import Recording
-    from stagespan.statistics import StageStats, Stats
 
 _ORDERS = ("share", "rate", "p99", "name")
 _KEPT_S = 10.0
@@ -209,7 +209,7 @@ class Page:
     def _changes(self, kept: list[_Reading]) -> list[_Change]:
         """Return the activity of each stage in the last seconds before the latest reading."""
         first, last = kept[0], kept[-1]
-        statistics = imports.load("stagespan.statistics")
+        statistics = imports.load("stagespan.live.statistics")
         seconds = last.at_s - first.at_s
         if last.window is not None:
             recent, seconds, own = last.window
@@ -281,7 +281,7 @@ def _window(recording: Recording, observed_s: float) -> _Window | None:
     if seconds <= observed_s:
         return None
     names = recording.stage_names()
-    statistics = imports.load("stagespan.statistics")
+    statistics = imports.load("stagespan.live.statistics")
     own: dict[str, int] = dict.fromkeys(names, 0)
     lengths = spans["end_ns"] - spans["begin_ns"]
     stages = dict(zip(spans["id"].tolist(), spans["stage"].tolist(), strict=True))
@@ -360,7 +360,7 @@ def _are_ranks(shown: list[list[_Reading]]) -> bool:
 def _line(name: str, changes: list[_Change], total_ns: int, are_ranks: bool) -> _Line:
     recent = [change.recent for change in changes if change.recent is not None]
     if len(recent) > 1 and not are_ranks:
-        recent = [imports.load("stagespan.statistics").merged_stage(recent)]
+        recent = [imports.load("stagespan.live.statistics").merged_stage(recent)]
     device = [one.device_elapsed_ns.mean_ns for one in recent if one.device_elapsed_ns is not None]
     # If there are several ranks, show the slowest one.
     slowest = [

@@ -15,14 +15,15 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
-from stagespan import _core, imports, settings
+from stagespan import _core, settings
 from stagespan.errors import StagespanError
+from stagespan.process import imports
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.statistics import Stats
+    from stagespan.live.statistics import Stats
 
 State = Literal["alive", "exited", "stopped", "died", "unknown"]
 """`exited`: the process ended by its own exit. `stopped`: it was stopped by SIGTERM, SIGHUP or
@@ -181,7 +182,7 @@ class Recording:
 
     @cached_property
     def _stats(self) -> Stats:
-        statistics = imports.load("stagespan.statistics")
+        statistics = imports.load("stagespan.live.statistics")
         return cast("Stats", statistics.of_recording(self._snapshot, self.lost(), self.begin_ns))
 
     def stats(self) -> Stats:

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stagespan.environment import machine
+from stagespan.device.environment import machine
 from stagespan.errors import ReportError
-from stagespan.files import json_bytes, write_whole
+from stagespan.process.files import json_bytes, write_whole
 from stagespan.report.changes import (
     Tolerance,
     have_same_speed_unit,

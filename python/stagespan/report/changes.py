@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from stagespan.errors import ReportError
-from stagespan.lines import one_line
+from stagespan.live.lines import one_line
 from stagespan.report.noise import BEST, FEWEST_RUNS, Times, interval_of_change
 from stagespan.report.timed import Timed, read
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagespan.console import set_width, trimmed
-from stagespan.imports import importing
-from stagespan.lines import one_line
+from stagespan.live.lines import one_line
+from stagespan.process.imports import importing
 from stagespan.report.amounts import signed
 from stagespan.report.changes import OTHER_INPUTS, WORDS, Change, Comparison
 from stagespan.report.markdown import code, escaped
+from stagespan.text.console import set_width, trimmed
 
 if TYPE_CHECKING:
     from rich.console import Console

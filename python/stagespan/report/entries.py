@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from stagespan.environment import Environment
+from stagespan.device.environment import Environment
 
 
 class ParentEntry(TypedDict):

@@ -10,8 +10,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stagespan import _core, imports, lines, run, service, settings, termination
+from stagespan import _core, settings
 from stagespan.errors import StagespanError
+from stagespan.live import lines, service
+from stagespan.process import imports, run, termination
 from stagespan.report import timing
 
 _LOGGER = logging.getLogger("stagespan")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagespan.lines import one_line
+from stagespan.live.lines import one_line
 
 
 def escaped(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from stagespan.errors import ReportError
-from stagespan.files import SCHEMA_VERSION, is_from_newer_version, what_it_is
+from stagespan.process.files import SCHEMA_VERSION, is_from_newer_version, what_it_is
 
 
 def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:

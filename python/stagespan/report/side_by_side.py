@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stagespan.console import Column, fitted_table, limit, trimmed, wrapped
-from stagespan.imports import importing
-from stagespan.lines import one_line
+from stagespan.live.lines import one_line
+from stagespan.process.imports import importing
 from stagespan.recording.ranks import RankTimes, slower_ranks
 from stagespan.recording.texts import duration
 from stagespan.report.reader import count_of, number, read_timing_report, reports_in
+from stagespan.text.console import Column, fitted_table, limit, trimmed, wrapped
 
 
 class RankReport(NamedTuple):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from stagespan.distribution import Distribution
+from stagespan.live.distribution import Distribution
 from stagespan.report.entries import StageEntry
 
 _MS = 1e6

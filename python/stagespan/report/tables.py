@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stagespan.console import columns, trimmed
-from stagespan.imports import importing, load
-from stagespan.lines import one_line
+from stagespan.live.lines import one_line
+from stagespan.process.imports import importing, load
 from stagespan.report import tree
 from stagespan.report.reader import number
+from stagespan.text.console import columns, trimmed
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from stagespan import _core, files, forks, imports, memory, requests, run, service
-from stagespan.environment import environment
+from stagespan import _core
+from stagespan.contexts import requests
+from stagespan.device import memory
+from stagespan.device.environment import environment
 from stagespan.errors import ReportError, SettingsError
-from stagespan.redaction import without_secrets
+from stagespan.live import service
+from stagespan.process import files, forks, imports, run
 from stagespan.report.entries import RequestEntry, RequestStageEntry, TimingReport
 from stagespan.report.stages import stage_entries, top_level_ns
+from stagespan.signature.redaction import without_secrets
 
 SCHEMA_VERSION = 1
 _DEEPEST_METADATA = 8

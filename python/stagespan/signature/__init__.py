@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagespan import imports
+from stagespan.process import imports
 from stagespan.signature.capture import capture
 from stagespan.signature.describe import describe
 from stagespan.signature.model import SignatureFile, StageSignature, TensorSignature

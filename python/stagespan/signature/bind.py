@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from stagespan import imports
+from stagespan.process import imports
 from stagespan.signature.fit import signature_of
 from stagespan.signature.target import is_method_of
 
@@ -57,7 +57,7 @@ def _parameters(function: Callable[..., Any]) -> _Parameters | None:
 
 def undecorated(function: Any) -> Any:
     """Return the decorated function that a trampoline of stagespan runs, or ``function``."""
-    decorators = imports.loaded("stagespan.decorators")
+    decorators = imports.loaded("stagespan.contexts.decorators")
     return function if decorators is None else decorators.decorated_function(function)
 
 

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stagespan import imports, settings
-from stagespan.context import Call
+from stagespan import settings
+from stagespan.contexts.context import Call
 from stagespan.errors import StagespanError
+from stagespan.process import imports
 from stagespan.signature.store import STORE
 
 _CPU_TIME = "cpu_time"

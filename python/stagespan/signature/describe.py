@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stagespan.escaping import one_line as printable
 from stagespan.signature.kinds.base import describe_node
+from stagespan.text.escaping import one_line as printable
 
 __all__ = ["describe", "printable"]
 

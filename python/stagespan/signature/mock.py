@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagespan.errors import HarnessError, SignatureError
-from stagespan.escaping import one_line
 from stagespan.signature import dtypes, values
 from stagespan.signature.kinds import kind_of, tensors_of
 from stagespan.signature.kinds.base import Builder
@@ -21,6 +20,7 @@ from stagespan.signature.model import (
 )
 from stagespan.signature.resources import check_device, check_memory
 from stagespan.signature.source import quoted
+from stagespan.text.escaping import one_line
 
 
 def make_inputs(

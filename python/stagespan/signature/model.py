@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import HarnessError, SignatureError
-from stagespan.files import SCHEMA_VERSION, is_from_newer_version, what_it_is, write_whole
+from stagespan.process.files import SCHEMA_VERSION, is_from_newer_version, what_it_is, write_whole
 from stagespan.signature import dtypes
 
 TYPE = "$type"

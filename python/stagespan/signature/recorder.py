@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stagespan import _core, imports
-from stagespan.context import Call
-from stagespan.device_table import DEVICE_TYPES
+from stagespan import _core
+from stagespan.contexts.context import Call
+from stagespan.device.table import DEVICE_TYPES
+from stagespan.process import imports
 from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
 from stagespan.signature.capture import capture, capture_arguments
 from stagespan.signature.cost import cpu_time_ns, was_profiled

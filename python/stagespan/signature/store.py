@@ -11,10 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stagespan import forks
-from stagespan.atomic import Count, Highest
-from stagespan.environment import machine
+from stagespan.device.environment import machine
 from stagespan.errors import SignatureError
+from stagespan.process import forks
+from stagespan.process.atomic import Count, Highest
 from stagespan.signature.model import TYPE, SignatureFile, StageSignature
 
 MAX_STAGES = 4096

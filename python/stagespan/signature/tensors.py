@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from stagespan import imports
-from stagespan.device_table import is_capturing
+from stagespan.device.table import is_capturing
+from stagespan.process import imports
 from stagespan.signature import dtypes
 from stagespan.signature.model import TYPE, TensorSignature
 

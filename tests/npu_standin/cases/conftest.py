@@ -28,7 +28,7 @@ def device(the_device: Standin) -> Iterator[Standin]:
     """The stand-in, initialised, with device time on and nothing pending or counted."""
     import stagespan
     from stagespan import _core
-    from stagespan import device as wiring
+    from stagespan.device import times as wiring
 
     the_device.set_up()
     wiring.watch()

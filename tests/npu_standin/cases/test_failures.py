@@ -11,7 +11,7 @@ from standin import Standin
 
 import stagespan
 from stagespan import _core
-from stagespan import device as wiring
+from stagespan.device import times as wiring
 
 
 def last_device_ns() -> float:

@@ -17,7 +17,8 @@ import torch
 from standin import Standin
 
 import stagespan
-from stagespan import _core, run
+from stagespan import _core
+from stagespan.process import run
 
 MS = 1e6
 

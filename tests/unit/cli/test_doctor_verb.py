@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import preloaded
-from stagespan import doctor
-from stagespan.cli import command
+from stagespan.cli import command, examine
 
 
 def test_one_page_and_a_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -97,11 +96,11 @@ def test_what_fails_gives_a_status_and_a_name(
 
 
 def test_a_check_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> doctor._Rows:
+    def broken() -> examine._Rows:
         raise OSError("no such thing")
         yield
 
-    monkeypatch.setattr(doctor, "_tools", broken)
-    found = doctor.examine(use_device=False)
-    assert found[-1] == doctor.Finding("tools", "-", "fails", "OSError: no such thing")
-    assert not doctor.is_well(found)
+    monkeypatch.setattr(examine, "_tools", broken)
+    found = examine.examine(use_device=False)
+    assert found[-1] == examine.Finding("tools", "-", "fails", "OSError: no such thing")
+    assert not examine.is_well(found)

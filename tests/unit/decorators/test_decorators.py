@@ -14,7 +14,7 @@ from decorating import always, debug, errors, runs
 
 import stagespan
 from stagespan import _core
-from stagespan.decorators import decorate
+from stagespan.contexts.decorators import decorate
 
 
 @debug("module level")

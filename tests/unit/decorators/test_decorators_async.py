@@ -13,7 +13,7 @@ import pytest
 from decorating import debug, runs
 
 from stagespan import _core
-from stagespan.decorators import decorate
+from stagespan.contexts.decorators import decorate
 
 
 async def double(value: int) -> int:

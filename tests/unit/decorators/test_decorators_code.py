@@ -17,8 +17,8 @@ import pytest
 from decorating import INTERCEPTS_CALLS, debug, runs
 
 import stagespan
-from stagespan import decorators
-from stagespan.decorators import decorate
+from stagespan.contexts import decorators
+from stagespan.contexts.decorators import decorate
 
 
 def test_functions_made_in_a_loop_are_freed() -> None:

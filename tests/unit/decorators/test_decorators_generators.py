@@ -13,7 +13,7 @@ from decorating import debug, runs
 
 import stagespan
 from stagespan import _core
-from stagespan.decorators import decorate
+from stagespan.contexts.decorators import decorate
 
 
 async def double(value: int) -> int:

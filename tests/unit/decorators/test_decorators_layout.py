@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from properties import examples
 from stagespan import _core
-from stagespan.decorators import decorate
+from stagespan.contexts.decorators import decorate
 
 
 @st.composite

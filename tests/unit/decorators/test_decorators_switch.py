@@ -9,8 +9,8 @@ import pytest
 from decorating import always, debug, plain, runs
 
 import stagespan
-from stagespan import decorators
-from stagespan.decorators import decorate
+from stagespan.contexts import decorators
+from stagespan.contexts.decorators import decorate
 
 
 def test_switching_times_and_stops_timing() -> None:

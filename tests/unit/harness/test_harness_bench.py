@@ -23,7 +23,7 @@ import pytest
 
 import preloaded
 import stagespan
-from stagespan.environment import machine
+from stagespan.device.environment import machine
 from stagespan.errors import HarnessError
 from stagespan.harness import HarnessConfig, StageBenchHarness
 from stagespan.signature import SignatureFile, StageSignature

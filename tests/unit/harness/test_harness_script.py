@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import preloaded
 from properties import examples
-from stagespan.environment import machine
+from stagespan.device.environment import machine
 from stagespan.harness import HarnessConfig, StageBenchHarness
 from stagespan.harness.adapters import CallAdapter, DenoiseAdapter, LoopAdapter
 from stagespan.signature import StageSignature, capture

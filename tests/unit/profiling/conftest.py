@@ -55,7 +55,7 @@ def call(request: pytest.FixtureRequest) -> Callable[[Callable[[], None]], None]
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Return the run's output folder."""
-    from stagespan import run
+    from stagespan.process import run
 
     run.set_output_dir(tmp_path / "out")
     yield tmp_path / "out"

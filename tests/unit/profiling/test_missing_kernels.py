@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stagespan.device_table import CPU, CUDA
+from stagespan.device.table import CPU, CUDA
 from stagespan.profiling.kernels import missing_kernels
 from stagespan.trace import Trace, read_trace
 

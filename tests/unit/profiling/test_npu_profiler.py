@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from stagespan import profile_window
-from stagespan.device_table import NPU
+from stagespan.device.table import NPU
 from stagespan.errors import StagespanError
 from stagespan.profiling import profile_steps
 from stagespan.profiling.backends import Options, make_backend

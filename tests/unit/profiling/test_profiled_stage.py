@@ -27,7 +27,9 @@ Call = Callable[[Work], None]
 
 @pytest.fixture(autouse=True)
 def _no_stage_has_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from stagespan import context, forks, service
+    from stagespan.contexts import context
+    from stagespan.live import service
+    from stagespan.process import forks
     from stagespan.profiling.profiled import ProfiledHook
 
     with monkeypatch.context() as patch:

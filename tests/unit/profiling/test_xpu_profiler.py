@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from stagespan import platforms, profile_window
-from stagespan.device_table import XPU
-from stagespan.platforms import current_platform
+from stagespan import profile_window
+from stagespan.device import platforms
+from stagespan.device.platforms import current_platform
+from stagespan.device.table import XPU
 
 torch = pytest.importorskip("torch")
 

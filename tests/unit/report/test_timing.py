@@ -19,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stagespan
-from stagespan import _core, memory, requests
+from stagespan import _core
+from stagespan.contexts import requests
+from stagespan.device import memory
 from stagespan.errors import ReportError, SettingsError
 from stagespan.report import timing
 from stagespan.report.reader import read_timing_report

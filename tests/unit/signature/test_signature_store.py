@@ -32,7 +32,7 @@ FIRST = _core.FLAG_FIRST_OF_SHAPE
 
 @dataclasses.dataclass
 class Call:
-    """The object that `stagespan.context` passes to a hook."""
+    """The object that `stagespan.contexts.context` passes to a hook."""
 
     stage: str = "denoise"
     function: Any = None

@@ -6,19 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from stagespan import (
-    _core,
-    context,
-    lines,
-    platforms,
-    run,
-    service,
-    settings,
-    synchronize,
-)
+from stagespan import _core, settings
 from stagespan.compat.telefuser import memory_snapshot, messages, registry, workers
-from stagespan.files import safe_name
-from stagespan.lines import one_line
+from stagespan.contexts import context
+from stagespan.device import platforms, synchronize
+from stagespan.live import lines, service
+from stagespan.live.lines import one_line
+from stagespan.process import run
+from stagespan.process.files import safe_name
 from stagespan.profiling import names
 from stagespan.profiling.profiled import ProfiledHook
 from stagespan.report import exit as exit_reports

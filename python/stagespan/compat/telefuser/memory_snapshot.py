@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stagespan import platforms
 from stagespan.compat.telefuser import messages
+from stagespan.device import platforms
 
 __all__ = [
     "MemorySnapshot",

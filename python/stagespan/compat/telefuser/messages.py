@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from stagespan import lines
+from stagespan.live import lines
 
 _log = logging.getLogger("stagespan")
 

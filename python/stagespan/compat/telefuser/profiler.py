@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from stagespan import _core, run
+from stagespan import _core
 from stagespan._core import ProfilingContext4Debug
 from stagespan.compat.telefuser import hooks, registry, workers
 from stagespan.compat.telefuser.comparison import compare_timing_reports
@@ -35,6 +35,7 @@ from stagespan.compat.telefuser.ncu import NCU_KEY_METRICS, analyze_ncu_report
 from stagespan.compat.telefuser.platforms import current_platform
 from stagespan.compat.telefuser.registry import GlobalTimingRegistry
 from stagespan.compat.telefuser.signatures import StageIOSignature, TensorSignature
+from stagespan.process import run
 from stagespan.profiling import names as _names
 from stagespan.profiling.controller import open_window
 

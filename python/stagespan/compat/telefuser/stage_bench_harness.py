@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from stagespan import run
 from stagespan.compat.telefuser import messages
 from stagespan.compat.telefuser.signatures import (
     StageIOSignature,
@@ -22,10 +21,11 @@ from stagespan.compat.telefuser.signatures import (
     to_stage,
 )
 from stagespan.errors import SignatureError, StagespanError
-from stagespan.files import safe_name
 from stagespan.harness import HarnessConfig as _Config
 from stagespan.harness import StageBenchHarness as _Harness
 from stagespan.harness.loading import load_stage
+from stagespan.process import run
+from stagespan.process.files import safe_name
 from stagespan.signature import SignatureFile, StageSignature, make_inputs
 from stagespan.signature.describe import printable
 from stagespan.signature.fit import ReplayError

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from stagespan import _core, forks, run
+from stagespan import _core
+from stagespan.process import forks, run
 from stagespan.report import exit as exit_reports
 
 _VARIABLE = "_STAGESPAN_WORKER_TIMINGS"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from stagespan import imports
 from stagespan.errors import SignatureError
+from stagespan.process import imports
 from stagespan.signature.loaded import main_name
 from stagespan.signature.model import TYPE, UNREPLAYABLE, Unreplayable, is_tensor
 from stagespan.signature.source import Group, Source, call, literal, quoted

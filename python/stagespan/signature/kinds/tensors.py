@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stagespan import imports
+from stagespan.process import imports
 from stagespan.signature.kinds.base import (
     LOST,
     MAX_ITEMS,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import TraceError
-from stagespan.files import SCHEMA_VERSION, is_from_newer_version
+from stagespan.process.files import SCHEMA_VERSION, is_from_newer_version
 
 # ncu writes `(int)32` for a template's argument that the profiler writes as `32`.
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:int|long|long long|short|char|bool)\)(?=-?\w)")

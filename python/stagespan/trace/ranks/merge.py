@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from stagespan.errors import StagespanError
-from stagespan.files import whole_file
+from stagespan.process.files import whole_file
 from stagespan.trace.ascend.folder import OUTPUT, TRACE
 from stagespan.trace.ranks.job import Job
 from stagespan.trace.read.reader import RawEvent, copy_raw_events

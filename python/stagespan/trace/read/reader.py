@@ -16,7 +16,7 @@ import msgspec
 
 from stagespan import _core
 from stagespan.errors import TraceError
-from stagespan.files import what_it_is
+from stagespan.process.files import what_it_is
 from stagespan.trace.read import json_repair
 from stagespan.trace.read.columns import gather
 from stagespan.trace.read.model import Trace

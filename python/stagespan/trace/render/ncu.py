@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagespan.console import trimmed
+from stagespan.text.console import trimmed
 from stagespan.trace.ncu.limits import CANNOT_TELL
 from stagespan.trace.ncu.report import NcuReport, summary
 from stagespan.trace.render.markdown import escaped, listed_findings, markdown_table

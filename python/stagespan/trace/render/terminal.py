@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagespan.console import set_width
+from stagespan.text.console import set_width
 from stagespan.trace.analyses.idle import Idle
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import Analysis

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from stagespan import platforms
-from stagespan.platforms import Accelerator
-from stagespan.platforms import Platform as BasePlatform
+from stagespan.device import platforms
+from stagespan.device.platforms import Accelerator
+from stagespan.device.platforms import Platform as BasePlatform
 
 __all__ = [
     "BasePlatform",

@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from stagespan import _core, context, platforms
+from stagespan import _core
+from stagespan.contexts import context
+from stagespan.device import platforms
 
 
 class SynchronizeHook:

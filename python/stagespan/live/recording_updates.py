@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stagespan import _core, run, service
+from stagespan import _core
+from stagespan.live import service
+from stagespan.process import run
 
 _described: tuple[int, int] | None = None
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from types import FrameType
 
-from stagespan import lines, live, service
+from stagespan.live import lines, open_spans, service
 
 _MOST_FRAMES = 20
 _LEAST_BETWEEN_LINES_S = 60.0
@@ -30,11 +30,11 @@ class StallWatch:
     def check(self) -> None:
         """Log the span that has been open longest, of those not logged yet."""
         now_s = time.monotonic()
-        open_spans = live.open_spans()
-        self._reported &= {span["id"] for span in open_spans}
+        spans = open_spans.open_spans()
+        self._reported &= {span["id"] for span in spans}
         if self._last_line_s is not None and now_s - self._last_line_s < _LEAST_BETWEEN_LINES_S:
             return
-        stalled = [span for span in open_spans if span["elapsed_ns"] >= self._stall_s * 1e9]
+        stalled = [span for span in spans if span["elapsed_ns"] >= self._stall_s * 1e9]
         # The innermost of nested spans says most, because the others wait for it.
         outer = {span["parent"] for span in stalled}
         innermost = [span for span in stalled if span["id"] not in outer | self._reported]
@@ -43,11 +43,11 @@ class StallWatch:
         longest = max(innermost, key=lambda span: span["elapsed_ns"])
         self._last_line_s = now_s
         self._reported.add(longest["id"])
-        service.warn(_line(longest, open_spans))
+        service.warn(_line(longest, spans))
 
 
-def _line(span: live.OpenSpan, open_spans: Iterable[live.OpenSpan]) -> str:
-    by_id = {each["id"]: each for each in open_spans}
+def _line(span: open_spans.OpenSpan, spans: Iterable[open_spans.OpenSpan]) -> str:
+    by_id = {each["id"]: each for each in spans}
     path = [lines.one_line(span["stage"])]
     outer = by_id.get(span["parent"])
     while outer is not None:
@@ -66,7 +66,7 @@ def _line(span: live.OpenSpan, open_spans: Iterable[live.OpenSpan]) -> str:
 
 def _stack_of(thread: int) -> str:
     """Return the Python stack of a thread, innermost first, on one line."""
-    ident = next((each.ident for each in live.threads() if each.native_id == thread), None)
+    ident = next((each.ident for each in open_spans.threads() if each.native_id == thread), None)
     frame = None if ident is None else sys._current_frames().get(ident)
     if frame is None:
         return "its Python stack is unknown"

@@ -15,19 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stagespan import (
-    _core,
-    context,
-    device,
-    forks,
-    lines,
-    live,
-    memory,
-    requests,
-    run,
-    termination,
-)
-from stagespan.history import SPACING_S, History
+from stagespan import _core
+from stagespan.contexts import context, requests
+from stagespan.device import memory, times
+from stagespan.live import lines, open_spans
+from stagespan.live.history import SPACING_S, History
+from stagespan.process import forks, run, termination
 
 _LONGEST_SLEEP_S = 60.0  # `tick_every` can shorten it
 _GREENLET_SLEEP_S = 0.1
@@ -150,7 +143,7 @@ class _Service:
             return False
         until_s = time.monotonic() + timeout_s if timeout_s >= 0 else math.inf
         # If no device is timed, no line waits for a device time.
-        is_last = everything and device.is_attached()
+        is_last = everything and times.is_attached()
         try:
             if not self._draining.acquire(timeout=timeout_s):
                 return False
@@ -197,7 +190,7 @@ class _Service:
         # Names of threads that have ended are kept, up to a limit.
         if len(self._thread_names) > _MOST_THREAD_NAMES:
             self._thread_names.clear()
-        for thread in live.threads():
+        for thread in open_spans.threads():
             if thread.ident is not None:
                 self._thread_names[thread.ident] = thread.name
 
@@ -218,7 +211,7 @@ class _Service:
             if thread is not None and is_started and thread is not threading.current_thread():
                 _core.wake_service()
                 thread.join(timeout=self.at_most(_LONGEST_EXIT_WAIT_S))
-            _guarded(lambda: device.wait(self.at_most(_LONGEST_DEVICE_WAIT_S)))
+            _guarded(lambda: times.wait(self.at_most(_LONGEST_DEVICE_WAIT_S)))
             if not self.drain(timeout_s=self.at_most(_LONGEST_EXIT_WAIT_S), everything=True):
                 _core.count_lost("log_lines", len(self._finished))
             if not self._exited:
@@ -273,7 +266,7 @@ def flush(timeout_s: float = 10.0) -> bool:
     """
     timeout_s = _service.at_most(timeout_s)
     until = time.monotonic() + timeout_s
-    is_resolved = device.wait(timeout_s)
+    is_resolved = times.wait(timeout_s)
     return _service.drain(timeout_s=max(until - time.monotonic(), 0.0)) and is_resolved
 
 
@@ -282,7 +275,7 @@ def settle(timeout_s: float = 10.0) -> bool:
 
     Returns False if that takes longer than ``timeout_s`` seconds.
     """
-    return device.wait(max(timeout_s, 0.0))
+    return times.wait(max(timeout_s, 0.0))
 
 
 def history() -> History[_core.PackedSnapshot]:
@@ -344,7 +337,7 @@ def _after_fork_in_child() -> None:
 
 
 on_tick(memory.watch_accelerator)
-on_tick(device.watch)
+on_tick(times.watch)
 context.register_service(ensure_running)
 forks.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
 # This runs before the exit handler that logging registered when it was imported.

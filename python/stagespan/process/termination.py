@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from stagespan import _core, forks
+from stagespan import _core
+from stagespan.process import forks
 
 WRITING_S = 3.0
 """How long a writer should wait for other threads and devices. The process ends after 8 s."""

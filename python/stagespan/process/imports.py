@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from stagespan import forks
 from stagespan.errors import StagespanError
+from stagespan.process import forks
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec

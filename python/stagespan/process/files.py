@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stagespan.imports import importing, load
+from stagespan.process.imports import importing, load
 
 SCHEMA_VERSION = 1
 """The newest ``schema_version`` of a JSON file that this version of stagespan reads."""

@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from stagespan import _core, forks, process_times
-from stagespan.imports import importing
+from stagespan import _core
+from stagespan.process import forks, times
+from stagespan.process.imports import importing
 
 _KEPT_S = 86_400
 """How long the claims of ended processes are kept, in seconds."""
@@ -75,7 +76,7 @@ def _claim(where: str, suffix: str) -> bool:
 def _is_used_meanwhile(handle: int) -> bool:
     """Whether another process has used the claim since this one began."""
     boot, _, used_ticks = os.pread(handle, 100, 0).decode("ascii", "replace").partition(" ")
-    began_ticks = process_times.start_ticks(os.getpid())
+    began_ticks = times.start_ticks(os.getpid())
     try:
         return (
             began_ticks is not None
@@ -87,7 +88,7 @@ def _is_used_meanwhile(handle: int) -> bool:
 
 
 def _note_use(handle: int) -> None:
-    text = f"{_core.this_boot()} {process_times.now_ticks()}"
+    text = f"{_core.this_boot()} {times.now_ticks()}"
     try:
         os.pwrite(handle, text.encode().ljust(64), 0)
     except OSError:  # the disk is full

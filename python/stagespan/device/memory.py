@@ -7,9 +7,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from stagespan import _core, context, forks, platforms
-from stagespan.atomic import Highest
-from stagespan.platforms import DeviceMemory, Platform
+from stagespan import _core
+from stagespan.contexts import context
+from stagespan.device import platforms
+from stagespan.device.platforms import DeviceMemory, Platform
+from stagespan.process import forks
+from stagespan.process.atomic import Highest
 
 _MEGABYTE = 1 << 20
 _MOST_STAGES = 4096

@@ -7,7 +7,7 @@ generator), and it contains the original code as a constant. Each call creates t
 from this constant:
 
     def denoise(self, latents, /, *, steps, **options):
-        try: import stagespan.trampoline as here
+        try: import stagespan.contexts.trampoline as here
         except Exception: here = None           # a finalizer at the end of the interpreter
         def target(): ...                       # the original code, with the same closure
         return (
@@ -31,8 +31,9 @@ import inspect
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from stagespan import _core, dynamo
-from stagespan.layouts import Layout, codes_in
+from stagespan import _core
+from stagespan.contexts import dynamo
+from stagespan.contexts.layouts import Layout, codes_in
 
 if TYPE_CHECKING:
     from stagespan._core import Span
@@ -46,11 +47,11 @@ timed_coroutine = _core.timed_coroutine
 timed_generator = _core.timed_generator
 timed_async_generator = _core.timed_async_generator
 
-# "stagespan.trampoline:debug:10:name", with the digits of reset_peak_memory and capture_memory. It
-# is a string, because strings cache their hash.
+# "stagespan.contexts.trampoline:debug:10:name", with the digits of reset_peak_memory and
+# capture_memory. It is a string, because strings cache their hash.
 Key = str
 
-_MARK = "stagespan.trampoline:"
+_MARK = "stagespan.contexts.trampoline:"
 _KINDS = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _MOST_KEPT = 1024
 

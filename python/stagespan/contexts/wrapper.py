@@ -19,8 +19,8 @@ import weakref
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING
 
-from stagespan import dynamo
-from stagespan.layouts import Layout
+from stagespan.contexts import dynamo
+from stagespan.contexts.layouts import Layout
 
 if TYPE_CHECKING:
     from stagespan._core import Span

@@ -10,12 +10,13 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stagespan import _core, forks, settings
-from stagespan.device_table import DEVICE_TYPES, PACKAGES, row_of
-from stagespan.imports import ImportFinder
+from stagespan import _core, settings
+from stagespan.device.table import DEVICE_TYPES, PACKAGES, row_of
+from stagespan.process import forks
+from stagespan.process.imports import ImportFinder
 
 if TYPE_CHECKING:
-    from stagespan.platforms import Platform
+    from stagespan.device.platforms import Platform
 
 _log = logging.getLogger("stagespan")
 
@@ -47,7 +48,7 @@ def watch() -> None:
     The service thread calls this each time it wakes up.
     """
     if not _is_attached:
-        from stagespan import platforms
+        from stagespan.device import platforms
 
         platform = platforms.accelerator_in_use()
         if platform is not None:

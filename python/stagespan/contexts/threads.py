@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar, cast
 
-from stagespan.requests import Carried, UnboundThread
+from stagespan.contexts.requests import Carried, UnboundThread
 
 P = ParamSpec("P")
 R = TypeVar("R")

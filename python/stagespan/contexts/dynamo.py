@@ -15,7 +15,7 @@ from types import CellType, CodeType, TracebackType
 from typing import Any, TypeVar
 
 from stagespan import _core
-from stagespan.imports import ImportFinder
+from stagespan.process.imports import ImportFinder
 
 _F = TypeVar("_F")
 _DYNAMO = "torch._dynamo"

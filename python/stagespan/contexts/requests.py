@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
-from stagespan import _core, forks
-from stagespan.dynamo import compiling
-from stagespan.imports import importing
+from stagespan import _core
+from stagespan.contexts.dynamo import compiling
+from stagespan.process import forks
+from stagespan.process.imports import importing
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,8 +7,9 @@ import logging
 import sys
 from collections.abc import Iterator
 
-from stagespan import _core, escaping
-from stagespan.requests import current_request
+from stagespan import _core
+from stagespan.contexts.requests import current_request
+from stagespan.text import escaping
 
 LOGGER = logging.getLogger("stagespan")
 one_line = escaping.one_line

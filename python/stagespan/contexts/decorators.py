@@ -20,7 +20,8 @@ import weakref
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from stagespan import _core, switches, trampoline, wrapper
+from stagespan import _core
+from stagespan.contexts import switches, trampoline, wrapper
 
 if TYPE_CHECKING:
     from stagespan._core import Span

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from stagespan import _core, imports, run
-from stagespan.distribution import Distribution
-from stagespan.lines import one_line
+from stagespan import _core
+from stagespan.live.distribution import Distribution
+from stagespan.live.lines import one_line
+from stagespan.process import imports, run
 
 _SECOND = 10**9
 _LEAST_IMPORTANT = (
@@ -215,7 +216,7 @@ def stats(window_s: float | None = None) -> Stats:
         return _lifetime(_core.snapshot())
     if not window_s > 0:
         raise ValueError(f"window_s is {window_s!r}: pass a number of seconds above 0.")
-    service = imports.load("stagespan.service")
+    service = imports.load("stagespan.live.service")
     service.ensure_running()  # so that the next call finds snapshots
     # The history is read first, because the service thread could add a snapshot later than `now`.
     past = service.history().view()

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stagespan import _core, claims, forks, process_times, settings, workers
+from stagespan import _core, settings
 from stagespan.errors import SettingsError
-from stagespan.files import safe_name
+from stagespan.process import claims, forks, times, workers
+from stagespan.process.files import safe_name
 
 # --- ranks ------------------------------------------------------------------------------------
 
@@ -152,19 +153,19 @@ def process_start_s(pid: int) -> float | None:
 
     It is exact to about a tick of the system, which is 10 ms.
     """
-    ticks = process_times.start_ticks(pid)
+    ticks = times.start_ticks(pid)
     if ticks is None:
         return None
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / process_times.TICKS_PER_S
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / times.TICKS_PER_S
     return time.time() - age_s
 
 
 def _common_start_s(pid: int) -> float | None:
     """Return the same within a second, but the same number in all processes that ask for it."""
-    boot_s, ticks = process_times.boot_s(), process_times.start_ticks(pid)
+    boot_s, ticks = times.boot_s(), times.start_ticks(pid)
     if boot_s is None or ticks is None:
         return None
-    return boot_s + ticks / process_times.TICKS_PER_S
+    return boot_s + ticks / times.TICKS_PER_S
 
 
 def _launcher_start_s() -> float | None:

@@ -12,10 +12,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stagespan import _core, forks, imports, run, settings, switches
+from stagespan import _core, settings
 from stagespan._core import MISSING
-from stagespan.dynamo import leave_alone
+from stagespan.contexts import switches
+from stagespan.contexts.dynamo import leave_alone
 from stagespan.errors import SettingsError
+from stagespan.process import forks, imports, run
 
 _log = logging.getLogger("stagespan")
 
@@ -285,7 +287,7 @@ def set_debug(on: bool = True) -> None:
 
 def _decorate(span: _core.Span, function: Any) -> Any:
     with imports.importing():
-        from stagespan import decorators
+        from stagespan.contexts import decorators
     return decorators.decorate(span, function)
 
 

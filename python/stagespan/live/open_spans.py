@@ -6,7 +6,7 @@ import threading
 from typing import TypedDict, cast
 
 from stagespan import _core
-from stagespan.requests import id_of, trace_id_of
+from stagespan.contexts.requests import id_of, trace_id_of
 
 
 def threads() -> list[threading.Thread]:

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from stagespan import _core, run, settings
+from stagespan import _core, settings
+from stagespan.process import run
 
 State = Literal["works", "absent", "note", "fails"]
 """`absent`: not there, and not expected. `note`: works, with a remark. `fails`: should work here,
@@ -60,7 +61,7 @@ _Rows = Iterator[tuple[str, State, str]]
 
 
 def _recorder() -> _Rows:
-    from stagespan.environment import version
+    from stagespan.device.environment import version
 
     yield "stagespan", "works", f"{version()}, extension {_core.__file__}"
     yield (
@@ -154,7 +155,7 @@ def _torch() -> _Rows:
     )
     yield _there("torch.Event", hasattr(torch, "Event"), "torch 2.4 or later")
     yield _there("torch.accelerator", hasattr(torch, "accelerator"), "torch 2.6 or later")
-    from stagespan import platforms
+    from stagespan.device import platforms
 
     here = platforms.loaded_platform()
     if here.device_type == "cpu":
@@ -176,7 +177,7 @@ def _listed(parts: list[str]) -> str:
 
 
 def _device(use_device: bool) -> _Rows:
-    from stagespan import device, platforms
+    from stagespan.device import platforms, times
 
     driver = _driver()
     yield "driver", "works" if driver else "absent", driver or "no CUDA, ROCm, XPU or Ascend driver"
@@ -202,20 +203,21 @@ def _device(use_device: bool) -> _Rows:
     if every > 1:
         yield "sample", "note", f"every {every:,}th span of a stage in a thread is measured"
     if here.name == "cuda":
-        one = device.max_connections() == 1
+        one = times.max_connections() == 1
         yield (
             "CUDA_DEVICE_MAX_CONNECTIONS",
             "note" if one else "works",
             "1: timing events can keep communication and kernels from overlapping; sample with "
             "STAGESPAN_DEVICE_EVERY"
             if one
-            else f"{device.max_connections() or 'not set'}",
+            else f"{times.max_connections() or 'not set'}",
         )
 
 
 def _tried(here: Any) -> _Rows:
     """Initialise the device, time a few spans on it, and compare."""
-    from stagespan import device, service
+    from stagespan.device import times
+    from stagespan.live import service
 
     torch = _imported_torch()
     module = getattr(torch, here.device_type)
@@ -227,7 +229,7 @@ def _tried(here: Any) -> _Rows:
     except Exception as error:
         yield "timing", "fails", f"the device cannot be initialised: {_one_line(error)}"
         return
-    device.watch()
+    times.watch()
     info = _core.device_info()
     for name, is_found in sorted(info["symbols"].items()):
         if not is_found:
@@ -333,7 +335,7 @@ def _profilers() -> _Rows:
     if torch is None:
         yield "torch.profiler", "absent", "torch is not installed"
         return
-    from stagespan import platforms
+    from stagespan.device import platforms
 
     supported = sorted(activity.name for activity in torch.profiler.supported_activities())
     wanted = platforms.loaded_platform().profiler_activities()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stagespan import _core, forks, run, settings, termination
+from stagespan import _core, settings
+from stagespan.process import forks, run, termination
 
 
 def install(version: str) -> None:

@@ -8,7 +8,8 @@ import sys
 import time
 from typing import Any, TypedDict
 
-from stagespan import _core, platforms
+from stagespan import _core
+from stagespan.device import platforms
 
 
 class Environment(TypedDict):

@@ -1,0 +1,1 @@
+"""Contexts and decorators that time stages, and the hooks around them."""

@@ -1,0 +1,1 @@
+"""Devices: what is known about them, their time and their memory."""

@@ -1,0 +1,1 @@
+"""The running process, seen from inside: statistics, open spans, log lines."""

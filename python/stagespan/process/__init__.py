@@ -1,0 +1,1 @@
+"""This process: forks, imports, files, its run and how it ends."""

@@ -1,0 +1,1 @@
+"""How tables and pages are printed."""
