@@ -275,10 +275,10 @@ PyMethodDef g_current_request_functions[] = {
      "request_variable()\n--\n\nThe context variable that contains the current request, or None."},
     {"request_number", request_number, METH_NOARGS,
      "request_number()\n--\n\nThe number of the request that the calling code belongs to, or 0."},
-    {"inheritance", inheritance, METH_NOARGS,
+    {"request_inheritance", inheritance, METH_NOARGS,
      "inheritance()\n--\n\nThe innermost open span and the request of the calling code, for `adopt`; None if there is "
      "neither."},
-    {"adopt", as_method(adopt), METH_FASTCALL,
+    {"request_adopt", as_method(adopt), METH_FASTCALL,
      "adopt(inheritance, request, /)\n--\n\nOpen spans as children of what was innermost elsewhere, in that request; "
      "gives what `request_leave` takes, or None."},
     {nullptr, nullptr, 0, nullptr},

@@ -54,11 +54,6 @@ bool attach(const std::string& kind) {
   return true;
 }
 
-void detach() {
-  device::detach();
-  g_reason = "the device has been detached";
-}
-
 /// CUDA_DEVICE_MAX_CONNECTIONS; nothing if it is not set or not a number.
 std::optional<unsigned long> max_connections() {
   const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -120,7 +115,6 @@ std::uint32_t device_every(std::optional<std::int64_t> every) {
 
 void define_device(py::module_& module) {
   module.def("device_attach", attach, py::arg("kind"));
-  module.def("device_detach", detach);
   module.def("device_info", info);
   module.def("device_every", device_every, py::arg("every") = py::none());
 }

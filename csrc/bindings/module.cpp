@@ -71,7 +71,7 @@ void define_switches(py::module_& module) {
 
 void define_hooks(py::module_& module) {
   module.def(
-      "set_context_hooks",
+      "hooks_set_contexts",
       [](const py::object& enter, const py::object& leave, const py::object& exit) {
         keep(g_hooks.enter, or_null(enter));
         keep(g_hooks.leave, or_null(leave));
@@ -79,33 +79,33 @@ void define_hooks(py::module_& module) {
       },
       py::arg("enter"), py::arg("leave"), py::arg("exit"));
   module.def(
-      "set_profiled_names",
+      "profiler_set_names",
       [](const py::iterable& names) {
         set_profiled(names.ptr());
         if (PyErr_Occurred() != nullptr) throw py::error_already_set();
       },
       py::arg("names"));
   module.def(
-      "set_annotated_names",
+      "profiler_set_annotated_names",
       [](const py::iterable& names) {
         set_annotated(names.ptr());
         if (PyErr_Occurred() != nullptr) throw py::error_already_set();
       },
       py::arg("names"));
-  module.def("raise_later", [](const py::object& error) { raise_later(error.ptr()); }, py::arg("error"));
-  module.def("set_memory_hook", [](bool on) { g_memory_hook = on; }, py::arg("on"));
+  module.def("hooks_raise_later", [](const py::object& error) { raise_later(error.ptr()); }, py::arg("error"));
+  module.def("memory_set_hook", [](bool on) { g_memory_hook = on; }, py::arg("on"));
   module.def(
-      "set_torch_callback", [](const py::object& callback) { set_torch_callback(or_null(callback)); },
+      "hooks_set_torch_callback", [](const py::object& callback) { set_torch_callback(or_null(callback)); },
       py::arg("callback"));
   module.def(
-      "set_service_start", [](const py::object& start) { keep(g_service_start, or_null(start)); }, py::arg("start"));
+      "service_set_start", [](const py::object& start) { keep(g_service_start, or_null(start)); }, py::arg("start"));
   module.def(
-      "set_decorator", [](const py::object& decorate) { set_decorator(or_null(decorate)); }, py::arg("decorate"));
+      "hooks_set_decorator", [](const py::object& decorate) { set_decorator(or_null(decorate)); }, py::arg("decorate"));
 }
 
 void define_variables(py::module_& module) {
   // The extension reads some variables before any Python code runs; settings.py reads all of them by the same rules.
-  module.def("whole_number", [](std::string_view text) { return whole_number(text); }, py::arg("text"));
+  module.def("settings_whole_number", [](std::string_view text) { return whole_number(text); }, py::arg("text"));
   module.attr("RING_SPANS_DEFAULT") = kDefaultRingSpans;
   module.attr("RING_SPANS_LEAST") = kLeastRingSpans;
   module.attr("RING_SPANS_MOST") = kMostRingSpans;

@@ -173,15 +173,15 @@ void define_reading(py::module_& module) {
   module.def("open_spans", open_spans);
   module.def("stage_names", stage_names, docs::kStageNames);
   module.def("lost", lost, docs::kLost);
-  module.def("count_lost", lose_by_name, py::arg("cause"), py::arg("n") = 1);
-  module.def("reset", [] { Recorder::get().reset(); });
+  module.def("lost_add", lose_by_name, py::arg("cause"), py::arg("n") = 1);
+  module.def("_reset", [] { Recorder::get().reset(); });
   module.def("request_figures", request_figures, py::arg("request"), py::arg("since_ns"));
-  module.def("drain_completions", drain_completions, py::arg("everything") = false);
-  module.def("drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false);
-  module.def("peak_rss_bytes", peak_rss_bytes);
-  module.def("forget_peak_rss", forget_peak_rss);
-  module.def("never_free", [](const py::object& object) { object.inc_ref(); }, py::arg("object"));
-  module.def("wake_service", wake_waiter);
+  module.def("device_drain_completions", drain_completions, py::arg("everything") = false);
+  module.def("device_drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false);
+  module.def("memory_peak_rss_bytes", peak_rss_bytes);
+  module.def("memory_forget_peak_rss", forget_peak_rss);
+  module.def("memory_never_free", [](const py::object& object) { object.inc_ref(); }, py::arg("object"));
+  module.def("service_wake", wake_waiter);
   module.def("clock_info", clock_info);
   module.def("now_ns",
              [] { return Recorder::get().arena() ? Recorder::get().published_clock().unix_ns(now_ticks()) : 0; });

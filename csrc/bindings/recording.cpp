@@ -293,23 +293,23 @@ void define_recording(py::module_& module) {
   // An interpreter that an interrupt ends raises SIGINT instead of calling exit, which would call this.
   Py_AtExit([] { Recorder::get().end_recording(); });
   module.def("recording_place", recording_place);
-  module.def("describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0,
+  module.def("recording_describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0,
              py::arg("version") = "");
-  module.def("describe_worker", describe_worker, py::arg("program_pid"), py::arg("rank"));
-  module.def("is_cut_off", is_cut_off);
+  module.def("recording_describe_worker", describe_worker, py::arg("program_pid"), py::arg("rank"));
+  module.def("recording_is_cut_off", is_cut_off);
   module.def(
-      "program_name", [](const py::bytes& arguments) { return text_of(program_name(std::string(arguments))); },
+      "recording_program_name", [](const py::bytes& arguments) { return text_of(program_name(std::string(arguments))); },
       py::arg("arguments"));
-  module.def("end_recording", [] { Recorder::get().end_recording(); });
+  module.def("recording_end", [] { Recorder::get().end_recording(); });
   module.def(
-      "why_not_in",
+      "recording_why_not_in",
       [](const std::string& folder) {
         std::string why = why_not_in(folder);
         return why.empty() ? py::object(py::none()) : text_of(why);
       },
       py::arg("folder"));
-  module.def("default_recording_folder", default_recording_folder);
-  module.def("this_boot", [] { return identity_of_this_process().boot; });
+  module.def("recording_default_folder", default_recording_folder);
+  module.def("recording_boot", [] { return identity_of_this_process().boot; });
   module.def(
       "request_begin",
       [](std::uint64_t number, const py::str& id, std::uint64_t trace_high, std::uint64_t trace_low) {
@@ -334,7 +334,7 @@ void define_recording(py::module_& module) {
       .def("requests", requests_of)
       .def("threads", threads_of)
       .def("lost", lost_of);
-  module.def("read_recording", read_recording, py::arg("fd"), py::arg("what"), py::arg("everything") = true);
+  module.def("recording_read", read_recording, py::arg("fd"), py::arg("what"), py::arg("everything") = true);
 }
 
 }  // namespace stagespan::python

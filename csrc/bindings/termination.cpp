@@ -283,19 +283,19 @@ void watch_stops_of_recording() noexcept {
 }
 
 PyMethodDef g_termination_functions[] = {
-    {"watch_termination", watch_termination, METH_O,
+    {"termination_watch", watch_termination, METH_O,
      "watch_termination(write)\n--\n\nCall write() in a separate thread before SIGTERM ends the process. "
      "False "
      "if the program handles or ignores SIGTERM: then nothing is changed."},
-    {"unwatch_termination", unwatch_termination, METH_NOARGS,
+    {"termination_unwatch", unwatch_termination, METH_NOARGS,
      "unwatch_termination()\n--\n\nLet SIGTERM end the process at once again."},
-    {"watch_stops", watch_stops, METH_O,
+    {"termination_watch_stops", watch_stops, METH_O,
      "watch_stops(number)\n--\n\nTo be called when signal.signal has set a signal's action: let the recording say so "
      "if "
      "the signal stops the process."},
-    {"mark_stop", mark_stop, METH_O,
+    {"termination_mark_stop", mark_stop, METH_O,
      "mark_stop(number)\n--\n\nSay in the recording that the process ends because of a signal."},
-    {"await_termination", await_termination, METH_NOARGS,
+    {"termination_await", await_termination, METH_NOARGS,
      "await_termination()\n--\n\nIf SIGTERM has been received, wait until it ends the process."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -65,6 +65,19 @@ PyObject* begin(PyObject*, PyObject* name) {
   return reinterpret_cast<PyObject*>(self);
 }
 
+PyObject* close(TokenObject* self, bool error) {
+  if (!self->is_open) {
+    // A token from when the recorder was off has no span to end.
+    if (self->detached.span.id != 0) Recorder::get().lose(kLostUnmatched);
+    Py_RETURN_NONE;
+  }
+  self->is_open = false;
+  if (!belongs_here(*self)) Py_RETURN_NONE;
+  current_thread();
+  Recorder::get().close_detached(self->detached, error ? kFlagError : 0);
+  Py_RETURN_NONE;
+}
+
 PyObject* end(PyObject*, PyObject* args, PyObject* kwargs) {
   static const char* const names[] = {"token", "error", nullptr};
   PyObject* token = nullptr;
@@ -75,18 +88,20 @@ PyObject* end(PyObject*, PyObject* args, PyObject* kwargs) {
     PyErr_Format(PyExc_TypeError, "end() takes a token that begin() returned, not %R", token);
     return nullptr;
   }
-  TokenObject* const self = token_of(token);
-  if (!self->is_open) {
-    // A token from when the recorder was off has no span to end.
-    if (self->detached.span.id != 0) Recorder::get().lose(kLostUnmatched);
-    Py_RETURN_NONE;
-  }
-  self->is_open = false;
-  if (!belongs_here(*self)) Py_RETURN_NONE;
-  current_thread();
-  Recorder::get().close_detached(self->detached, error != 0 ? kFlagError : 0);
-  Py_RETURN_NONE;
+  return close(token_of(token), error != 0);
 }
+
+PyObject* token_end(PyObject* self, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"error", nullptr};
+  int error = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:end", const_cast<char**>(names), &error) == 0) return nullptr;
+  return close(token_of(self), error != 0);
+}
+
+PyMethodDef g_token_methods[] = {
+    {"end", as_method(token_end), METH_VARARGS | METH_KEYWORDS, docs::kTokenEnd},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 PyObject* record(PyObject*, PyObject* args, PyObject* kwargs) {
   static const char* const names[] = {"name", "begin_ns", "end_ns", "error", nullptr};
@@ -123,6 +138,7 @@ bool init_token_type(PyObject* module) {
   g_token_type.tp_doc = docs::kTokenType;
   g_token_type.tp_dealloc = token_dealloc;
   g_token_type.tp_members = g_token_members;
+  g_token_type.tp_methods = g_token_methods;
   g_token_type.tp_getset = g_token_getset;
   return PyType_Ready(&g_token_type) == 0 &&
          PyModule_AddObjectRef(module, "Token", reinterpret_cast<PyObject*>(&g_token_type)) == 0;

@@ -31,7 +31,6 @@ from stagespan.contexts import dynamo as _dynamo
 from stagespan.contexts.context import disable, enable, set_debug
 from stagespan.contexts.requests import current_request, request, request_ids
 from stagespan.device import times as _device
-from stagespan.device.times import set_device_every
 from stagespan.live.open_spans import open_spans
 from stagespan.process import imports as _imports
 from stagespan.process import own_recording as _own_recording
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from stagespan.contexts.graphs import graph_stages
     from stagespan.contexts.threads import BoundExecutor, bind, propagate_to_threads
     from stagespan.device.memory import memory_snapshot
-    from stagespan.device.platforms import current_platform
     from stagespan.errors import StagespanError
     from stagespan.harness import HarnessConfig, StageBenchHarness
     from stagespan.live.service import flush
@@ -80,7 +78,6 @@ _LAZY = {
     "StagespanError": "stagespan.errors",
     "bind": "stagespan.contexts.threads",
     "compare_timing_reports": "stagespan.report.compare",
-    "current_platform": "stagespan.device.platforms",
     "dump_io_signatures": "stagespan.signature",
     "dump_timing_report": "stagespan.report.timing",
     "enable_profiler_for_names": "stagespan.profiling",
@@ -112,7 +109,6 @@ __all__ = [
     "begin",
     "bind",
     "compare_timing_reports",
-    "current_platform",
     "current_request",
     "disable",
     "dump_io_signatures",
@@ -139,7 +135,6 @@ __all__ = [
     "request_ids",
     "reset_timing_registry",
     "set_debug",
-    "set_device_every",
     "set_pipeline_name",
     "set_profiler_output_dir",
     "set_timing_metadata",

@@ -122,6 +122,12 @@ class Token:
     @property
     def id(self) -> int:
         """The span's id, as in `spans`; 0 if the span is not recorded."""
+    def end(self, *, error: bool = False) -> None:
+        """Close the span, as `stagespan.end` does.
+
+        Args:
+            error: Whether the span failed. It then counts in the stage's `errors`.
+        """
 
 @overload
 def span(name: str) -> Span:
@@ -355,31 +361,31 @@ def set_debug(on: bool) -> None: ...
 def is_debug() -> bool:
     """Return whether debug mode is on, by `set_debug` or STAGESPAN_DEBUG=true."""
 
-def set_profiled_names(names: Sequence[str]) -> None:
+def profiler_set_names(names: Sequence[str]) -> None:
     """Send the always-on contexts of these stages through the hooks, for the profiler; `*`
     means all.
     """
 
-def set_annotated_names(names: Sequence[str]) -> None:
+def profiler_set_annotated_names(names: Sequence[str]) -> None:
     """Send plain spans of these stages through the hooks if they are made from now on; `*` means
     all.
     """
 
-def set_torch_callback(callback: Callable[[], None] | None) -> None:
+def hooks_set_torch_callback(callback: Callable[[], None] | None) -> None:
     """Call back once, when a context first runs after torch has been imported."""
 
-def set_service_start(start: Callable[[], bool] | None) -> None:
+def service_set_start(start: Callable[[], bool] | None) -> None:
     """Set the function that is called once per process, when the first context has finished."""
 
-def set_decorator(decorate: Callable[[Span, Any], Any] | None) -> None:
+def hooks_set_decorator(decorate: Callable[[Span, Any], Any] | None) -> None:
     """Set the function `decorate(span, function)` that runs when a span is used as decorator."""
 
-def set_memory_hook(on: bool) -> None:
+def memory_set_hook(on: bool) -> None:
     """Send every always-on context through the hooks, because an accelerator's memory must be
     read.
     """
 
-def set_context_hooks(
+def hooks_set_contexts(
     enter: Callable[[Span, Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]], Any] | None,
     leave: Callable[[Any], None] | None,
     exit: Callable[[Any, Any, BaseException | None, int, int, int], int] | None,
@@ -389,7 +395,7 @@ def set_context_hooks(
     exit(call, result, error, span_id, begin_ns, end_ns) -> flags to set on the record.
     """
 
-def raise_later(error: BaseException) -> None:
+def hooks_raise_later(error: BaseException) -> None:
     """Raise `error` as soon as the program's own code continues in this thread; in threads other
     than the main one, an exception of its type.
     """
@@ -401,9 +407,9 @@ def request_enter(number: int, request: Any, /) -> object:
     """
 
 def request_leave(entered: object, request: Any, /) -> None:
-    """Undo `request_enter` or `adopt`, once, from any context and thread: what was current before
-    is current again in the context in which it was called, unless something else has been entered
-    there since, and in the calling code. ``entered`` may be None.
+    """Undo `request_enter` or `request_adopt`, once, from any context and thread: what was current
+    before is current again in the context in which it was called, unless something else has been
+    entered there since, and in the calling code. ``entered`` may be None.
     """
 
 def request_variable() -> ContextVar[Any]:
@@ -422,14 +428,15 @@ def request_number() -> int:
     """
 
 # Threads
-def inheritance() -> object:
-    """Return the innermost open span and the request of the calling code, for `adopt`; None if
-    there is neither.
+def request_inheritance() -> object:
+    """Return the innermost open span and the request of the calling code, for `request_adopt`;
+    None if there is neither.
     """
 
-def adopt(inheritance: object, request: Any, /) -> object:
-    """Open spans of the calling code as children of the span in `inheritance`, in its request,
-    until `request_leave` is called with the result. In a forked child, return None and do nothing.
+def request_adopt(inheritance: object, request: Any, /) -> object:
+    """Open spans of the calling code as children of the span in `request_inheritance`, in its
+    request, until `request_leave` is called with the result. In a forked child, return None and do
+    nothing.
     """
 
 # Reading
@@ -579,12 +586,12 @@ def lost() -> dict[str, int]:
     documentation describes them.
     """
 
-def reset() -> None:
+def _reset() -> None:
     """Clear statistics, rings and losses. For tests, not for a running
     service.
     """
 
-def count_lost(cause: str, n: int = ...) -> None:
+def lost_add(cause: str, n: int = ...) -> None:
     """Count `n` losses of a cause. Raises ValueError if `cause` is not a key of `lost`."""
 
 # Devices
@@ -598,9 +605,6 @@ def device_attach(kind: str) -> bool:
     same device does nothing.
     """
 
-def device_detach() -> None:
-    """Stop measuring device times. Pending spans are still resolved."""
-
 def device_info() -> dict[str, Any]:
     """Return the state of device timing, for `doctor`.
 
@@ -612,7 +616,7 @@ def device_info() -> dict[str, Any]:
     status, or None).
     """
 
-def resolve_device(timeout_s: float = ...) -> int:
+def device_resolve(timeout_s: float = ...) -> int:
     """Resolve spans whose device work is done, and wait up to ``timeout_s`` for the others. Returns
     the number of pending spans. Runs without the GIL, unless a backend needs it.
     """
@@ -624,7 +628,7 @@ def device_every(every: int | None = ...) -> int:
     """
 
 # Service
-def drain_completions(
+def device_drain_completions(
     everything: bool = ...,
 ) -> list[tuple[str, int, int, int, int, int, int, int]]:
     """Return the finished contexts: (stage, begin_ns, end_ns, thread_ident, native thread id,
@@ -635,30 +639,30 @@ def drain_completions(
     resolved or if ``everything`` is True.
     """
 
-def drop_completions(everything: bool = ...) -> None:
+def device_drop_completions(everything: bool = ...) -> None:
     """Remove the finished contexts without returning them."""
 
-def peak_rss_bytes() -> dict[str, int]:
-    """Return the highest peak RSS of each stage in bytes since `forget_peak_rss`, including runs
-    whose lines are not written yet."""
+def memory_peak_rss_bytes() -> dict[str, int]:
+    """Return the highest peak RSS of each stage in bytes since `memory_forget_peak_rss`, including
+    runs whose lines are not written yet."""
 
-def forget_peak_rss() -> None: ...
-def never_free(object: object) -> None:
+def memory_forget_peak_rss() -> None: ...
+def memory_never_free(object: object) -> None:
     """Keep an object alive until the process ends, even while the interpreter shuts down."""
 
-def wait_for_work(timeout_s: float) -> bool:
+def service_wait(timeout_s: float) -> bool:
     """Sleep without the GIL until a context has finished or the time is over. Returns whether there
     is work. Resolves device spans meanwhile.
     """
 
-def wake_service() -> None: ...
+def service_wake() -> None: ...
 
 # Facts
 def clock_info() -> dict[str, Any]:
     """source ("tsc", "cntvct", "monotonic"), ns_per_tick, bracket_ns (the clock's own
     uncertainty), resolution_ns (its smallest step; None if unknown)."""
 
-def whole_number(text: str) -> int | None:
+def settings_whole_number(text: str) -> int | None:
     """Return the integer in the text of an environment variable; None if it is not an integer of
     up to 18 digits."""
 
@@ -675,7 +679,7 @@ def arena_info() -> dict[str, int]:
     reserved."""
 
 # Recordings
-def is_cut_off() -> bool:
+def recording_is_cut_off() -> bool:
     """Return whether another program truncated the recording, so that nothing is recorded any
     more.
     """
@@ -684,29 +688,29 @@ def recording_place() -> dict[str, Any]:
     """Where this process's recording lies: kind ("not yet", "off", "file", "memfd", "memory"),
     path (of a file), why (it is not a file), reserved_bytes and refused_bytes (so far)."""
 
-def describe_process(rank: int = ..., world_size: int = ..., version: str = ...) -> None:
+def recording_describe_process(rank: int = ..., world_size: int = ..., version: str = ...) -> None:
     """Write rank, world size, job and pipeline to the recording: those of the environment, else
     those given here."""
 
-def describe_worker(program_pid: int, rank: int | None) -> None:
+def recording_describe_worker(program_pid: int, rank: int | None) -> None:
     """Write to the recording that this process is a worker of the program of the process
     ``program_pid``, and how it is called. If its rank is ``rank``, that of the process that started
     it, the recording says that it shares the rank. Call it again in forked children."""
 
-def program_name(arguments: bytes) -> str:
+def recording_program_name(arguments: bytes) -> str:
     """Return the name of a program, from the content of /proc/PID/cmdline: of an interpreter with
     its script or module, of a web server with its application. Leaves out other arguments."""
 
-def end_recording() -> None:
+def recording_end() -> None:
     """Record a clean exit, and remove the recording's file."""
 
-def why_not_in(folder: str | bytes) -> str | None:
+def recording_why_not_in(folder: str | bytes) -> str | None:
     """Return why recordings cannot lie in a folder, as a sentence; None if they can. Creates the
     folder if it does not exist.
     """
 
-def default_recording_folder() -> str: ...
-def this_boot() -> int:
+def recording_default_folder() -> str: ...
+def recording_boot() -> int:
     """A number that is another one each time the machine starts; 0 if it is not known."""
 
 def request_begin(number: int, id: str, trace_high: int = ..., trace_low: int = ...) -> int:
@@ -727,25 +731,25 @@ class RecordingCopy:
     def threads(self) -> list[dict[str, Any]]: ...
     def lost(self) -> dict[str, int]: ...
 
-def read_recording(fd: int, what: str | bytes, everything: bool = ...) -> RecordingCopy:
+def recording_read(fd: int, what: str | bytes, everything: bool = ...) -> RecordingCopy:
     """Copy the recording in an open file. Raises ValueError, with what was wrong in one sentence
     that begins with `what`."""
 
-def watch_termination(write: Callable[[], None]) -> bool:
+def termination_watch(write: Callable[[], None]) -> bool:
     """Call `write` in a separate thread before SIGTERM ends the process. Returns False, and does
     nothing, if the program handles or ignores SIGTERM."""
 
-def unwatch_termination() -> None:
+def termination_unwatch() -> None:
     """Let SIGTERM end the process at once."""
 
-def watch_stops(number: int) -> None:
+def termination_watch_stops(number: int) -> None:
     """To be called when signal.signal has set the action of the signal `number`: if SIGTERM, SIGHUP
     or SIGINT stops the process later, the recording says so."""
 
-def mark_stop(number: int) -> None:
+def termination_mark_stop(number: int) -> None:
     """Say in the recording that the process ends because of the signal `number`."""
 
-def await_termination() -> None:
+def termination_await() -> None:
     """If SIGTERM has been received, wait until it ends the process."""
 
 def require_main_interpreter() -> None:

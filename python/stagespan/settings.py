@@ -298,7 +298,7 @@ def _check_recording_dir() -> None:
     if folder is None or get("STAGESPAN_RECORDING") in ("off", "memfd"):
         return
     # As bytes, because a path can contain bytes that are not text.
-    why = _core.why_not_in(os.fsencode(os.path.abspath(folder)))
+    why = _core.recording_why_not_in(os.fsencode(os.path.abspath(folder)))
     if why is not None:
         warn_once(
             "STAGESPAN_RECORDING_DIR",
@@ -349,7 +349,7 @@ def whole_number(text: str) -> int | None:
 
     ``int()`` also accepts "1_000" and digits of other scripts.
     """
-    return _core.whole_number(text) if text.isascii() else None
+    return _core.settings_whole_number(text) if text.isascii() else None
 
 
 def warn_once(spelling: str, text: str, sentence: str) -> None:

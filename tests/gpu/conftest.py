@@ -52,7 +52,7 @@ def cuda() -> Iterator[Any]:
             torch.cuda._sleep(1000)
         assert stagespan.flush(10)
         time.sleep(0.05)
-    _core.reset()
+    _core._reset()
     yield torch.cuda
     torch.cuda.synchronize()
     _core.device_every(1)

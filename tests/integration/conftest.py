@@ -50,7 +50,7 @@ def fresh() -> Iterator[None]:
     """Start with empty statistics, the recorder on and debug mode off; leave nothing open."""
     stagespan.enable()
     stagespan.set_debug(False)
-    _core.reset()
+    _core._reset()
     yield
     stagespan.enable()
     stagespan.set_debug(False)

@@ -147,7 +147,7 @@ def flush() -> None:
 def settings() -> None:
     stagespan.reset_timing_registry(f"id {random.random()}", {"a": 1})
     stagespan.enable_profiler_for_names("a stage that never runs")
-    stagespan.set_device_every(1)
+    stagespan.enable(device_every=1)
     stagespan.set_pipeline_name("stress")
     stagespan.set_profiler_output_dir("output")
 

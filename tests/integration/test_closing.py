@@ -243,7 +243,7 @@ SETTINGS = settings(
 def test_spans_of_one_thread(nodes: list[Node], debug: bool) -> None:
     # GIVEN any tree of blocks, decorated functions and generators, some of which raise
     stagespan.set_debug(debug)
-    _core.reset()
+    _core._reset()
 
     for node in nodes:
         run(node)
@@ -255,7 +255,7 @@ def test_spans_of_one_thread(nodes: list[Node], debug: bool) -> None:
 @given(st.lists(trees((*SYNC_FORMS, *ASYNC_FORMS)), max_size=3))
 def test_spans_of_tasks_and_threads(nodes: list[Node]) -> None:
     # GIVEN any such tree with coroutines, async generators, tasks, gathers and threads too
-    _core.reset()
+    _core._reset()
 
     async def main() -> None:
         await asyncio.gather(*(async_run(node) for node in nodes))
@@ -269,7 +269,7 @@ def test_spans_of_tasks_and_threads(nodes: list[Node]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["enter", "leave", "switch"]))))
 def test_spans_entered_and_left_in_any_order(steps: list[tuple[int, str]]) -> None:
     # GIVEN objects that are entered and left at random, while the recorder is switched on and off
-    _core.reset()
+    _core._reset()
     stagespan.enable()
     objects = [(span, ProfilingContext, ProfilingContext4Debug)[i % 3](f"s{i}") for i in range(6)]
     entered: Counter[int] = Counter()

@@ -332,7 +332,8 @@ def test_finalizers_run_stages_in_the_middle_of_tasks(tmp_path: Path) -> None:
 def test_a_window_and_a_snapshot_that_is_taken_at_the_same_time(tmp_path: Path) -> None:
     # GIVEN rings that have wrapped, so that windows are computed from snapshots
     code = """
-from stagespan import _core, service
+from stagespan import _core
+from stagespan.live import service
 def snapshot():
     for _ in range(100):
         with span("span"):

@@ -20,6 +20,7 @@ from recording import eventually
 
 from stagespan import _core, recording
 from stagespan.errors import StagespanError
+from stagespan.live.statistics import Stats
 
 # Two ways to be busy, so that the percentiles of the workers differ.
 SERVE = """
@@ -112,14 +113,18 @@ def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
 
     # THEN a window that begins at the earlier reading has all that was done since, as soon as the
     # time that a reading takes is small against the window
-    def count() -> int:
-        decode = job.stats(window_s=time.time() - began_s).get("decode")
-        return 0 if decode is None else decode.count
+    readings: list[tuple[float, Stats]] = []
 
-    assert eventually(lambda: count() == 450)
-    found = job.stats(window_s=time.time() - began_s)
+    def is_whole() -> bool:
+        window_s = time.time() - began_s
+        readings.append((window_s, job.stats(window_s=window_s)))
+        decode = readings[-1][1].get("decode")
+        return decode is not None and decode.count == 450
+
+    assert eventually(is_whole)
+    window_s, found = readings[-1]
     assert not found.is_lifetime
-    assert found.window_s == pytest.approx(time.time() - began_s, rel=0.5)
+    assert found.window_s == pytest.approx(window_s, rel=0.5)
     assert found["decode"].total_ns == pytest.approx(
         sum(2_000_000 * (1 + i % 7) for n in (200, 250) for i in range(n)), rel=0.001
     )
@@ -252,7 +257,7 @@ def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_name_of_a_program_has_no_other_arguments(arguments: str, name: str) -> None:
-    assert _core.program_name(arguments.replace(" ", "\0").encode() + b"\0") == name
+    assert _core.recording_program_name(arguments.replace(" ", "\0").encode() + b"\0") == name
 
 
 WORKERS = """

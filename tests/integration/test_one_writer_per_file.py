@@ -164,7 +164,7 @@ MEETING = """
 
     work(1)
     folder = stagespan.get_profiler_output_dir()
-    from stagespan import run
+    from stagespan.process import run
     print("kept" if run.whose_file(folder) == "" else "added", flush=True)
     sys.stdin.readline()
 """

@@ -47,7 +47,7 @@ AT_WORK = {
     """,
     "waiting": """
         while True:
-            stagespan._core.wait_for_work(0.001)
+            stagespan._core.service_wait(0.001)
     """,
     "statistics": """
         while True:

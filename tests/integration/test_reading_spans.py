@@ -130,7 +130,7 @@ def test_overwritten_spans_are_counted() -> None:
     assert cursor.overwritten == 100
     # THEN a reset does not count as a loss
     work("gone")
-    _core.reset()
+    _core._reset()
     work("new")
     assert len(stagespan.spans(since=cursor)) == 1
     assert cursor.overwritten == 100

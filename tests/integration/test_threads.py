@@ -113,7 +113,7 @@ class Reader:
 def test_a_million_spans_each_while_a_reader_runs() -> None:
     # GIVEN eight threads that time a million spans each, and a reader that never pauses
     blocks("own 0")
-    _core.reset()
+    _core._reset()
     before = rss_bytes()
     reader = Reader()
 
@@ -141,7 +141,7 @@ def test_a_million_spans_each_while_a_reader_runs() -> None:
     assert lost() == {"overwritten": 10 * BLOCKS * THREADS - held}
     assert held == THREADS * _core.arena_info()["ring_spans"]
     # AND memory has not grown with the spans
-    assert rss_bytes() - before < 30 * 2**20
+    assert rss_bytes() - before < 100 * 2**20  # all records would need 5 GB
 
 
 # --- many threads ---------------------------------------------------------------------------------
@@ -168,13 +168,13 @@ def test_more_threads_at_once_than_there_are_slots() -> None:
     assert lost()["threads"] >= (threads - 256) * spans
     assert_closed()
     # AND later threads get slots again
-    _core.reset()
+    _core._reset()
     assert eventually(has_room)
 
 
 def has_room() -> bool:
     """Return whether a new thread gets a ring. Threads that ended return theirs a little later."""
-    _core.reset()
+    _core._reset()
     run_all([lambda: span("later").__enter__().__exit__(None, None, None)])
     return len(recorded("later")) == 1
 
@@ -318,14 +318,14 @@ def test_resetting_while_threads_time() -> None:
     def reset() -> None:
         try:
             for _ in range(100):
-                _core.reset()
+                _core._reset()
                 _core.snapshot()
                 stop.wait(0.0005)
         finally:
             stop.set()
 
     run_all([work, work, work, reset])
-    _core.reset()
+    _core._reset()
     run_all([lambda: span("last").__enter__().__exit__(None, None, None)] * 3)
 
     assert {name: stage.count for name, stage in _core.snapshot().stages().items()} == {"last": 3}

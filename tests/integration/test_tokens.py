@@ -78,6 +78,19 @@ def test_ended_twice_is_counted_and_ignored() -> None:
     assert lost() == {"unmatched": 2}
 
 
+def test_a_token_ends_itself() -> None:
+    begin("done").end()
+    failed = begin("failed")
+    failed.end(error=True)
+    failed.end()
+
+    assert not only("done").failed
+    assert only("failed").failed
+    assert lost() == {"unmatched": 1}
+    with pytest.raises(TypeError):
+        failed.end(True)  # type: ignore[call-arg]
+
+
 def test_a_token_that_is_never_ended_is_counted_when_it_is_freed() -> None:
     begin("given up")
     gc.collect()

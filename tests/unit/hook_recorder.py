@@ -53,7 +53,7 @@ def hooks() -> Iterator[tuple[Recorder, Recorder]]:
     for event in ("debug", "profiled"):
         context.need(event)  # registers hooks that other tests need later
     before = dict(context._hooks)
-    _core.reset()
+    _core._reset()
     register_hook(first)
     register_hook(second)
     yield first, second

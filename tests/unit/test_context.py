@@ -249,13 +249,13 @@ def test_switched_off_in_the_middle(hooks: tuple[Recorder, Recorder]) -> None:
 
 def test_profiled_stages_and_captured_memory_call_them(hooks: tuple[Recorder, Recorder]) -> None:
     stagespan.set_debug(False)
-    _core.set_profiled_names(["hooked by name"])
+    _core.profiler_set_names(["hooked by name"])
 
     with ProfilingContext("hooked by name"), ProfilingContext("hooked not"):
         pass
     with ProfilingContext("hooked for memory", capture_memory=True):
         pass
-    _core.set_profiled_names([])
+    _core.profiler_set_names([])
 
     assert [call.stage for call in hooks[0].calls] == ["hooked by name", "hooked for memory"]
 
@@ -301,7 +301,7 @@ def test_switches() -> None:
     # GIVEN a program, because a callback stays for good
     code = """
 import stagespan
-from stagespan import switches
+from stagespan.contexts import switches
 
 seen = []
 switches.on_switch(lambda: seen.append((stagespan.is_enabled(), stagespan.is_debug())))

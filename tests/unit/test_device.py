@@ -29,7 +29,7 @@ def test_max_connections(monkeypatch: pytest.MonkeyPatch, text: str, number: int
 def test_an_impossible_sample_is_refused(every: Any, error: type[Exception]) -> None:
     before = _core.device_every()
     with pytest.raises(error):
-        stagespan.set_device_every(every)
+        stagespan.enable(device_every=every)
     assert _core.device_every() == before
 
 

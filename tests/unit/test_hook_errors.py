@@ -252,7 +252,7 @@ def test_threads_wait_for_a_module_that_another_imports(
 
 def test_a_module_that_cannot_be_imported_is_counted() -> None:
     context.lazy_hook("memory", "no_such_module_anywhere")
-    _core.reset()
+    _core._reset()
 
     context.need("memory")
     context.need("memory")

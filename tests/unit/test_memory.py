@@ -337,9 +337,9 @@ def test_threads_may_take_snapshots_at_once(device: Allocator) -> None:
 @pytest.fixture
 def hooked(device: Allocator) -> Iterator[Allocator]:
     """An accelerator in use that every context reads, as after torch has initialised one."""
-    _core.set_memory_hook(True)
+    _core.memory_set_hook(True)
     yield device
-    _core.set_memory_hook(False)
+    _core.memory_set_hook(False)
 
 
 def test_the_line_and_the_report_of_an_accelerator(
@@ -347,7 +347,7 @@ def test_the_line_and_the_report_of_an_accelerator(
 ) -> None:
     # GIVEN an outer context whose peak is before its inner one's
     stagespan.flush()
-    _core.reset()
+    _core._reset()
     caplog.set_level("INFO", logger="stagespan")
 
     with ProfilingContext("outer"):

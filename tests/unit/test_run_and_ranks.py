@@ -50,7 +50,7 @@ def test_rank_of_torch_distributed_without_a_launcher(tmp_path: Path) -> None:
     answer = python(
         """
         import json, os, torch.distributed as dist
-        from stagespan import run
+        from stagespan.process import run
         before = run.rank()
         dist.init_process_group("gloo", init_method=
                                 "file://" + os.path.abspath("store"),
@@ -157,7 +157,7 @@ def test_wrong_folders_and_names(wrong: object) -> None:
 
 SHOW = """
     def show(pipe=None):
-        from stagespan import run
+        from stagespan.process import run
         facts = [run.current().stamp, str(run.output_dir().absolute()), run.is_worker()]
         if pipe is None:
             return facts
@@ -179,7 +179,7 @@ def test_workers_share_the_folder_of_the_process_that_started_them(
         from unittest import mock
         import worker
         with mock.patch("time.time", return_value=0.0):   # the run begins in 1970
-            from stagespan import run
+            from stagespan.process import run
         home = os.getcwd()
         ctx = multiprocessing.get_context({method!r})
         here, there = ctx.Pipe()
@@ -209,8 +209,8 @@ def test_a_program_that_a_program_starts_has_its_own_run(tmp_path: Path) -> None
         import json, subprocess, sys
         from unittest import mock
         with mock.patch("time.time", return_value=0.0):
-            from stagespan import run
-        code = "from stagespan import run; print(run.is_worker(), run.current().stamp)"
+            from stagespan.process import run
+        code = "from stagespan.process import run; print(run.is_worker(), run.current().stamp)"
         child = subprocess.run([sys.executable, "-c", code], stdout=-1, text=True, check=True)
         print(json.dumps({"parent": run.current().stamp, "child": child.stdout.split()}))
         """,
@@ -229,7 +229,7 @@ def test_ranks_of_one_launcher_agree_although_they_start_at_different_times(tmp_
         import json
         from unittest import mock
         with mock.patch("time.time", return_value={now}):
-            from stagespan import run
+            from stagespan.process import run
         print(json.dumps(dict(stamp=run.current().stamp, rank=run.current().owner_rank)))
     """
 

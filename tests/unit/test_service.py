@@ -350,7 +350,7 @@ def test_a_forked_child_has_no_thread_until_it_needs_one(tmp_path: Path) -> None
     done = python(
         """
         import logging, os, sys, threading
-        from stagespan import service
+        from stagespan.live import service
         from stagespan import ProfilingContext
         logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
         with ProfilingContext("parent"):
@@ -378,7 +378,7 @@ def test_a_fork_while_the_thread_is_busy_does_not_hang(tmp_path: Path) -> None:
     done = python(
         """
         import logging, os, sys
-        from stagespan import service
+        from stagespan.live import service
         from stagespan import ProfilingContext
         logging.basicConfig(level="INFO", filename=os.devnull)
         for i in range(30):
@@ -417,7 +417,7 @@ def test_exit_callbacks_run_once_after_the_last_line(tmp_path: Path) -> None:
     done = python(
         """
         import logging, sys
-        from stagespan import service
+        from stagespan.live import service
         from stagespan import ProfilingContext
         logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
         service.on_exit(lambda: print("callback"))

@@ -25,7 +25,7 @@ from stagespan.process import run
 def fresh() -> None:
     """Start with an empty recorder, and without earlier snapshots."""
     service.flush()
-    _core.reset()
+    _core._reset()
     service._service.history._kept.clear()
 
 
@@ -234,7 +234,9 @@ def printed_after_a_thousand_spans(code: str) -> list[Any]:
     """
     begin = """
         import json, stagespan, time
-        from stagespan import _core, run, service
+        from stagespan import _core
+        from stagespan.process import run
+        from stagespan.live import service
         service._service._snapshot_if_due = lambda: None
         stagespan.stats()
         def spans(n):

@@ -167,7 +167,7 @@ def _load_hook(target: str) -> None:
 def hook_failed(name: str, error: BaseException) -> None:
     """Count an exception in a hook, and log a warning for the first one."""
     global _warned
-    _core.count_lost("hook_errors")
+    _core.lost_add("hook_errors")
     if not _warned:
         _warned = True
         _log.warning(
@@ -185,7 +185,7 @@ def _run(hook: Hook, step: Callable[[Call], Any], call: Call) -> Any:
         hook_failed(f"hook {hook.name!r}", error)
     except BaseException as error:
         # KeyboardInterrupt and similar are meant for the program. The other hooks run first.
-        _core.raise_later(error)
+        _core.hooks_raise_later(error)
     return None
 
 
@@ -255,8 +255,29 @@ def _service_is_needed() -> bool:
 # --- switches ---------------------------------------------------------------------------------
 
 
-def enable() -> None:
-    """Record from now on. Spans that are already open are not affected."""
+device_every: int | None = None
+"""The number that `enable` was given last; None: STAGESPAN_DEVICE_EVERY holds."""
+
+
+def enable(*, device_every: int | None = None) -> None:
+    """Record from now on. Spans that are already open are not affected.
+
+    Args:
+        device_every: Measure the device time of every ``device_every``-th span of a stage in a
+            thread: 1 for all spans, 0 for none. None keeps the number as it is, at first that of
+            ``STAGESPAN_DEVICE_EVERY``.
+
+    Raises:
+        ValueError: If ``device_every`` is negative or does not fit into 32 bits.
+        TypeError: If ``device_every`` is not an integer.
+
+    Example:
+        ```python
+        stagespan.enable(device_every=10)
+        ```
+    """
+    if device_every is not None:
+        globals()["device_every"] = _core.device_every(device_every)
     _core.enable()
     switches.switched()
 
@@ -301,15 +322,15 @@ def _torch_was_imported() -> None:
 def _start() -> None:
     _core.require_main_interpreter()
     run.check_settings()
-    _core.set_context_hooks(_enter, _leave, _exit)
-    _core.set_decorator(_decorate)
-    _core.set_service_start(_service_is_needed)
-    _core.set_torch_callback(_torch_was_imported)
+    _core.hooks_set_contexts(_enter, _leave, _exit)
+    _core.hooks_set_decorator(_decorate)
+    _core.service_set_start(_service_is_needed)
+    _core.hooks_set_torch_callback(_torch_was_imported)
     leave_alone(_enter, _leave, _exit, _decorate, _service_is_needed, _torch_was_imported)
     if not settings.get("STAGESPAN_ENABLED"):
         _core.disable()
-    _core.set_profiled_names([*settings.profiler_names(), *settings.annotated_names()])
-    _core.set_annotated_names(settings.annotated_names())
+    _core.profiler_set_names([*settings.profiler_names(), *settings.annotated_names()])
+    _core.profiler_set_annotated_names(settings.annotated_names())
     if settings.get("STAGESPAN_DEBUG"):
         _core.set_debug(True)
 

@@ -251,7 +251,7 @@ def _apply(function: FunctionType, timed: _Timed) -> None:
             active = timed.active()
             _time_by(function, timed, active)
     except Exception as error:
-        _core.count_lost("decorator_errors")
+        _core.lost_add("decorator_errors")
         _log.warning("stagespan cannot time %s: %s", function.__qualname__, error)
 
 

@@ -201,7 +201,7 @@ def _current_trace_id() -> str | None:
         context = trace.get_current_span().get_span_context()
         return f"{context.trace_id:032x}" if context.is_valid else None
     except Exception:  # a provider of the program's own, or an import that is not complete
-        _core.count_lost("hook_errors")
+        _core.lost_add("hook_errors")
         return None
 
 
@@ -261,7 +261,7 @@ class Carried:
     __slots__ = ("_inheritance", "_request")
 
     def __init__(self) -> None:
-        self._inheritance = _core.inheritance()
+        self._inheritance = _core.request_inheritance()
         self._request = current_request()
 
     def is_empty(self) -> bool:
@@ -288,7 +288,7 @@ class Carried:
 
     def enter(self) -> object:
         """Make the request and the span current; pass the result to `leave`."""
-        return _core.adopt(self._inheritance, self._request)
+        return _core.request_adopt(self._inheritance, self._request)
 
     def leave(self, adopted: object) -> None:
         """Restore what was current before `enter`."""

@@ -149,7 +149,7 @@ forks.after_in_child(_forget_parent)
 
 def reset() -> None:
     """Remove all snapshots and all figures of stages. Open contexts continue."""
-    _core.forget_peak_rss()
+    _core.memory_forget_peak_rss()
     _stages.clear()
     _snapshots.clear()
 
@@ -183,7 +183,7 @@ def _now() -> dict[str, Any]:
 
 def stages_memory() -> dict[str, dict[str, Any]]:
     """Return the report's ``memory`` by stage, in MB of 2^20 bytes, for the measured stages."""
-    peak_rss_bytes, stages = _core.peak_rss_bytes(), _stages.copy()
+    peak_rss_bytes, stages = _core.memory_peak_rss_bytes(), _stages.copy()
     return {
         stage: _shown(stages.get(stage), peak_rss_bytes.get(stage))
         for stage in {**peak_rss_bytes, **stages}
@@ -279,7 +279,7 @@ def watch_accelerator() -> None:
     """
     global _is_watching
     if not _is_watching:
-        _is_watching = platforms.on_first_use(lambda: _core.set_memory_hook(True))
+        _is_watching = platforms.on_first_use(lambda: _core.memory_set_hook(True))
 
 
 context.register_hook(MemoryHook())

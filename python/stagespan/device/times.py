@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stagespan import _core, settings
+from stagespan.contexts import context
 from stagespan.device.table import DEVICE_TYPES, PACKAGES, row_of
 from stagespan.process import forks
 from stagespan.process.imports import ImportFinder
@@ -30,7 +31,6 @@ _refused: set[str] = set()
 _is_attached = False
 _is_forked = False
 _has_warned = False
-_every: int | None = None  # None: as the environment says
 
 
 def install() -> None:
@@ -62,23 +62,12 @@ def wait(timeout_s: float) -> bool:
 
     Returns at once if no device is timed. Waits only for work that was already queued.
     """
-    return not _is_attached or _core.resolve_device(timeout_s) == 0
+    return not _is_attached or _core.device_resolve(timeout_s) == 0
 
 
 def is_attached() -> bool:
     """Whether this process measures device times."""
     return _is_attached
-
-
-def set_device_every(every: int) -> None:
-    """Measure the device time of every ``every``-th span of a stage in a thread from now on.
-
-    0 turns device time off, and 1 measures all spans. The default is ``STAGESPAN_DEVICE_EVERY``.
-    Raises ValueError if the number is negative or does not fit into 32 bits, and TypeError if it is
-    not an integer.
-    """
-    global _every
-    _every = _core.device_every(every)
 
 
 def _torch_is_there() -> None:
@@ -105,7 +94,7 @@ def _guarded_attach(kind: str) -> None:
 
 
 def _count_failure(error: Exception) -> None:
-    _core.count_lost("hook_errors")
+    _core.lost_add("hook_errors")
     _warn("%s: %s", type(error).__name__, error)
 
 
@@ -115,7 +104,9 @@ def _kind_of(platform: Platform) -> str:
 
 def _attach(kind: str) -> None:
     global _is_attached
-    every = settings.get("STAGESPAN_DEVICE_EVERY") if _every is None else _every
+    every = context.device_every
+    if every is None:
+        every = settings.get("STAGESPAN_DEVICE_EVERY")
     if _is_attached or _is_forked or kind in _refused or every == 0:
         return
     _core.device_every(every)

@@ -82,7 +82,7 @@ def renew_streams() -> None:
         except (OSError, ValueError):  # it is closed, or not a file of the operating system
             continue
         # Closing or freeing the old stream would wait for its lock.
-        _core.never_free(stream)
+        _core.memory_never_free(stream)
         for name in ("stdout", "stderr"):
             if getattr(sys, name, None) is stream:
                 setattr(sys, name, fresh)

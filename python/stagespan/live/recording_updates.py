@@ -16,7 +16,7 @@ def _describe() -> None:
     known = (-1 if rank is None else rank, run.world_size() if rank is not None else 0)
     if known != _described:
         _described = known
-        _core.describe_process(*known)
+        _core.recording_describe_process(*known)
 
 
 service.on_tick(_describe)

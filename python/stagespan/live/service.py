@@ -89,7 +89,7 @@ class _Service:
             if is_greenlet:
                 time.sleep(min(_GREENLET_SLEEP_S, _longest_sleep_s))
             else:
-                _core.wait_for_work(min(sleep_s, _longest_sleep_s))
+                _core.service_wait(min(sleep_s, _longest_sleep_s))
             self.drain()
             for callback in tuple(_on_tick):
                 _guarded(callback)
@@ -102,7 +102,7 @@ class _Service:
                 before = spans
 
     def _warn_if_cut_off(self) -> None:
-        if _core.is_cut_off() and not self._has_warned_of_cut_off:
+        if _core.recording_is_cut_off() and not self._has_warned_of_cut_off:
             self._has_warned_of_cut_off = True
             why = _core.recording_place()["why"]
             self.write(lines.warning_line(f"Nothing is recorded any more, because {why}."))
@@ -148,10 +148,10 @@ class _Service:
             if not self._draining.acquire(timeout=timeout_s):
                 return False
             if not (lines.is_enabled() and lines.writes_runs()):
-                _core.drop_completions(is_last)
+                _core.device_drop_completions(is_last)
                 self._finished.clear()
                 return True
-            self._finished.extend(_core.drain_completions(is_last))
+            self._finished.extend(_core.device_drain_completions(is_last))
             self._learn_thread_names()
             is_service = threading.current_thread() is self._thread
             while self._finished:
@@ -209,11 +209,11 @@ class _Service:
             # A thread that another thread is starting at this moment ends by itself.
             is_started = thread is not None and thread.ident is not None
             if thread is not None and is_started and thread is not threading.current_thread():
-                _core.wake_service()
+                _core.service_wake()
                 thread.join(timeout=self.at_most(_LONGEST_EXIT_WAIT_S))
             _guarded(lambda: times.wait(self.at_most(_LONGEST_DEVICE_WAIT_S)))
             if not self.drain(timeout_s=self.at_most(_LONGEST_EXIT_WAIT_S), everything=True):
-                _core.count_lost("log_lines", len(self._finished))
+                _core.lost_add("log_lines", len(self._finished))
             if not self._exited:
                 self._exited = True
                 for callback in tuple(_on_exit):
@@ -232,7 +232,7 @@ def _guarded(callback: Callable[[], Any]) -> Any:
     try:
         return callback()
     except Exception:
-        _core.count_lost("hook_errors")
+        _core.lost_add("hook_errors")
         logging.getLogger("stagespan").debug("[Profiler] in the service thread", exc_info=True)
         return None
 

@@ -80,7 +80,7 @@ def _is_used_meanwhile(handle: int) -> bool:
     try:
         return (
             began_ticks is not None
-            and boot == str(_core.this_boot())
+            and boot == str(_core.recording_boot())
             and int(used_ticks) > began_ticks
         )
     except ValueError:  # it is new
@@ -88,7 +88,7 @@ def _is_used_meanwhile(handle: int) -> bool:
 
 
 def _note_use(handle: int) -> None:
-    text = f"{_core.this_boot()} {times.now_ticks()}"
+    text = f"{_core.recording_boot()} {times.now_ticks()}"
     try:
         os.pwrite(handle, text.encode().ljust(64), 0)
     except OSError:  # the disk is full

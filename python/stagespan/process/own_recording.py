@@ -8,7 +8,7 @@ from stagespan.process import forks, run, termination
 
 def install(version: str) -> None:
     """Describe this process in its recording, which also says how the process ends."""
-    _core.describe_process(version=version)
+    _core.recording_describe_process(version=version)
     run.describe_worker()
     forks.after_in_child(run.describe_worker)
     if settings.get("STAGESPAN_RECORDING") != "off":
@@ -18,4 +18,4 @@ def install(version: str) -> None:
 
 
 def _end() -> None:
-    _core.end_recording()
+    _core.recording_end()

@@ -243,7 +243,7 @@ forks.after_in_child(_become_worker)
 def describe_worker() -> None:
     """Write to the recording which worker this process is, if it is one."""
     if is_worker():
-        _core.describe_worker(_program_pid, _rank_at_start())
+        _core.recording_describe_worker(_program_pid, _rank_at_start())
 
 
 def check_settings() -> None:
@@ -269,7 +269,7 @@ def set_pipeline_name(name: str) -> None:
     text = _text(name, "pipeline name")
     _export("STAGESPAN_PIPELINE_NAME", text)
     _pipeline_name = text
-    _core.describe_process()
+    _core.recording_describe_process()
 
 
 def output_dir() -> Path:

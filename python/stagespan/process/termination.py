@@ -30,7 +30,7 @@ def watch(writer: Callable[[], None]) -> None:
     if writer not in _writers:
         _writers.append(writer)
     watch_signal_calls()
-    _core.watch_termination(_write)
+    _core.termination_watch(_write)
 
 
 def _write() -> None:
@@ -38,7 +38,7 @@ def _write() -> None:
         try:
             writer()
         except Exception:
-            _core.count_lost("hook_errors")
+            _core.lost_add("hook_errors")
             _log.debug("[Profiler] while SIGTERM ends the process", exc_info=True)
 
 
@@ -56,9 +56,9 @@ def watch_signal_calls() -> None:
     @functools.wraps(set_handler)
     def watched(signalnum: Any, handler: Any) -> Any:
         before = set_handler(signalnum, handler)
-        _core.watch_stops(signalnum)
+        _core.termination_watch_stops(signalnum)
         if signalnum == signal.SIGTERM and handler == signal.SIG_DFL and _writers:
-            _core.watch_termination(_write)
+            _core.termination_watch(_write)
         return before
 
     watched._is_watched_by_stagespan = True  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def watch_signal_calls() -> None:
 
 def _after_fork_in_child() -> None:
     if _writers:
-        _core.watch_termination(_write)
+        _core.termination_watch(_write)
 
 
 def _at_exit() -> None:
@@ -75,10 +75,10 @@ def _at_exit() -> None:
     reported = getattr(sys, "last_type", None)
     is_interrupt = isinstance(reported, type) and issubclass(reported, KeyboardInterrupt)
     if is_interrupt and not hasattr(sys, "ps1"):  # an interactive session goes on after it
-        _core.mark_stop(signal.SIGINT)
+        _core.termination_mark_stop(signal.SIGINT)
     # The exit handlers of the writers have run: the process has nothing left to write.
-    _core.unwatch_termination()
-    _core.await_termination()
+    _core.termination_unwatch()
+    _core.termination_await()
     _writers.clear()
 
 

@@ -372,11 +372,6 @@ def open_window() -> Window | None:
     return _turn.get(_OPEN)
 
 
-def forget_warnings() -> None:
-    """Allow one more warning for each reason for a skipped window."""
-    _warned.clear()
-
-
 def _warn_once(reason: str, sentence: str) -> None:
     if reason not in _warned:
         _warned.add(reason)

@@ -118,8 +118,8 @@ def update() -> None:
     # Another thread may name stages at the same time.
     while told != (names := _read()):
         told = names
-        _core.set_profiled_names((*names.profiled, *names.annotated))
-        _core.set_annotated_names(names.annotated)
+        _core.profiler_set_names((*names.profiled, *names.annotated))
+        _core.profiler_set_annotated_names(names.annotated)
         _current = names
 
 

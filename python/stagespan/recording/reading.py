@@ -109,7 +109,7 @@ class Recording:
         self._everything = everything
         handle = _open_file(path)
         try:
-            self._copy = _core.read_recording(handle, os.fsencode(path), everything)
+            self._copy = _core.recording_read(handle, os.fsencode(path), everything)
             self._is_deleted = _is_deleted(path, handle)
             info: dict[str, Any] = self._copy.info()
             self.state: State = _state(info, handle)
@@ -272,7 +272,7 @@ class Recording:
     def _is_of(self, process: _Process) -> bool:
         mine = self.pid, self._info["start_ticks"], self._info["boot"]
         is_known = self.pid_namespace is not None and process.pid_namespace != 0
-        return mine == (process.pid, process.start_ticks, _core.this_boot()) and (
+        return mine == (process.pid, process.start_ticks, _core.recording_boot()) and (
             not is_known or self.pid_namespace == process.pid_namespace
         )
 
@@ -340,7 +340,7 @@ def recordings(*, spans: bool = False) -> list[Recording]:
 def _folders() -> list[str]:
     folder = settings.get("STAGESPAN_RECORDING_DIR")
     folders = [os.path.abspath(folder)] if folder else []
-    folders.append(_core.default_recording_folder())
+    folders.append(_core.recording_default_folder())
     if os.geteuid() == 0:
         parent = os.path.dirname(folders[-1])
         try:
@@ -591,7 +591,7 @@ def _state(info: dict[str, Any], handle: int) -> State:
     """Return the state of a process; "died" for every end that is not its own exit."""
     if info["end_ns"]:
         return "exited"
-    boots = info["boot"], _core.this_boot()
+    boots = info["boot"], _core.recording_boot()
     if 0 not in boots and boots[0] != boots[1]:
         return "died"
     try:

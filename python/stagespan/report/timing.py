@@ -20,7 +20,7 @@ from stagespan.live import service
 from stagespan.process import files, forks, imports, run
 from stagespan.report.entries import RequestEntry, RequestStageEntry, TimingReport
 from stagespan.report.stages import stage_entries, top_level_ns
-from stagespan.signature.redaction import without_secrets
+from stagespan.text.redaction import without_secrets
 
 SCHEMA_VERSION = 1
 _DEEPEST_METADATA = 8

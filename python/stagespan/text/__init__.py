@@ -1,1 +1,1 @@
-"""How tables and pages are printed."""
+"""Texts that people read: tables, pages, escaping, and secrets that are not shown."""

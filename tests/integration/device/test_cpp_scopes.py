@@ -33,7 +33,7 @@ def test_scopes_of_cpp(
         import ctypes, json, sys, stagespan
         sys.path.insert(0, {str(tmp_path)!r})
         from standin import Standin
-        from stagespan import device as wiring
+        from stagespan.device import times as wiring
         device = Standin.of_environment()
         device.set_up()
         wiring.watch()

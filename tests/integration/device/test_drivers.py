@@ -24,7 +24,8 @@ BEGIN = """
 import json, logging, threading, time
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 import stagespan, fakes
-from stagespan import _core, device as wiring
+from stagespan import _core
+from stagespan.device import times as wiring
 """
 # torch calls this after it has initialised its device.
 SET_UP = """
@@ -95,7 +96,8 @@ def test_lines_are_written_if_a_hook_takes_longer_than_the_device(run: Run) -> N
     done = run(
         SET_UP.format(kind="cuda"),
         """
-        from stagespan import context, service
+        from stagespan.contexts import context
+        from stagespan.live import service
         service.SPACING_S = 3600  # the service thread wakes for work, or after a minute
         class Slow:
             name = "slow"

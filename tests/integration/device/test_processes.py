@@ -24,7 +24,7 @@ def test_it_starts_when_the_application_initialises_its_device(run: Run) -> None
         device = Standin.of_environment()
         import types, sys
         sys.modules["torch_npu"] = types.ModuleType("torch_npu")
-        from stagespan import device as wiring
+        from stagespan.device import times as wiring
         wiring._torch_is_there()  # as at the end of torch_npu's import
         with stagespan.span("before"):
             pass
@@ -50,7 +50,7 @@ def test_a_later_import_of_torch_is_detected(run: Run) -> None:
     done = run(
         """
         import json, sys, stagespan
-        from stagespan import device as wiring
+        from stagespan.device import times as wiring
         print(json.dumps(["torch" in sys.modules, sorted(wiring._asked)]))
         import torch
         print(json.dumps([torch.cuda.is_initialized(), {"cuda", "xpu"} <= wiring._asked]))
@@ -67,7 +67,7 @@ def test_zero_turns_it_off(run: Run) -> None:
         """
         import json, stagespan
         from standin import Standin
-        from stagespan import device as wiring
+        from stagespan.device import times as wiring
         device = Standin.of_environment()
         device.set_up()
         wiring.watch()
@@ -82,7 +82,7 @@ def test_zero_turns_it_off(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "variable"), [("", "10"), ("stagespan.set_device_every(10)", "0")]
+    ("call", "variable"), [("", "10"), ("stagespan.enable(device_every=10)", "0")]
 )
 def test_the_sampling_is_set_by_the_variable_or_before_the_device_exists(
     run: Run, call: str, variable: str
@@ -91,7 +91,7 @@ def test_the_sampling_is_set_by_the_variable_or_before_the_device_exists(
         f"""
         import json, stagespan
         from standin import Standin
-        from stagespan import device as wiring
+        from stagespan.device import times as wiring
         {call}
         device = Standin.of_environment()
         device.set_up()
@@ -114,7 +114,7 @@ def test_a_torch_without_events_gives_one_warning(run: Run) -> None:
         import json, logging, stagespan
         logging.basicConfig(format="%(message)s")
         from standin import Standin
-        from stagespan import device as wiring
+        from stagespan.device import times as wiring
         import torch
         device = Standin.of_environment()
         del torch.Event
@@ -136,7 +136,8 @@ def test_a_forked_child_has_host_time(run: Run) -> None:
     done = run("""
         import json, os, stagespan
         from standin import Standin
-        from stagespan import _core, device as wiring
+        from stagespan import _core
+        from stagespan.device import times as wiring
         device = Standin.of_environment()
         device.set_up()
         wiring.watch()
@@ -172,7 +173,7 @@ def test_the_end_waits_a_little_for_the_device(run: Run) -> None:
         import logging, stagespan
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         from standin import Standin
-        from stagespan import device as wiring
+        from stagespan.device import times as wiring
         device = Standin.of_environment()
         device.set_up()
         wiring.watch()
@@ -190,7 +191,7 @@ def test_a_device_that_hangs_does_not_keep_a_process_from_ending(run: Run) -> No
         import logging, stagespan
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         from standin import Standin
-        from stagespan import device as wiring
+        from stagespan.device import times as wiring
         device = Standin.of_environment()
         device.set_up()
         wiring.watch()

@@ -42,7 +42,7 @@ def device(the_device: Standin) -> Iterator[Standin]:
         assert stagespan.flush(20)
         time.sleep(0.05)
     assert stagespan.flush(20)
-    _core.reset()
+    _core._reset()
     yield the_device
     the_device.fail()
     the_device.capture(False)

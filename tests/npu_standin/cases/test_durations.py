@@ -170,7 +170,7 @@ def test_an_empty_span_takes_no_device_time(device: Standin) -> None:
 
 def test_a_sample_bounds_the_cost(device: Standin) -> None:
     # GIVEN every fourth span of a stage is timed on the device
-    stagespan.set_device_every(4)
+    stagespan.enable(device_every=4)
     records = device.counts()["records"]
     # WHEN it runs 40 times
     for _ in range(40):
@@ -186,7 +186,7 @@ def test_a_sample_bounds_the_cost(device: Standin) -> None:
     # AND two events are recorded for each of these; the base needs a few more
     assert 20 <= device.counts()["records"] - records <= 40
     # AND with 0 none is timed
-    stagespan.set_device_every(0)
+    stagespan.enable(device_every=0)
     with stagespan.span("unsampled"):
         device.kernel(0.2)
     assert np.isnan(spans_of("unsampled")["device_elapsed_ns"]).all()

@@ -51,7 +51,7 @@ def test_the_size_of_the_rings_is_the_actual_one(text: str, tmp_path: Path) -> N
     code = (
         "import logging, sys; logging.disable()\n"
         "sys.modules['torch'] = None  # it takes seconds to import, and rings need none of it\n"
-        "from stagespan import _core, doctor\n"
+        "from stagespan import _core; from stagespan.cli import examine as doctor\n"
         "print(_core.arena_info()['ring_spans'])\n"
         "print(*(f.text for f in doctor.examine(use_device=False) if f.name == 'memory'))"
     )

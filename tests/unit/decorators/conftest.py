@@ -14,7 +14,7 @@ from stagespan import _core
 @pytest.fixture(autouse=True)
 def debug_mode() -> Iterator[None]:
     """Each test starts in debug mode with nothing counted, and leaves the mode off."""
-    _core.reset()
+    _core._reset()
     stagespan.set_debug(True)
     yield
     stagespan.set_debug(False)

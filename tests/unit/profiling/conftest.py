@@ -19,7 +19,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("STAGESPAN_PROFILER_RUNS", raising=False)
     monkeypatch.delenv("STAGESPAN_PROFILER_SKIP", raising=False)
     monkeypatch.delenv("STAGESPAN_PROFILER_ONE_TRACE", raising=False)
-    controller.forget_warnings()
+    monkeypatch.setattr(controller, "_warned", set())
     names.forget_names()
     yield
     monkeypatch.undo()  # otherwise, names of the environment would be read again

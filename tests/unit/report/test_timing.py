@@ -30,7 +30,7 @@ from stagespan.report.reader import read_timing_report
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     stagespan.flush()
-    _core.reset()
+    _core._reset()
     requests.finished_requests.clear()
     memory.reset()
     timing._report = timing._Report()
@@ -172,7 +172,7 @@ def test_a_reset_starts_a_new_report() -> None:
         some_pipeline()
     stagespan.memory_snapshot("old")
     stagespan.set_timing_metadata("old", 1)
-    _core.count_lost("unmatched", 3)
+    _core.lost_add("unmatched", 3)
 
     stagespan.reset_timing_registry("req-9", {"seed": 7})
     # THEN nothing of it is left

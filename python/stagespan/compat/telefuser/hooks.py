@@ -127,7 +127,7 @@ def install() -> None:
     context.register_hook(AllSignatures())
     context.register_hook(AlwaysSynchronize())
     context.register_hook(TimingHook(), first=True)
-    _core.set_memory_hook(True)  # makes the extension ask the hooks for every context
+    _core.memory_set_hook(True)  # makes the extension ask the hooks for every context
     timing.register_source(registry.WORKERS)
     timing.register_source(registry.CheckpointSource())
     exit_reports.LABELS.update(timing="Layer 1 timing report", signatures="Stage I/O signatures")
