@@ -19,8 +19,7 @@ needs_sources = pytest.mark.skipif(
 
 # From low to high: a part of the package may import from its own line and the lines before it.
 PARTS = (
-    "errors text _core",
-    "settings",
+    "errors text settings _core",
     "process",
     "contexts",
     "device",
