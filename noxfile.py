@@ -96,11 +96,13 @@ def run_pytest(session: nox.Session, name: str, python: str, *arguments: str) ->
     )
 
 
-def compiles(source: str, *flags: str, then_run: Sequence[str] | None = None) -> bool:
+def compiles(
+    source: str, *flags: str, compiler: str = "c++", then_run: Sequence[str] | None = None
+) -> bool:
     """Whether a small C++ program builds with these flags and, if asked, runs under a prefix."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "probe"
-        build = ["c++", "-std=c++20", "-x", "c++", "-", "-o", str(program), *flags]
+        build = [compiler, "-std=c++20", "-x", "c++", "-", "-o", str(program), *flags]
         commands = [build] if then_run is None else [build, [*then_run, str(program)]]
         try:
             return all(
@@ -177,8 +179,15 @@ def cpp_tsan(session: nox.Session) -> None:
 @nox.session(name="cpp-fuzz", default=False)
 def cpp_fuzz(session: nox.Session) -> None:
     """libFuzzer on the reader of recordings, for two minutes."""
-    if shutil.which("clang++") is None and (reason := apt_install("clang")):
-        session.skip(f"libFuzzer needs clang++: {reason}")
+    target = 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
+    flags = "-fsanitize=fuzzer,address,undefined"
+    reason: str | None = None
+    for package in ("clang", "libclang-rt-dev", None):
+        if compiles(target, flags, compiler="clang++"):
+            break
+        if package is None:
+            session.skip(f"clang++ does not build programs with libFuzzer: {reason}")
+        reason = apt_install(package)
     folder = str(ROOT / "build" / "cpp-fuzz")
     session.run(
         *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", folder, "-DCMAKE_CXX_COMPILER=clang++"),

@@ -135,7 +135,7 @@ def test_stages_to_profile_that_did_not_run_are_named(project: Path) -> None:
         STAGESPAN_OUTPUT_DIR=str(project / "out"),
     )
     assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stderr.splitlines() if "not profiled" in line)
+    (line,) = (line for line in done.stderr.splitlines() if "were not profiled" in line)
     assert "'decoder', 'encoder' were not" in line
     assert line.endswith(": 'encode'")
 
