@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -109,6 +110,15 @@ def is_done(step: str, wanted: str) -> bool:
     return stamp.is_file() and stamp.read_text() == wanted
 
 
+def lines_of(requirements: Path) -> Iterator[str]:
+    """Return the lines of a file of requirements and of the files that it includes."""
+    for line in requirements.read_text().splitlines():
+        if line.startswith("-r "):
+            yield from lines_of(requirements.parent / line.removeprefix("-r "))
+        else:
+            yield line
+
+
 def install_requirements() -> None:
     """Install the development packages, if possible with torch and the packages of the demo."""
     with_torch = "--without-torch" not in sys.argv
@@ -128,10 +138,9 @@ def install_requirements() -> None:
             reason = lines[-1] if lines else str(error)
             with_torch = False
     if not with_torch:
-        lines = everything.read_text().splitlines()
-        kept = [line for line in lines if not line.startswith(PIPELINE_PACKAGES)]
+        kept = [line for line in lines_of(everything) if not line.startswith(PIPELINE_PACKAGES)]
         rest = STATE / "requirements-without-torch.txt"
-        rest.write_text("\n".join(kept).replace("-r ", f"-r {ROOT}/") + "\n")
+        rest.write_text("\n".join(kept) + "\n")
         pip_install("-r", rest)
         WITHOUT_TORCH.write_text(
             f"torch and the packages of the demo are not installed on Python "

@@ -55,9 +55,13 @@ def decorated(context: Callable[[str], Any]) -> Kinds:
 
 
 def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
-    """Return what a call returns, or the kind of error that it raises."""
+    """Return what a call returns (coroutines differ), or the kind of error that it raises."""
     try:
-        return "returned", call()
+        returned = call()
+        if inspect.iscoroutine(returned):
+            returned.close()
+            return "returned", types.CoroutineType
+        return "returned", returned
     except Exception as error:
         return "raised", type(error)
 

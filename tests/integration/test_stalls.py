@@ -59,6 +59,19 @@ def test_the_line_shows_the_span_and_its_code(tmp_path: Path) -> None:
     assert stack is not None, line
 
 
+def test_a_span_that_began_later_than_the_one_around_it(tmp_path: Path) -> None:
+    # GIVEN a stage that has been open for longer than the one in it, which is stalled soon
+    code = """
+    with stagespan.span("denoise"):
+        time.sleep(0.45)
+        with stagespan.span("all_reduce"):
+            until_logged()
+    """
+    # THEN the line is about the inner one
+    (line,) = stderr_of(code, tmp_path)
+    assert line.startswith("[Profiler] 'all_reduce' in 'denoise' has been open for 1.")
+
+
 def test_names_from_outside_cannot_begin_a_line(tmp_path: Path) -> None:
     # GIVEN a request whose id has a newline, in a thread whose name has one
     code = """

@@ -35,8 +35,9 @@ class StallWatch:
         if self._last_line_s is not None and now_s - self._last_line_s < _LEAST_BETWEEN_LINES_S:
             return
         stalled = [span for span in spans if span["elapsed_ns"] >= self._stall_s * 1e9]
-        # The innermost of nested spans says most, because the others wait for it.
-        outer = {span["parent"] for span in stalled}
+        # The innermost of nested spans says most, because the others wait for it. It can begin
+        # later than they do, so one that has been open for half the time is waited for.
+        outer = {span["parent"] for span in spans if span["elapsed_ns"] >= self._stall_s * 5e8}
         innermost = [span for span in stalled if span["id"] not in outer | self._reported]
         if not innermost:
             return
