@@ -24,6 +24,7 @@ import properties
 settings.register_profile(
     "stagespan",
     deadline=None,
+    max_examples=properties.examples(100),
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=not properties.FULL,
     print_blob=True,

@@ -184,7 +184,7 @@ def built(folder: Path, name: str, include: Path, *flags: str) -> None:
     """Compile a module as in docs/cpp.md, without a flag that hides its symbols."""
     source = folder / f"{name}.cpp"
     source.write_text(MODULE.replace("NAME", name))
-    command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", *flags, f"-I{include}"]
+    command = ["c++", "-std=c++17", "-O0", "-shared", "-fPIC", *flags, f"-I{include}"]
     command += ["-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers"]
     command += [f"-isystem{sysconfig.get_paths()['include']}", str(source)]
     done = subprocess.run(

@@ -34,7 +34,14 @@ def fresh_dynamo() -> Iterator[None]:
     dynamo.reset()
 
 
-@pytest.fixture(params=["span", "profiling", "debug", "debug off"])
+@pytest.fixture(
+    params=[
+        "span",
+        "debug",
+        pytest.param("profiling", marks=pytest.mark.full),  # as spans
+        pytest.param("debug off", marks=pytest.mark.full),
+    ]
+)
 def context(request: pytest.FixtureRequest) -> Callable[[str], Any]:
     """Each kind of context; the debug context while it is active and while it is not."""
     stagespan.set_debug(request.param == "debug")

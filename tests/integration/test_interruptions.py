@@ -111,7 +111,10 @@ WORK = {
 
 @pytest.mark.parametrize(
     "work",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in TAKES_SECONDS)) for name in WORK],
+    [
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.full] * (name in TAKES_SECONDS))
+        for name in WORK
+    ],
 )
 def test_a_signal_handler_may_do_anything_at_any_line(work: str, tmp_path: Path) -> None:
     # GIVEN all that a handler may call, called once before

@@ -242,13 +242,18 @@ EVERYTHING = """
 @pytest.mark.parametrize(
     "options",
     [
-        ("-X", "dev"),
-        ("-W", "error"),
         ("-X", "dev", "-W", "error"),
-        ("-X", "faulthandler"),
-        ("-O",),
         ("-I",),
-        ("-X", "tracemalloc=5"),
+        *(
+            pytest.param(options, marks=pytest.mark.full)
+            for options in (
+                ("-X", "dev"),
+                ("-W", "error"),
+                ("-X", "faulthandler"),
+                ("-O",),
+                ("-X", "tracemalloc=5"),
+            )
+        ),
     ],
     ids=" ".join,
 )

@@ -56,6 +56,7 @@ def test_venv_problems_are_named(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_incomplete_venv_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a .venv of which only the folder was created
     bootstrap = load("bootstrap", monkeypatch)

@@ -562,6 +562,7 @@ def test_a_stage_that_waits_for_another_thread_is_reported(tmp_path: Path, capsy
     assert "The thread was idle" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_thread_waits_for_a_core_for_a_part_of_its_runs_only(tmp_path: Path) -> None:
     # GIVEN a stage of some microseconds
     config: dict[str, Any] = {"warmup": 1, "timing_steps": 2000}

@@ -38,6 +38,7 @@ def verdict_of(before: Times, now: Times, fresh: Times) -> str:
     return judge_repeated("stage", before, both, TOLERANCE, same_speed_unit=True).verdict
 
 
+@pytest.mark.full
 def test_on_calm_and_busy_machines_there_are_few_false_alarms() -> None:
     # GIVEN recorded series of two stages, on calm and on busy machines
     series = json.loads(gzip.decompress(RECORDED.read_bytes()))["series"]

@@ -128,6 +128,7 @@ def _everything_is_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("make", DEEP, ids=name_of)
 def test_memory_and_work_grow_with_the_depth(make: Callable[[int], Events], tmp_path: Path) -> None:
     # GIVEN a deep trace, and traces that are 4 and 16 times as deep
