@@ -122,15 +122,15 @@ os._exit(0)
 
 
 FIRST_CALLS = {
-    "stats": ("stagespan.stats()", "stagespan/statistics.py"),
+    "stats": ("stagespan.stats()", "live/statistics.py"),
     "spans": ("stagespan.spans()", "numpy/__init__.py"),
     "timing_report": ("stagespan.timing_report()", "report/timing.py"),
-    "the environment in a report": ("stagespan.timing_report()", "stagespan/environment.py"),
-    "flush": ("stagespan.flush()", "stagespan/service.py"),
+    "the environment in a report": ("stagespan.timing_report()", "device/environment.py"),
+    "flush": ("stagespan.flush()", "live/service.py"),
     "get_io_signatures": ("stagespan.get_io_signatures()", "signature/store.py"),
-    "memory_snapshot": ("stagespan.memory_snapshot('x')", "stagespan/memory.py"),
+    "memory_snapshot": ("stagespan.memory_snapshot('x')", "device/memory.py"),
     "set_debug": ("stagespan.set_debug()", "signature/recorder.py"),
-    "decorate": ("stagespan.span('x')(print)", "stagespan/decorators.py"),
+    "decorate": ("stagespan.span('x')(print)", "contexts/decorators.py"),
 }
 WHILE_IMPORTING = """
 logging.getLogger("stagespan").disabled = True  # debug mode would show lines on stderr

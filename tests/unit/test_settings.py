@@ -183,7 +183,7 @@ def test_the_extension_reads_the_clock_by_the_same_rules() -> None:
 def warnings_with(**variables: str) -> list[str]:
     """Return the warnings of a process that imports stagespan about its variables."""
     kept = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
-    code = "import stagespan\nfrom stagespan import run\nrun.check_settings()"
+    code = "import stagespan\nfrom stagespan.process import run\nrun.check_settings()"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**kept, **variables},

@@ -84,6 +84,9 @@ class NoToken:
         self.name = name
         self.id = 0  # of a span that is not recorded
 
+    def end(self, *, error: bool = False) -> None:
+        """End nothing."""
+
 
 def _span(name: Any = None) -> Any:
     return name if callable(name) else NoSpan(name, "span")

@@ -15,6 +15,8 @@ from stagespan.process.imports import importing, load
 SCHEMA_VERSION = 1
 """The newest ``schema_version`` of a JSON file that this version of stagespan reads."""
 _KINDS = (
+    (b"\xff\xfe\0\0", "text in UTF-32: convert it to UTF-8"),
+    (b"\0\0\xfe\xff", "text in UTF-32: convert it to UTF-8"),
     (b"\xff\xfe", "text in UTF-16, as PowerShell writes it: convert it to UTF-8"),
     (b"\xfe\xff", "text in UTF-16: convert it to UTF-8"),
     (b"PK\x03\x04", "a zip archive: unpack it, and pass the file in it"),
