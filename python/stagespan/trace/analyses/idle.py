@@ -231,13 +231,6 @@ CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
     causes.NOT_TRACED: "idle.unexplained",
 }
 """The code of the finding for each cause."""
-# The analysis of an Ascend device's free time finds the same idle time, with more detail.
-_SAME_ON_ASCEND = {
-    causes.LAUNCH: "ascend.host_bound",
-    causes.HOST_WORK: "ascend.host_bound",
-    causes.HOST_UNSEEN: "ascend.host_bound",
-    causes.NOT_TRACED: "ascend.free_unexplained",
-}
 _NOT_SEEN = {
     causes.NOT_TRACED: "and the trace does not show why",
     causes.HOST_UNSEEN: "the host launched nothing meanwhile, and the trace does not show what it"
@@ -342,14 +335,12 @@ class IdleFindings:
             sentence += _of_pattern(pattern)
             shown = pattern.evidence
         advice = advice_on(cause, self.facts)
-        same_as = _SAME_ON_ASCEND.get(cause, "")
         return Finding(
             severity,
             f"{sentence} {advice}".rstrip(),
             shown,
             CODES[cause],
-            same_as,
-            self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause),
+            numbers=self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause),
         )
 
     def _most(self, cause: str) -> str:
