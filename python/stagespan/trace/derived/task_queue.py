@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stagespan.trace.derived.flows import started_by
+from stagespan.trace.derived.flows import flows_at, joined_flows, started_by
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
@@ -36,3 +36,25 @@ def tasks_at(trace: Trace, tid: Numbers, time_ns: Numbers) -> tuple[Rows, Rows]:
         found[asked[contains]] = own[at[contains]]
     # An index of -1 is that of the appended element.
     return np.append(dequeue, -1)[found], np.append(put, -1)[found]
+
+
+def origins(trace: Trace, calls: Rows) -> Rows:
+    """Return the event with which the program requested each launch; -1 for -1.
+
+    `calls` are the launching calls. The origin is the `Enqueue` if the thread of a task queue made
+    the call, and otherwise the call itself.
+    """
+    enqueue = np.flatnonzero(trace.rows_of(["enqueue"]))
+    if len(enqueue) == 0:
+        return calls
+    events = trace.events
+    starts, _ = joined_flows(trace, _FLOWS)
+    at = flows_at(trace, starts, enqueue)
+    put_by = np.full(len(trace.flows) + 1, -1, dtype=np.intp)
+    put_by[starts[at[at >= 0]]] = enqueue[at >= 0]
+    known = np.flatnonzero(calls >= 0)
+    _, put = tasks_at(trace, events.tid[calls[known]], events.begin_ns[calls[known]])
+    origin, found = put_by[put], calls.copy()
+    earlier = (origin >= 0) & (events.begin_ns[origin] <= events.begin_ns[calls[known]])
+    found[known[earlier]] = origin[earlier]
+    return found
