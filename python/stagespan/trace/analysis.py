@@ -89,13 +89,18 @@ def _result_of(function: Callable[..., Result | Unavailable]) -> type[Result]:
     return found
 
 
-# Findings about the same events as a more precise finding of another analysis.
-_COVERS: dict[str, tuple[str, ...]] = {
-    "ascend.exposed_communication": (
-        "device_use.exposed_communication",
-        "ascend.collectives_waited",
-    ),
+_REPEATS: dict[str, str] = {
+    "ascend.collectives_waited": "ascend.exposed_communication",
+    "device_use.exposed_communication": "ascend.exposed_communication",
+    "idle.host_unseen": "ascend.host_bound",
+    "idle.host_work": "ascend.host_bound",
+    "idle.launch": "ascend.host_bound",
+    "idle.unexplained": "ascend.free_unexplained",
+    "kernels.layout": "ascend.conversions",
+    "stages.launch": "idle.launch",
 }
+"""Codes of findings, each with the code of a more detailed finding about the same lost time. If
+both exist, only that one is shown, with the evidence of both."""
 
 
 class TraceFigures(Figures, frozen=True):
@@ -139,10 +144,7 @@ class Analysis:
         events whose times cannot be true are one grade less severe.
         """
         found = [finding for result in self.results.values() for finding in result.findings()]
-        codes = {finding.code for finding in found}
-        covered = {other for code in codes for other in _COVERS.get(code, ())}
-        kept = with_doubt(self.trace, (each for each in found if each.code not in covered))
-        return by_severity(without_repeats(kept))
+        return by_severity(without_repeats(with_doubt(self.trace, found), _REPEATS))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON: facts about the file, findings, and a key for each analysis."""

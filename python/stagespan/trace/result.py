@@ -113,9 +113,6 @@ class Finding:
     evidence: tuple[Evidence, ...]
     code: str = ""
     """The subject of the finding, such as "idle.data_loader". It never changes."""
-    same_as: str = ""
-    """The code of another analysis' finding about the same lost time. If there is such a finding,
-    only that one is shown, with the evidence of both."""
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The figures of the sentence by name, with times in ns: the time that the finding is about
     (`time_ns`), its share (`percent`), and what else the sentence states."""
@@ -131,18 +128,20 @@ class Finding:
         return self.figures().to_dict()
 
 
-def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
-    """Join each finding that repeats another one (`same_as`) to it, with the evidence of both.
+def without_repeats(findings: Sequence[Finding], repeats: Mapping[str, str]) -> list[Finding]:
+    """Join each finding that repeats another one to it, with the evidence of both.
 
-    The joined finding has the higher of their severities.
+    `repeats` contains, by the code of a finding, the code of the one that it repeats. The joined
+    finding has the higher of their severities. A finding is not joined to one that is itself
+    joined to another.
     """
-    existing = {finding.code for finding in findings if finding.code}
-    codes = {finding.code for finding in findings if finding.same_as not in existing}
+    existing = {finding.code for finding in findings}
+    codes = {code for code in existing if repeats.get(code) not in existing}
     kept = []
     for finding in findings:
-        if finding.same_as and finding.same_as in codes:
+        if repeats.get(finding.code) in codes:
             continue
-        same = [each for each in findings if finding.code and each.same_as == finding.code]
+        same = [each for each in findings if repeats.get(each.code) == finding.code]
         shown = (*finding.evidence, *(item for each in same for item in each.evidence))
         severity = min((each.severity for each in (finding, *same)), key=SEVERITIES.index)
         kept.append(replace(finding, severity=severity, evidence=tuple(dict.fromkeys(shown))))

@@ -183,7 +183,8 @@ def longest_call(
     """
     among = parts.waits if cause == causes.SYNCHRONISATION else parts.allocates
     begin, end = int(gaps.begin_ns[at]), int(gaps.end_ns[at])
-    threads = {int(gaps.first_call[at]), int(gaps.last_call[at])} - {-1}
+    events = (gaps.first_origin, gaps.last_origin, gaps.first_call, gaps.last_call)
+    threads = {int(each[at]) for each in events} - {-1}
     found = [where.called(begin, end, among, call) for call in sorted(threads)]
     return max(found, key=lambda each: each[1], default=(-1, 0))
 
@@ -193,7 +194,7 @@ def _culprit(
 ) -> tuple[str | None, str | None]:
     trace = where.trace
     events = trace.events
-    call = int(gaps.first_call[at])
+    origin = int(gaps.first_origin[at])
     blocked = int(parts.blocked_in[at])
 
     def name(row: int) -> str | None:
@@ -209,13 +210,13 @@ def _culprit(
         return name(operator if operator >= 0 else blocked), where.line(blocked)
     if cause == causes.DEPENDENCY:
         return name(int(gaps.rows[gaps.last[at]])), None
-    if call < 0:
+    if origin < 0:
         return None, None
     if cause in (causes.LAUNCH, causes.QUEUED, causes.GRAPH):
-        operator = where.operator(call)
-        return name(operator if operator >= 0 else call), where.line(call)
-    until = max(int(gaps.begin_ns[at]) + 1, min(int(events.begin_ns[call]), int(gaps.end_ns[at])))
-    doing, line = where.doing(call, int(gaps.begin_ns[at]), until)
+        operator = where.operator(origin)
+        return name(operator if operator >= 0 else origin), where.line(origin)
+    until = max(int(gaps.begin_ns[at]) + 1, min(int(events.begin_ns[origin]), int(gaps.end_ns[at])))
+    doing, line = where.doing(origin, int(gaps.begin_ns[at]), until)
     return name(doing), line
 
 
@@ -231,13 +232,6 @@ CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
     causes.NOT_TRACED: "idle.unexplained",
 }
 """The code of the finding for each cause."""
-# The analysis of an Ascend device's free time finds the same idle time, with more detail.
-_SAME_ON_ASCEND = {
-    causes.LAUNCH: "ascend.host_bound",
-    causes.HOST_WORK: "ascend.host_bound",
-    causes.HOST_UNSEEN: "ascend.host_bound",
-    causes.NOT_TRACED: "ascend.free_unexplained",
-}
 _NOT_SEEN = {
     causes.NOT_TRACED: "and the trace does not show why",
     causes.HOST_UNSEEN: "the host launched nothing meanwhile, and the trace does not show what it"
@@ -342,14 +336,12 @@ class IdleFindings:
             sentence += _of_pattern(pattern)
             shown = pattern.evidence
         advice = advice_on(cause, self.facts)
-        same_as = _SAME_ON_ASCEND.get(cause, "")
         return Finding(
             severity,
             f"{sentence} {advice}".rstrip(),
             shown,
             CODES[cause],
-            same_as,
-            self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause),
+            numbers=self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause),
         )
 
     def _most(self, cause: str) -> str:

@@ -579,7 +579,6 @@ def _layout(kernels: Kernels) -> Finding | None:
         f" {int(chosen.sum()):,} kernels that only change the layout of tensors: {advice}.",
         (_longest(kernels, chosen), Evidence("changes of layout", None, percent, "%")),
         "kernels.layout",
-        same_as="ascend.conversions",
         numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
     )
 

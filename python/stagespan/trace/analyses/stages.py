@@ -293,8 +293,7 @@ class Stages(Result):
                     sentence,
                     (stage.longest, figure),
                     "stages.launch",
-                    "idle.launch",
-                    {
+                    numbers={
                         "host_ns": stage.host_self_ns,
                         "launched": launched,
                         "mean_ns": device // launched,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, DeviceWork, launch_of
-from stagespan.trace.derived.flows import joined_flows
+from stagespan.trace.derived.flows import started_by
 from stagespan.trace.derived.threads import ASCEND_DEVICE, ASCEND_OVERLAP, in_processes
 from stagespan.trace.read.intervals import Mask, Numbers, merged
 from stagespan.trace.read.model import MISSING, Trace
@@ -149,33 +149,7 @@ def _joined(first: Interval, second: Interval) -> Interval:
 
 
 # At level 0, the profiler leaves out CANN's calls, but keeps the flows that begin in them.
-LAUNCH_FLOWS, OPERATOR_FLOWS, QUEUE_FLOWS = "hosttodevice", "async_npu", "async_task_queue"
-
-
-def started_by(trace: Trace, category: str, rows: Numbers) -> Numbers:
-    """Return, for each event, the row of `trace.flows` where a flow to this event starts, or -1."""
-    events, flows = trace.events, trace.flows
-    found = np.full(len(rows), -1, dtype=np.int64)
-    starts, ends = joined_flows(trace, category)
-    if len(ends) == 0 or len(rows) == 0:
-        return found
-    # A flow ends where its event begins, in its lane.
-    time = np.concatenate((flows.begin_ns[ends], events.begin_ns[rows]))
-    pid = np.concatenate((flows.pid[ends], events.pid[rows]))
-    tid = np.concatenate((flows.tid[ends], events.tid[rows]))
-    code = np.zeros(len(time), dtype=np.int64)
-    for column in (pid, tid, time):
-        values, place = np.unique(column, return_inverse=True)
-        code = code * len(values) + place.reshape(-1)
-        _, code = np.unique(code, return_inverse=True)
-        code = code.reshape(-1).astype(np.int64)
-    known, targets = code[: len(ends)], code[len(ends) :]
-    order = np.argsort(known, kind="stable")
-    at = np.searchsorted(known[order], targets)
-    at = np.minimum(at, len(known) - 1)
-    hit = known[order[at]] == targets
-    found[hit] = starts[order[at[hit]]]
-    return found
+LAUNCH_FLOWS, OPERATOR_FLOWS = "hosttodevice", "async_npu"
 
 
 def launched(trace: Trace, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:

@@ -12,8 +12,9 @@ from typing import Annotated
 
 import numpy as np
 
-from stagespan.trace.ascend.device import QUEUE_FLOWS, launched, on_device, started_by
+from stagespan.trace.ascend.device import launched, on_device
 from stagespan.trace.derived.device import COPY, device_work
+from stagespan.trace.derived.task_queue import tasks_at
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Mask, Numbers, covered, merged
 from stagespan.trace.read.model import MISSING, Trace
@@ -292,14 +293,10 @@ def _way_of_next(trace: Trace, rows: Numbers, gap_end: Numbers) -> _Way:
     known = begin != MISSING
     ended, taken = np.where(known, end, gap_end), np.where(known, begin, gap_end)
     asked = taken.copy()
-    dequeue = np.flatnonzero(trace.rows_of(["dequeue"]))
-    put = started_by(trace, QUEUE_FLOWS, dequeue)
-    dequeue, put = dequeue[put >= 0], put[put >= 0]
-    if len(dequeue):
-        at = _around(trace, dequeue, thread, taken)
-        through = known & (at >= 0)
-        taken[through] = events.begin_ns[dequeue[at[through]]]
-        asked[through] = np.minimum(taken[through], trace.flows.begin_ns[put[at[through]]])
+    dequeue, put = tasks_at(trace, thread, taken)
+    through = known & (dequeue >= 0)
+    taken[through] = events.begin_ns[dequeue[through]]
+    asked[through] = np.minimum(taken[through], trace.flows.begin_ns[put[through]])
     return _Way(following, known, asked, taken, ended)
 
 
@@ -316,18 +313,3 @@ def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
         _LAUNCHED: np.where(known, end - np.maximum(launched, taken), 0),
         _UNKNOWN: np.where(known, 0, end - begin),
     }
-
-
-def _around(trace: Trace, dequeue: Numbers, thread: Numbers, time_ns: Numbers) -> Numbers:
-    """Return the row of `dequeue` around each time on its thread, or -1."""
-    events = trace.events
-    found = np.full(len(time_ns), -1, dtype=np.int64)
-    for tid in np.unique(events.tid[dequeue]):
-        own = np.flatnonzero(events.tid[dequeue] == tid)
-        own = own[np.argsort(events.begin_ns[dequeue[own]], kind="stable")]
-        asked = np.flatnonzero(thread == tid)
-        at = np.searchsorted(events.begin_ns[dequeue[own]], time_ns[asked], side="right") - 1
-        row = dequeue[own[np.maximum(at, 0)]]
-        contains = (at >= 0) & (events.end_ns[row] >= time_ns[asked])
-        found[asked[contains]] = own[at[contains]]
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stagespan.trace.read.groups import pairs
-from stagespan.trace.read.intervals import Rows
+from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -38,3 +38,32 @@ def joined_flows(trace: Trace, category: str) -> tuple[Rows, Rows]:
         # The first start of the same id is at `at`, because the order of ids is the same.
         at = np.maximum(np.searchsorted(of_starts[order], of_ends, side="right") - 1, at)
     return starts[at], ends
+
+
+def flows_at(trace: Trace, flows: Rows, rows: Rows) -> Rows:
+    """Return, for each event, the index in `flows` of the flow at its begin on its thread, or -1.
+
+    `flows` are rows of `trace.flows`: a flow starts and ends where events begin.
+    """
+    found = np.full(len(rows), -1, dtype=np.intp)
+    if len(flows) == 0 or len(rows) == 0:
+        return found
+    events, table = trace.events, trace.flows
+    _, lane = pairs(
+        np.concatenate((table.pid[flows], events.pid[rows])),
+        np.concatenate((table.tid[flows], events.tid[rows])),
+    )
+    _, place = pairs(lane, np.concatenate((table.begin_ns[flows], events.begin_ns[rows])))
+    available, targets = place[: len(flows)], place[len(flows) :]
+    order = np.argsort(available, kind="stable")
+    at = np.minimum(np.searchsorted(available[order], targets), len(order) - 1)
+    hit = available[order[at]] == targets
+    found[hit] = order[at[hit]]
+    return found
+
+
+def started_by(trace: Trace, category: str, rows: Rows) -> Numbers:
+    """Return, for each event, the row of `trace.flows` where a flow to this event starts, or -1."""
+    starts, ends = joined_flows(trace, category)
+    at = flows_at(trace, ends, rows)
+    return np.where(at >= 0, np.append(starts, -1)[at], -1)

@@ -336,11 +336,11 @@ def _start(where: CallSites, gaps: Gaps, at: int) -> int:
     """Return the warm-up's annotation around a gap's launch, or the operator; -1 if none."""
     trace = where.trace
     events = trace.events
-    call = int(gaps.first_call[at])
-    for mark in where.marks(call)[::-1].tolist():
+    origin = int(gaps.first_origin[at])
+    for mark in where.marks(origin)[::-1].tolist():
         if _WARM_UP.search(trace.names[int(events.name[mark])]):
             return int(mark)
-    for operator in where.operators(call)[::-1].tolist():
+    for operator in where.operators(origin)[::-1].tolist():
         begin = max(int(events.begin_ns[operator]), int(gaps.begin_ns[at]))
         end = min(int(events.end_ns[operator]), int(gaps.end_ns[at]))
         same: Mask = events.name == events.name[operator]

@@ -18,6 +18,7 @@ from stagespan.trace.derived.device import (
     streams,
 )
 from stagespan.trace.derived.idle_causes import GRAPH_LAUNCHES, SINGLE_LAUNCHES
+from stagespan.trace.derived.task_queue import origins
 from stagespan.trace.derived.threads import (
     Axis,
     Cover,
@@ -40,12 +41,16 @@ ISSUED = ("before", "during", "after", None)
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Gaps in the order of time. Arrays other than `rows` and `calls` have one element per gap."""
+    """Gaps in the order of time. `rows`, `calls` and `origins` have one element for each device
+    event, the other arrays have one for each gap."""
 
     rows: Rows
     """All device events, by begin and launch."""
     calls: Rows
     """The call that launched each of `rows`, or -1."""
+    origins: Rows
+    """The event with which the program requested each of these launches: the call, or where it was
+    put into a task queue; or -1."""
     begin_ns: Numbers
     end_ns: Numbers
     last: NDArray[np.intp]
@@ -71,6 +76,16 @@ class Gaps:
     def first_call(self) -> Rows:
         """The call that launched the event after the gap, or -1."""
         return self.calls[self.first]
+
+    @property
+    def last_origin(self) -> Rows:
+        """The event with which the program requested the launch before the gap, or -1."""
+        return self.origins[self.last]
+
+    @property
+    def first_origin(self) -> Rows:
+        """The event with which the program requested the launch after the gap, or -1."""
+        return self.origins[self.first]
 
 
 @once
@@ -98,6 +113,7 @@ def gaps(trace: Trace) -> Gaps:
     return Gaps(
         rows=rows,
         calls=calls,
+        origins=origins(trace, calls),
         begin_ns=gap_begin,
         end_ns=gap_end,
         last=latest[opens - 1],
@@ -420,15 +436,20 @@ class _Splitter:
     def _split_launched(self, chosen: Rows) -> None:
         gaps, events = self.gaps, self.trace.events
         begin, end, call = gaps.begin_ns[chosen], gaps.end_ns[chosen], gaps.first_call[chosen]
-        issued_from = np.clip(events.begin_ns[call], begin, end)
+        origin = gaps.first_origin[chosen]
+        issued_from = np.clip(events.begin_ns[origin], begin, end)
+        called_from = np.clip(events.begin_ns[call], begin, end)
         issued_to = np.clip(events.end_ns[call], begin, end)
-        launch = issued_to - issued_from
-        launch += self._queued(chosen, issued_to, end)
+        call_time = issued_to - called_from
+        launch = call_time + self._queued(chosen, issued_to, end)
         # Two threads: the one that launches now, and the one that launched before.
-        before = gaps.last_call[chosen]
-        before = np.where(before >= 0, before, call)
-        lanes, lane = threads(self.trace, np.concatenate((call, before)))
-        call_time = issued_to - issued_from
+        before = gaps.last_origin[chosen]
+        before = np.where(before >= 0, before, origin)
+        # And that of a task queue, which takes the launch over from the first.
+        in_queue = bool((issued_from < called_from).any())
+        lanes, lane = threads(
+            self.trace, np.concatenate((origin, before, call) if in_queue else (origin, before))
+        )
         del before, issued_to
         # Quiet time that began before the first gap, or ends after the last, must not seem shorter
         # than it is. One more, so that earlier events do not seem to begin with the first gap.
@@ -441,24 +462,27 @@ class _Splitter:
             len(lanes),
         )
         if not axis.fits:
-            self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += issued_from - begin + launch
+            self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += called_from - begin + launch
             return
         del end
         host = _HostActivity(
             self.trace, axis, lanes, self.calls, self.waits, self.allocates, self.holds
         )
-        here, there = lane[: len(call)], lane[len(call) :]
+        here, there = lane[: len(call)], lane[len(call) : 2 * len(call)]
         place = axis.place(here, begin)
         taken_over = np.minimum(begin + (host.busy.next_from(place) - place), issued_from)
         taken_over = np.where(here == there, begin, taken_over)
         calls = np.flatnonzero(self.waits | self.allocates)
-        self.call_idle[calls] = host.time_in(
-            calls, [(here, taken_over, issued_from), (there, begin, taken_over)]
-        )
+        stretches = [(here, taken_over, issued_from), (there, begin, taken_over)]
+        if in_queue:
+            stretches.append((lane[2 * len(call) :], issued_from, called_from))
+        self.call_idle[calls] = host.time_in(calls, stretches)
         self.call_inside[calls] = self.call_idle[calls]
         long_call = (call_time > QUIET_NS) & ~self.waits[call] & ~self.holds[call]
         self._add_at(causes.RUNTIME_CALL, chosen, np.where(long_call, call_time, 0))
         launch -= np.where(long_call, call_time, 0)
+        if in_queue:
+            launch += self._in_queue(host, chosen, stretches[-1])
         # In parts, because the classified times take much memory.
         for some in parts(len(chosen)):
             self._classify(
@@ -468,6 +492,20 @@ class _Splitter:
                 (begin[some], taken_over[some], issued_from[some]),
                 launch[some],
             )
+
+    def _in_queue(
+        self, host: _HostActivity, chosen: Rows, stretch: tuple[Numbers, Numbers, Numbers]
+    ) -> Numbers:
+        """Add what the thread of a task queue did before its calls. Returns the rest of the time.
+
+        The rest, in which the task waited in the queue or was prepared, is part of the launch.
+        """
+        times = host.classified(*stretch)
+        for number, name in enumerate(_CLASSES):
+            if name != causes.HOST_UNSEEN:
+                self._add_at(name, chosen, times[:, number])
+        rest: Numbers = times[:, _CLASSES.index(causes.HOST_UNSEEN) :].sum(axis=1)
+        return rest
 
     def _classify(
         self,
@@ -571,13 +609,13 @@ class _Splitter:
     def _crosses(self, step_begins: Numbers) -> Mask:
         events, gaps = self.trace.events, self.gaps
 
-        def step(call: Rows, otherwise: Numbers) -> NDArray[np.intp]:
-            time = np.where(call >= 0, events.begin_ns[call], otherwise)
+        def step(origin: Rows, otherwise: Numbers) -> NDArray[np.intp]:
+            time = np.where(origin >= 0, events.begin_ns[origin], otherwise)
             return np.searchsorted(step_begins, time, side="right")
 
         if len(gaps.begin_ns) == 0:
             return np.zeros(0, dtype=np.bool_)
-        result: Mask = step(gaps.first_call, gaps.end_ns) > step(gaps.last_call, gaps.begin_ns)
+        result: Mask = step(gaps.first_origin, gaps.end_ns) > step(gaps.last_origin, gaps.begin_ns)
         return result
 
     def _add(self, cause: str, which: Mask, time: Numbers) -> None:

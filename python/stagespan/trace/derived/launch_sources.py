@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import device_work, is_ascend, launch_of, launches
-from stagespan.trace.derived.flows import joined_flows
+from stagespan.trace.derived.flows import joined_flows, started_by
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
@@ -208,26 +208,12 @@ def values_at(values: Rows, index: Rows) -> Rows:
 
 def _by_flows(trace: Trace, rows: Rows, inside: Rows, lanes: ThreadIndex, forest: Nesting) -> None:
     """Find operators by flows, because Ascend's queue launches from its own thread."""
-    flows, events = trace.flows, trace.events
-    starts, ends = joined_flows(trace, "async_npu")
     missing = np.flatnonzero(inside < 0)
-    if len(ends) == 0 or len(missing) == 0 or len(forest) == 0:
+    if len(missing) == 0 or len(forest) == 0:
         return
-    here = rows[missing]
-    # Number the ends of flows and the begins of events by their common places.
-    _, lane = pairs(
-        np.concatenate((flows.pid[ends], events.pid[here])),
-        np.concatenate((flows.tid[ends], events.tid[here])),
-    )
-    times = np.concatenate((flows.begin_ns[ends], events.begin_ns[here]))
-    _, place = pairs(lane, times)
-    available, targets = place[: len(ends)], place[len(ends) :]
-    order = np.argsort(available, kind="stable")
-    at = np.searchsorted(available[order], targets)
-    hit = np.flatnonzero(at < len(order))
-    hit = hit[available[order[at[hit]]] == targets[hit]]
-    places = lanes.places_of_flows(trace, starts[order[at[hit]]])
-    inside[missing[hit]] = forest.at(places)
+    starts = started_by(trace, "async_npu", rows[missing])
+    missing, starts = missing[starts >= 0], starts[starts >= 0]
+    inside[missing] = forest.at(lanes.places_of_flows(trace, starts))
 
 
 # --- Stages ---

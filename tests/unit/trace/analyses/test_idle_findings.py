@@ -267,15 +267,14 @@ def test_a_wait_shows_the_time_of_the_call(tmp_path: Path) -> None:
 
 
 def test_the_same_lost_time_is_one_finding() -> None:
-    # GIVEN findings of two analyses, of which one says that it covers the same time, and a third
+    # GIVEN findings of two analyses about the same time, and a third
+    repeats = {"stages.launch": "idle.launch"}
     launch = Finding("medium", "Launch.", (Evidence("a", 1, 2.0, "ns"),), "idle.launch")
-    stage = Finding(
-        "high", "Stage.", (Evidence("b", 1, 2.0, "ns"),), "stages.launch", "idle.launch"
-    )
+    stage = Finding("high", "Stage.", (Evidence("b", 1, 2.0, "ns"),), "stages.launch")
     other = Finding("low", "Other.", (Evidence("c", 1, 2.0, "ns"),), "memory.growth")
     bare = Finding("low", "Without a code.", (Evidence("d", 1, 2.0, "ns"),))
     # WHEN repetitions are joined
-    found = without_repeats([launch, stage, other, bare, bare])
+    found = without_repeats([launch, stage, other, bare, bare], repeats)
     # THEN the first has the evidence of both and the higher severity
     assert [(f.code, f.severity) for f in found[:2]] == [
         ("idle.launch", "high"),
@@ -284,7 +283,13 @@ def test_the_same_lost_time_is_one_finding() -> None:
     assert found[2:] == [bare, bare]
     assert [each.event for each in found[0].evidence] == ["a", "b"]
     # AND without the first, the second is kept
-    assert without_repeats([stage, other, bare]) == [stage, other, bare]
+    assert without_repeats([stage, other, bare], repeats) == [stage, other, bare]
+    # AND one that repeats a finding that is joined to another is kept
+    repeats["idle.launch"] = "memory.growth"
+    assert [f.code for f in without_repeats([launch, stage, other], repeats)] == [
+        "stages.launch",
+        "memory.growth",
+    ]
 
 
 # Devices that are not GPUs

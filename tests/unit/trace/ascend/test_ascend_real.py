@@ -112,3 +112,9 @@ def test_a_device_that_waits_for_the_host_gets_one_finding(rank: int, traces: Pa
     assert len(codes) == len(set(codes))
     assert {"ascend.host_bound", "ascend.conversions"} <= set(codes)
     assert not {"idle.host_unseen", "idle.host_work", "idle.launch", "kernels.layout"} & set(codes)
+    # AND it shows the lines of the program during which the device was idle
+    told = next(each for each in found["findings"] if each["code"] == "ascend.host_bound")
+    assert "aten::linear, torchvision/models/alexnet.py(47): forward" in {
+        each["event"] for each in told["evidence"]
+    }
+    assert "host_unseen" not in found["idle"]["by_cause"]
