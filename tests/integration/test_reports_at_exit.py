@@ -322,12 +322,13 @@ def test_the_report_at_exit_leaves_a_dump_of_an_earlier_report(tmp_path: Path) -
 
 def test_a_dump_that_another_process_replaced_is_not_overwritten(tmp_path: Path) -> None:
     code = """
-        import subprocess, sys, stagespan
+        import subprocess, sys, time, stagespan
         inner = len(sys.argv) > 1
         with stagespan.span("inner" if inner else "outer"):
             pass
         if not inner:
             stagespan.dump_timing_report("out/timing.json")
+            time.sleep(0.05)  # the inner program begins in a later tick of the system
             subprocess.run([sys.executable, __file__, "inner"], check=True)
             import json, os
             (name,) = (n for n in os.listdir("out") if n != "timing.json")

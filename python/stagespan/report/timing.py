@@ -168,6 +168,8 @@ def dump_timing_report(path: str | os.PathLike[str]) -> Path:
         raise ReportError(
             f"the timing report cannot be written to {path}: {reason}; choose another folder"
         ) from error
+    # While this process lives, no program that starts later takes the file for that of an old run.
+    run.whose_file(written.parent)
     with contextlib.suppress(OSError, RuntimeError):  # the file may already be gone
         _dumped[written.resolve()] = report, _identity(written)
     return written
