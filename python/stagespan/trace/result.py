@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -47,6 +48,8 @@ class Thresholds:
 _SIZES: tuple[tuple[int, Severity], ...] = ((1_000_000, "high"), (250_000, "medium"))
 
 Cell = str | int | float | None
+Column = tuple[str | Callable[[Any], Cell], str, str]
+"""A column of `Table.of`: the field of the rows or a function of a row, the heading, the unit."""
 _T = TypeVar("_T")
 printable = names.printable
 MOST_LETTERS = 60
@@ -165,6 +168,21 @@ class Table:
     """A cell that is None is unknown, and shown as such."""
     note: str = ""
     """A sentence below the table, such as what was left out of it."""
+
+    @classmethod
+    def of(cls, title: str, rows: Iterable[Any], *columns: Column, note: str = "") -> Table:
+        """Return a table with one row for each of `rows`, usually structs of figures.
+
+        Each column is (field, heading, unit), such as `("time_ns", "time", "ns")`. The field is the
+        name of an attribute, which may be dotted, or a function that returns the cell of a row.
+        """
+        cells = [attrgetter(field) if isinstance(field, str) else field for field, _, _ in columns]
+        return cls(
+            title,
+            tuple((heading, unit) for _, heading, unit in columns),
+            [tuple(cell(row) for cell in cells) for row in rows],
+            note,
+        )
 
 
 Chart = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 
 from stagespan.trace.figures import Count, Figures, Ns, one_of, schema_of
 from stagespan.trace.render.json_schema import figure_types, json_schema
-from stagespan.trace.result import Evidence, Finding, Unavailable
+from stagespan.trace.result import Evidence, Finding, Table, Unavailable
 
 
 class Part(Figures, frozen=True):
@@ -114,3 +114,19 @@ def test_the_code_of_a_missing_result_is_in_the_schema() -> None:
     definition = schema["$defs"]["UnknownFigures"]
     assert written["code"] in definition["properties"]["code"]["enum"]
     assert set(definition["required"]) == set(written)
+
+
+def test_a_table_is_made_from_rows_of_figures() -> None:
+    rows = [example(Part("most", 2_000)), example(Part("least", 1_000))]
+    found = Table.of(
+        "Examples",
+        rows,
+        ("largest.name", "name", ""),
+        ("total_ns", "time", "ns"),
+        (lambda row: 2 * row.count, "twice", ""),
+        ("host_ns_a_step", "host", "ns"),
+        note="A note.",
+    )
+    columns = (("name", ""), ("time", "ns"), ("twice", ""), ("host", "ns"))
+    cells = [("most", 1_500, 6, None), ("least", 1_500, 6, None)]
+    assert found == Table("Examples", columns, cells, "A note.")

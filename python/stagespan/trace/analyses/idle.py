@@ -554,43 +554,27 @@ class Idle(Result):
             f"Idle {in_words(self.idle_ns, 'ns')} of the {in_words(self.span_ns, 'ns')} from the"
             " device's first work to the end of its last.",
         )
-        calls = Table(
+        calls = Table.of(
             "Calls during which the device was idle",
-            (
-                ("operator", ""),
-                ("call", ""),
-                ("waited for", ""),
-                ("Python", ""),
-                ("idle", "ns"),
-                ("calls", ""),
-            ),
-            [(g.operator, g.call, g.waited_for, g.line, g.idle_ns, g.calls) for g in self.groups],
+            self.groups,
+            ("operator", "operator", ""),
+            ("call", "call", ""),
+            ("waited_for", "waited for", ""),
+            ("line", "Python", ""),
+            ("idle_ns", "idle", "ns"),
+            ("calls", "calls", ""),
         )
-        largest = Table(
+        largest = Table.of(
             "Largest gaps",
-            (
-                ("at", "ns"),
-                ("idle", "ns"),
-                ("cause", ""),
-                ("next launch", ""),
-                ("host", ""),
-                ("waited for", ""),
-                ("Python", ""),
-                ("next on device", ""),
-            ),
-            [
-                (
-                    g.time_ns,
-                    g.dur_ns,
-                    causes.CAUSES[g.cause],
-                    g.issued,
-                    g.culprit,
-                    g.waited_for,
-                    g.line,
-                    g.next,
-                )
-                for g in self.largest
-            ],
+            self.largest,
+            ("time_ns", "at", "ns"),
+            ("dur_ns", "idle", "ns"),
+            (lambda gap: causes.CAUSES[gap.cause], "cause", ""),
+            ("issued", "next launch", ""),
+            ("culprit", "host", ""),
+            ("waited_for", "waited for", ""),
+            ("line", "Python", ""),
+            ("next", "next on device", ""),
         )
         return [table for table in (by_cause, calls, largest) if table.rows]
 
