@@ -163,7 +163,7 @@ def test_item_and_to_are_named_with_their_waits(tmp_path: Path) -> None:
         ("aten::to", SYNCHRONISE, 1, 100_000, 0),
     ]
     assert (found.total_ns, found.window_ns) == (1_300_000, 4_000_000)
-    assert [(name, wait.time_ns, wait.figure) for name, wait in found.longest] == [
+    assert [(wait.operator, wait.time_ns, wait.wait_ns) for wait in found.longest] == [
         ("aten::item", 10_000, 400_000),
         ("aten::item", 1_010_000, 400_000),
         ("aten::item", 2_010_000, 400_000),
