@@ -500,10 +500,41 @@ def test_kernels_that_communicate_without_nccl(kernel: str, tmp_path: Path) -> N
     assert (numbers["time_ns"], numbers["whole_ns"]) == (900 * US, 1_000 * US)
     assert numbers["percent"] == 90
     assert use.tables()[0].rows[1] == ("communicating, nothing else", 900 * US, 90)
-    # AND the keys for NCCL only are unchanged, in addition to the figure for the others
-    assert (written["comm_union_us"], written["compute_union_us"]) == (0, 1_000)
+    # AND every figure of communication has the same definition; that of NCCL alone is separate
+    assert (written["comm_union_us"], written["exposed_comm_us"]) == (900, 900)
+    assert (written["nccl_union_us"], written["compute_union_us"]) == (0, 100)
     assert written["custom_comm_us"] == written["per_device_us"]["0"]["comm"] == 900
     assert in_words(900 * US, "ns") in use.tables()[0].note
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "void cross_device_reduce_1stage<__half, 2>(RankData*, RankSignals)",
+        "void deep_ep::internode_ll::dispatch<true, 4096>(void*, float*)",
+    ],
+)
+def test_communication_has_one_definition(tmp_path: Path, kernel: str) -> None:
+    # GIVEN steps with a computing kernel of 500 µs, 300 µs of one library's communication during
+    # it, and 100 µs of NCCL's during the latter
+    work = [
+        entry
+        for begin in range(0, 3_000, 1_000)
+        for entry in (
+            ("gemm", "kernel", 7, begin, begin + 500),
+            (kernel, "kernel", 20, begin + 100, begin + 400),
+            ("ncclDevKernel_AllGather", "kernel", 21, begin + 200, begin + 300),
+        )
+    ]
+    # WHEN the use is summed up
+    written = use_of(device_only(tmp_path, *work)).to_dict()
+    # THEN communication is that of both: exposed and hidden communication are its parts
+    assert written["comm_union_us"] == written["per_device_us"]["0"]["comm"] == 900
+    assert written["exposed_comm_us"] + written["hidden_comm_us"] == 900
+    assert (written["exposed_comm_us"], written["hidden_comm_percent"]) == (0, 100)
+    assert written["compute_union_us"] == written["per_device_us"]["0"]["compute"] == 1_500
+    # AND there is one key for each of the two kinds
+    assert (written["nccl_union_us"], written["custom_comm_us"]) == (300, 900)
 
 
 def test_the_layout_of_an_exchange_is_not_communication(tmp_path: Path) -> None:
@@ -512,8 +543,8 @@ def test_the_layout_of_an_exchange_is_not_communication(tmp_path: Path) -> None:
     # WHEN the device's use is summed up
     use = use_of(device_only(tmp_path, (kernel, "kernel", 7, 0, 100)))
     # THEN it computes
-    assert use.parts.compute_ns == 100 * US
-    assert use.parts.communication_ns == 0
+    assert use.compute_ns == 100 * US
+    assert use.communication_ns == 0
 
 
 def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
@@ -555,8 +586,8 @@ def test_two_npus_in_one_trace_are_two_devices(tmp_path: Path) -> None:
     path.write_text(json.dumps(entries))
     # WHEN the use is summed up THEN each has its own times
     assert {name: each.busy_ns for name, each in use_of(read_trace(path)).devices.items()} == {
-        0: 100 * US,
-        1: 100 * US,
+        "0": 100 * US,
+        "1": 100 * US,
     }
 
 
@@ -586,7 +617,7 @@ def test_work_launched_before_the_window_is_counted_separately(tmp_path: Path) -
     # WHEN the use is summed up
     use = use_of(program.trace(tmp_path))
     # THEN they are distinguished, and are part of the sums
-    assert use.before_window == 2
+    assert use.without_launch == 2
     assert use.to_dict()["gpu_events_without_launch_us"] == 60
     assert use.to_dict()["kernel_dur_sum_us"] == 90
     assert use.before_window_ns == 60 * US
@@ -601,7 +632,7 @@ def test_a_launch_by_the_first_event_is_in_the_trace(tmp_path: Path) -> None:
     use = use_of(program.trace(tmp_path))
     # THEN all work has a launch, none counts as launched earlier, and no time is a sum over devices
     assert use.to_dict()["gpu_events_without_launch_in_trace"] == 0
-    assert (use.before_window, use.before_window_ns) == (0, 0)
+    assert (use.without_launch, use.before_window_ns) == (0, 0)
     assert "sums over" not in use.tables()[0].note
 
 
@@ -628,7 +659,7 @@ def test_processes_with_the_same_correlations_do_not_get_each_others_launches(
     # THEN only the one with a correlation that a single process has is matched, the others are
     # unknown
     assert found.tolist() == [-1, -1, 4]
-    assert use_of(trace).before_window == 2
+    assert use_of(trace).without_launch == 2
     # AND if none is left, all are unknown
     path.write_text(json.dumps(entries[:4]))
     assert launch_of(read_trace(path), np.array(kernels[:2])).tolist() == [-1, -1]
