@@ -432,7 +432,7 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
     # THEN a device that is idle while the other works is distinguished from both being idle
     assert (found.span_ns, found.whole_ns) == (600 * US, 800 * US)
     assert found.times_ns == {"cannot tell": 450 * US, "device-busy": 350 * US}
-    assert found.parts_ns["idle_beside"] == 350 * US
+    assert found.parts_ns["other_device_busy"] == 350 * US
     # AND it is reported if it takes most of the time
     late = judged(
         devices_only(
@@ -460,7 +460,7 @@ def test_time_between_the_work_of_two_devices_counts_for_both(tmp_path: Path) ->
     # THEN the time in between is counted, although it is in neither device's span
     assert (found.span_ns, found.whole_ns) == (1_000 * US, 2_000 * US)
     assert found.times_ns == {"cannot tell": 1_980 * US, "device-busy": 20 * US}
-    assert found.parts_ns["idle_beside"] == 20 * US
+    assert found.parts_ns["other_device_busy"] == 20 * US
     assert found.cause == "not_traced"
 
 
