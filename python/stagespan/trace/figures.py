@@ -39,14 +39,17 @@ if TYPE_CHECKING:
 else:
 
     class Internal:
-        """A field that is not in the JSON: `evidence: Internal[Evidence]`. Any type is allowed."""
+        """A field that is not in the JSON: `evidence: Internal[Evidence]`. Any type is allowed.
+
+        If another field has its name as the key, the field needs a name of its own.
+        """
 
         def __class_getitem__(cls, _):
             return Annotated[Any, msgspec.Meta(extra=_INTERNAL, extra_json_schema=_INTERNAL)]
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Path = Annotated[list[str], msgspec.Meta(min_length=1)]
+Path = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 """The names of the enclosing nodes from the outside in, followed by the own name."""
 
 

@@ -30,7 +30,7 @@ from stagespan.trace.derived.trees import (
     tree_of,
     with_those_below,
 )
-from stagespan.trace.figures import Count, Figures, Ns, one_of
+from stagespan.trace.figures import Count, Figures, Ns, Path, one_of
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
@@ -225,7 +225,7 @@ _CLASS = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")
 class Module(Figures, frozen=True):
     """All calls of modules of one class at one place in the model; times in ns."""
 
-    path: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    path: Path
     """The classes of the modules around it, and its own."""
     instances: Count
     """Different modules."""
