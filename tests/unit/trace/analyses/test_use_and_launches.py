@@ -15,7 +15,7 @@ from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import device_use, launches, verdict
 from stagespan.trace.analyses.device_use import Use
 from stagespan.trace.analyses.idle import Idle
-from stagespan.trace.analyses.launches import Launches, QueueDepth
+from stagespan.trace.analyses.launches import Launches, Percentiles, QueueDepth
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
@@ -737,8 +737,8 @@ def test_a_starved_device_is_found_empty(tmp_path: Path) -> None:
     # THEN every launch found the device empty
     assert isinstance(found, Launches)
     assert (found.found_empty, found.depth) == (10, QueueDepth(0.0, 0))
-    assert found.delay_ns == (LATENCY * US,) * 3
-    assert found.call_ns == (CALL * US,) * 3
+    assert found.delay_ns == Percentiles(*(LATENCY * US,) * 3)
+    assert found.call_ns == Percentiles(*(CALL * US,) * 3)
 
 
 def test_an_unknown_analysis_is_refused(tmp_path: Path) -> None:
