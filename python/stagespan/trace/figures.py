@@ -2,7 +2,8 @@
 
 A result describes its figures once, as a class derived from `Figures`. Their JSON and its JSON
 Schema follow from that class. The key of a field is its name with `_us` in place of `_ns`; a field
-whose key differs has `msgspec.field(name=...)`. A field of type `Internal` is not written.
+whose key differs has `msgspec.field(name=...)`. A field of type `Internal` is not written, and of a
+list with `first(...)` only its first elements are.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ def one_of(values: Iterable[str]) -> msgspec.Meta:
     return msgspec.Meta(extra_json_schema={"enum": list(values)})
 
 
+def first(most: int) -> msgspec.Meta:
+    """Return the mark of a list of which JSON contains the first elements, for `Annotated`."""
+    return msgspec.Meta(max_length=most)
+
+
 def _key(name: str) -> str:
     return _NANOSECONDS.sub("_us", name)
 
@@ -69,6 +75,13 @@ class Figures(msgspec.Struct, frozen=True, rename=_key):
         """Return plain dicts, lists, numbers and texts for JSON, with times in microseconds."""
         written: dict[str, Any] = _writer_of(type(self))(self)
         return written
+
+
+class CountedTime(Figures, frozen=True):
+    """The number of some events, and their time."""
+
+    count: Count
+    time_ns: Ns
 
 
 def in_us(numbers: Mapping[str, float]) -> dict[str, float]:
@@ -152,8 +165,7 @@ def _writer(kind: inspect.Type) -> _Write | None:
         value = _writer(kind.value_type)
         return dict if value is None else _of_dict(value)
     if isinstance(kind, (inspect.ListType, inspect.VarTupleType)):
-        item = _writer(kind.item_type)
-        return list if item is None else _of_list(item)
+        return _of_list(_writer(kind.item_type), kind.max_length)
     if isinstance(kind, inspect.TupleType):
         return _of_tuple([_writer(each) for each in kind.item_types])
     return None
@@ -171,8 +183,10 @@ def _of_dict(inner: _Write) -> _Write:
     return lambda values: {key: inner(value) for key, value in values.items()}
 
 
-def _of_list(inner: _Write) -> _Write:
-    return lambda values: [inner(value) for value in values]
+def _of_list(inner: _Write | None, most: int | None) -> _Write:
+    if inner is None:
+        return lambda values: list(values[:most])
+    return lambda values: [inner(value) for value in values[:most]]
 
 
 def _of_tuple(writers: list[_Write | None]) -> _Write:

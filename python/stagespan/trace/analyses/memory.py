@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ from stagespan.trace.derived.launch_sources import stage_calls, values_at
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import ThreadIndex, named, numbers_of, processes
 from stagespan.trace.derived.trees import Nesting
-from stagespan.trace.figures import Count, Figures, Internal, Ns
+from stagespan.trace.figures import Count, Figures, Internal, Ns, first
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -310,8 +311,7 @@ class StepMemory(Figures, frozen=True):
 class Growth(Figures, frozen=True):
     """Memory by step, in bytes."""
 
-    shown: list[StepMemory] = msgspec.field(name="steps")
-    """The steps or, if there are many, the first ones."""
+    steps: Annotated[list[StepMemory], first(_MOST_IN_JSON)]
     growing: Count = msgspec.field(name="growing_steps")
     """The number of last steps that each left more memory allocated than the step before."""
     left_bytes: int
@@ -321,7 +321,6 @@ class Growth(Figures, frozen=True):
     by_bytes: Internal[int]
     since_ns: Internal[int | None]
     """When the first of these steps began, from the start of the trace's window."""
-    steps: Internal[list[StepMemory]] = msgspec.field(name="every_step")
 
     def finding(self, device: str, peak_bytes: int) -> Finding | None:
         """A finding if several steps in a row leave more memory allocated."""
@@ -388,7 +387,7 @@ def growth_of(
     left = int(at_end[-1] - at_end[-1 - growing])
     by, by_bytes = _allocated_in(trace, events, operators, firsts, ends, growing)
     since = int(ranges.begin_ns[len(ranges) - growing]) - begin_ns if growing else None
-    return Growth(steps[:_MOST_IN_JSON], growing, left, by, by_bytes, since, steps)
+    return Growth(steps, growing, left, by, by_bytes, since)
 
 
 def _allocated_in(

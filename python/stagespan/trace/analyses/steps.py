@@ -25,7 +25,7 @@ from stagespan.trace.derived.step_times import (
     steps_without_work,
 )
 from stagespan.trace.derived.threads import TimeIndex, named
-from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns, one_of
+from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns, first, one_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -431,10 +431,9 @@ class Steps(StructResult, frozen=True):
     """The steps' durations."""
     parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
     """All steps' time by part."""
-    shown: list[Step] = msgspec.field(name="steps")
-    """The steps or, if there are many, the first ones."""
+    steps: Annotated[list[Step], first(_MOST_IN_JSON)]
     steps_left_out: Count
-    """Those that are not in `shown`, and marks that overlap an earlier step."""
+    """Those that are not in the JSON, and marks that overlap an earlier step."""
     without_work: Count | None = msgspec.field(name="steps_without_device_events")
     """Steps of which the trace should have device events, but has none; None without a device."""
     gaps: StepGaps = msgspec.field(name="between")
@@ -450,7 +449,6 @@ class Steps(StructResult, frozen=True):
     """The number of device events that were not launched in a step."""
     outside_ns: Ns = msgspec.field(name="device_events_outside_us")
     """Their total duration."""
-    steps: Internal[list[Step]] = msgspec.field(name="every_step")
     edges: Internal[list[Edge]]
     ranges: Internal[StepRanges]
 
@@ -588,7 +586,7 @@ def analyze(trace: Trace) -> Steps | Unavailable:
         inferred=ranges.inferred,
         step_ns=_quartiles(times.end_ns - times.begin_ns),
         parts={part: int(time.sum()) for part, time in times.parts.items()},
-        shown=steps[:_MOST_IN_JSON],
+        steps=steps,
         steps_left_out=max(len(steps) - _MOST_IN_JSON, 0) + ranges.overlapping,
         without_work=len(steps_without_work(trace)) if on_device else None,
         gaps=step_gaps(trace, ranges, times, origin),
@@ -599,7 +597,6 @@ def analyze(trace: Trace) -> Steps | Unavailable:
         earlier_recorded=None if earlier_ns is None else times.earlier.recorded,
         outside=len(outside),
         outside_ns=int(trace.events.dur_ns[outside].sum()),
-        steps=steps,
         edges=edges,
         ranges=ranges,
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Annotated
 
 import msgspec
 
 from stagespan.trace.ascend.folder import MEMORY_RECORD, OPERATOR_MEMORY
-from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.figures import Count, Figures, Ns, first
 from stagespan.trace.read.csv_tables import CsvTable, scaled
 from stagespan.trace.result import (
     Evidence,
@@ -52,7 +53,7 @@ class AscendMemory(StructResult, frozen=True):
     """Peaks by component, and operators that allocate, the most first."""
 
     peaks: list[Peak]
-    operators: list[Allocations]
+    operators: Annotated[list[Allocations], first(_TOP)]
     unread: Count = msgspec.field(name="unread_rows")
 
     def findings(self) -> list[Finding]:
@@ -105,7 +106,7 @@ class AscendMemory(StructResult, frozen=True):
             tables.append(
                 Table.of(
                     "Operators that allocate",
-                    self.operators,
+                    self.operators[:_TOP],
                     ("name", "operator", ""),
                     ("count", "allocations", ""),
                     ("total_bytes", "total", "bytes"),
@@ -127,7 +128,7 @@ def memory(tables: dict[str, CsvTable]) -> AscendMemory | Unavailable:
             " profile_memory=True.",
             "no_files",
         )
-    return AscendMemory(peaks, operators[:_TOP], unread + odd)
+    return AscendMemory(peaks, operators, unread + odd)
 
 
 def _peaks(table: CsvTable) -> tuple[list[Peak], int]:
