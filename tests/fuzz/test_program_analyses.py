@@ -101,11 +101,11 @@ def test_sums_of_figures_of_random_traces_are_correct(block: int, tmp_path: Path
                     assert min(step.parts.values()) >= 0
             elif isinstance(found, Stages) and found.on_device:
                 own = sum(stage.device_self_ns or 0 for stage in found.stages)
-                assert own + found.outside[1] == found.device_ns
+                assert own + found.outside_ns == found.device_ns
             elif isinstance(found, Layers) and found.modules and found.modules.device_ns:
                 roots = [each for each in found.modules.modules if len(each.path) == 1]
                 held = sum((each.device_ns or 0) + (each.backward_ns or 0) for each in roots)
-                assert held + found.modules.outside[1] == found.modules.device_ns
+                assert held + found.modules.outside_ns == found.modules.device_ns
             elif isinstance(found, Memory):
                 for device in found.devices:
                     assert device.peak_bytes == max(size for _, size in device.curve)

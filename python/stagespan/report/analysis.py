@@ -147,7 +147,7 @@ def _stages(report: dict[str, Any]) -> Stages:
         )
     found.sort(key=lambda stage: _order(stage, {each.path: each.host_ns for each in found}))
     work = sum(stage.host_self_ns for stage in found)
-    return Stages(found, None, (0, 0), 0, work, False)
+    return Stages.of(found, work)
 
 
 def _order(stage: Stage, times: dict[tuple[str, ...], int]) -> list[tuple[int, str]]:

@@ -2,7 +2,8 @@
 
 A result describes its figures once, as a class derived from `Figures`. Their JSON and its JSON
 Schema follow from that class. The key of a field is its name with `_us` in place of `_ns`; a field
-whose key differs has `msgspec.field(name=...)`.
+whose key differs has `msgspec.field(name=...)`. A field of type `Internal` is not written, and of a
+list with `first(...)` only its first elements are.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from operator import methodcaller
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import inspect
 
 _NANOSECONDS = re.compile(r"_ns(?=_|$)")
 _UNIT = {"unit": "ns"}
+_INTERNAL = {"internal": True}
+_T = TypeVar("_T")
 
 if TYPE_CHECKING:
     Ns = int
@@ -31,14 +35,33 @@ else:
     MeanNs = Ns
 """A mean time, in nanoseconds with decimals. In JSON it is a number of microseconds."""
 
+if TYPE_CHECKING:
+    Internal = Annotated[_T, "not written"]
+else:
+
+    class Internal:
+        """A field that is not in the JSON: `evidence: Internal[Evidence]`. Any type is allowed.
+
+        If another field has its name as the key, the field needs a name of its own.
+        """
+
+        def __class_getitem__(cls, _):
+            return Annotated[Any, msgspec.Meta(extra=_INTERNAL, extra_json_schema=_INTERNAL)]
+
+
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Path = Annotated[list[str], msgspec.Meta(min_length=1)]
+Path = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 """The names of the enclosing nodes from the outside in, followed by the own name."""
 
 
 def one_of(values: Iterable[str]) -> msgspec.Meta:
     """Return the constraint that a text is one of `values`, for `Annotated[str, one_of(...)]`."""
     return msgspec.Meta(extra_json_schema={"enum": list(values)})
+
+
+def first(most: int) -> msgspec.Meta:
+    """Return the mark of a list of which JSON contains the first elements, for `Annotated`."""
+    return msgspec.Meta(max_length=most)
 
 
 def _key(name: str) -> str:
@@ -54,6 +77,13 @@ class Figures(msgspec.Struct, frozen=True, rename=_key):
         return written
 
 
+class CountedTime(Figures, frozen=True):
+    """The number of some events, and their time."""
+
+    count: Count
+    time_ns: Ns
+
+
 def in_us(numbers: Mapping[str, float]) -> dict[str, float]:
     """Convert times to microseconds: the names of times end in `_ns`, those returned in `_us`."""
     return {
@@ -65,6 +95,15 @@ def in_us(numbers: Mapping[str, float]) -> dict[str, float]:
 def schema_of(types: Sequence[type[Figures]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the JSON Schemas of the types, and the definitions to which they refer (`$defs`)."""
     schemas, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    for each in definitions.values():
+        if "properties" in each:
+            each["properties"] = {
+                key: {name: value for name, value in schema.items() if name != "default"}
+                for key, schema in each["properties"].items()
+                if not schema.keys() >= _INTERNAL.keys()
+            }
+            # A field with a default is also written.
+            each["required"] = list(each["properties"])
     return list(schemas), definitions
 
 
@@ -81,7 +120,7 @@ def _writer_of(struct: type[Figures]) -> _Write:
     fields = [
         (each.name, each.encode_name, _writer(each.type))
         for each in found.fields
-        if not _is_list_of(struct, each)
+        if not _is_list_of(struct, each) and not _is_internal(each)
     ]
 
     def write(figures: Any) -> dict[str, Any]:
@@ -101,6 +140,10 @@ def _writer_of(struct: type[Figures]) -> _Write:
     return write
 
 
+def _is_internal(field: inspect.Field) -> bool:
+    return isinstance(field.type, inspect.Metadata) and field.type.extra == _INTERNAL
+
+
 def _is_list_of(struct: type[Figures], field: inspect.Field) -> bool:
     kind = field.type
     if not isinstance(kind, inspect.ListType) or not isinstance(kind.item_type, inspect.StructType):
@@ -113,7 +156,7 @@ def _writer(kind: inspect.Type) -> _Write | None:
     if isinstance(kind, inspect.Metadata):
         return _in_us if kind.extra == _UNIT else _writer(kind.type)
     if isinstance(kind, inspect.StructType):
-        return Figures.to_dict
+        return methodcaller("to_dict")
     if isinstance(kind, inspect.UnionType):
         found = [each for each in map(_writer, kind.types) if each is not None]
         assert len(found) < 2, "a field has one type of figures, or None"
@@ -121,9 +164,8 @@ def _writer(kind: inspect.Type) -> _Write | None:
     if isinstance(kind, inspect.DictType):
         value = _writer(kind.value_type)
         return dict if value is None else _of_dict(value)
-    if isinstance(kind, inspect.ListType):
-        item = _writer(kind.item_type)
-        return list if item is None else _of_list(item)
+    if isinstance(kind, (inspect.ListType, inspect.VarTupleType)):
+        return _of_list(_writer(kind.item_type), kind.max_length)
     if isinstance(kind, inspect.TupleType):
         return _of_tuple([_writer(each) for each in kind.item_types])
     return None
@@ -141,8 +183,10 @@ def _of_dict(inner: _Write) -> _Write:
     return lambda values: {key: inner(value) for key, value in values.items()}
 
 
-def _of_list(inner: _Write) -> _Write:
-    return lambda values: [inner(value) for value in values]
+def _of_list(inner: _Write | None, most: int | None) -> _Write:
+    if inner is None:
+        return lambda values: list(values[:most])
+    return lambda values: [inner(value) for value in values[:most]]
 
 
 def _of_tuple(writers: list[_Write | None]) -> _Write:

@@ -8,15 +8,17 @@ package; every written figure names its unit.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
+from msgspec import structs
 
 from stagespan.trace import kernel_names as names
-from stagespan.trace.figures import Figures, Ns, in_us, one_of
+from stagespan.trace.figures import Figures, Internal, Ns, in_us, one_of
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -47,6 +49,8 @@ class Thresholds:
 _SIZES: tuple[tuple[int, Severity], ...] = ((1_000_000, "high"), (250_000, "medium"))
 
 Cell = str | int | float | None
+Column = tuple[str | Callable[[Any], Cell], str, str]
+"""A column of `Table.of`: the field of the rows or a function of a row, the heading, the unit."""
 _T = TypeVar("_T")
 printable = names.printable
 MOST_LETTERS = 60
@@ -55,48 +59,25 @@ LONGEST_NAME = 160
 """The number of characters of a name in a picture."""
 
 
-class EvidenceFigures(Figures, frozen=True):
-    """An `Evidence` in JSON."""
-
-    event: str
-    time_ns: Ns | None
-    figure: float | None
-    """In `unit`; times in microseconds."""
-    unit: str
-
-
-class FindingFigures(Figures, frozen=True):
-    """A `Finding` in JSON."""
-
-    code: str
-    severity: Annotated[str, one_of(SEVERITIES)]
-    sentence: str
-    figures: dict[str, float]
-    """The figures of the sentence, such as `percent`; names of times end in `_us`."""
-    evidence: Annotated[list[EvidenceFigures], msgspec.Meta(min_length=1)]
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Figures, frozen=True):
     """One thing that the trace shows: an event, when it was, and a figure about it."""
 
     event: str
     """The event's name in the trace, or what several events have in common."""
-    time_ns: int | None
+    time_ns: Ns | None
     """From the start of the trace's window (`window_of`); None if it has no single time."""
     figure: float | None
+    """In `unit`; in JSON, times are in microseconds."""
     unit: str
     """Of the figure: "ns", "%", "events", "bytes". Figures in "ns" are printed as µs, ms or s."""
 
-    def figures(self) -> EvidenceFigures:
+    def to_dict(self) -> dict[str, Any]:
         """Return the evidence for JSON, with a figure in ns converted to microseconds."""
-        in_ns = self.unit == "ns" and self.figure is not None
-        return EvidenceFigures(
-            event=self.event,
-            time_ns=self.time_ns,
-            figure=self.figure / 1000 if in_ns and self.figure is not None else self.figure,
-            unit="us" if self.unit == "ns" else self.unit,
-        )
+        written = super().to_dict()
+        if self.unit == "ns":
+            written["figure"] = None if self.figure is None else self.figure / 1000
+            written["unit"] = "us"
+        return written
 
     def __str__(self) -> str:
         at = "" if self.time_ns is None else f" at {in_words(self.time_ns, 'ns')}"
@@ -104,28 +85,22 @@ class Evidence:
         return f"{shortened(self.event, 90)}{at}{figure}"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Figures, frozen=True):
     """One sentence about something to improve, with its evidence (never empty)."""
 
     severity: Severity
     sentence: str
-    evidence: tuple[Evidence, ...]
+    evidence: Annotated[tuple[Evidence, ...], msgspec.Meta(min_length=1)]
     code: str = ""
     """The subject of the finding, such as "idle.data_loader". It never changes."""
-    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+    numbers: Mapping[str, float] = msgspec.field(name="figures", default_factory=dict)
     """The figures of the sentence by name, with times in ns: the time that the finding is about
-    (`time_ns`), its share (`percent`), and what else the sentence states."""
-
-    def figures(self) -> FindingFigures:
-        """Return the finding as a struct for JSON."""
-        evidence = [each.figures() for each in self.evidence]
-        numbers = in_us(self.numbers)
-        return FindingFigures(self.code, self.severity, self.sentence, numbers, evidence)
+    (`time_ns`), its share (`percent`), and what else the sentence states. In JSON, times are in
+    microseconds and their names end in `_us`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON, with times in microseconds."""
-        return self.figures().to_dict()
+        return {**super().to_dict(), "figures": in_us(self.numbers)}
 
 
 def without_repeats(findings: Sequence[Finding], repeats: Mapping[str, str]) -> list[Finding]:
@@ -144,7 +119,9 @@ def without_repeats(findings: Sequence[Finding], repeats: Mapping[str, str]) -> 
         same = [each for each in findings if repeats.get(each.code) == finding.code]
         shown = (*finding.evidence, *(item for each in same for item in each.evidence))
         severity = min((each.severity for each in (finding, *same)), key=SEVERITIES.index)
-        kept.append(replace(finding, severity=severity, evidence=tuple(dict.fromkeys(shown))))
+        kept.append(
+            structs.replace(finding, severity=severity, evidence=tuple(dict.fromkeys(shown)))
+        )
     return kept
 
 
@@ -165,15 +142,32 @@ class Table:
     note: str = ""
     """A sentence below the table, such as what was left out of it."""
 
+    @classmethod
+    def of(cls, title: str, rows: Iterable[Any], *columns: Column, note: str = "") -> Table:
+        """Return a table with one row for each of `rows`, usually structs of figures.
+
+        Each column is (field, heading, unit), such as `("time_ns", "time", "ns")`. The field is the
+        name of an attribute, which may be dotted, or a function that returns the cell of a row.
+        """
+        cells = [attrgetter(field) if isinstance(field, str) else field for field, _, _ in columns]
+        return cls(
+            title,
+            tuple((heading, unit) for _, heading, unit in columns),
+            [tuple(cell(row) for cell in cells) for row in rows],
+            note,
+        )
+
 
 Chart = dict[str, Any]
 """The data of a picture: its "kind", and lists and texts for that kind. Times in ns."""
 
 
-class Result(ABC):
+class Result:
     """What an analysis returns if the trace has what it needs.
 
     Renderers use only these methods, so a new analysis does not require changes in a renderer.
+    Most results are a `StructResult`. (This class is not an ABC, because structs have another
+    metaclass; type checkers nevertheless report abstract methods that are missing.)
     """
 
     __slots__ = ()
@@ -201,6 +195,14 @@ class Result(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as a dict for JSON, with times in microseconds."""
         return self.figures().to_dict()
+
+
+class StructResult(Figures, Result, frozen=True):
+    """A result whose fields are its figures; fields that are `Internal` serve only its pages."""
+
+    def figures(self) -> Figures:
+        """Return the result itself."""
+        return self
 
 
 class Titled(Result):

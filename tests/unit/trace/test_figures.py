@@ -6,11 +6,12 @@ import json
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import pytest
 
-from stagespan.trace.figures import Count, Figures, Ns, one_of, schema_of
+from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of, schema_of
 from stagespan.trace.render.json_schema import figure_types, json_schema
-from stagespan.trace.result import Evidence, Finding, Unavailable
+from stagespan.trace.result import Evidence, Finding, Table, Unavailable
 
 
 class Part(Figures, frozen=True):
@@ -21,6 +22,12 @@ class Part(Figures, frozen=True):
 class Node(Figures, frozen=True):
     own_ns: Ns
     children: list[Node]
+
+
+class Pair(Figures, frozen=True):
+    time_ns: Ns
+    rows: Internal[np.ndarray]
+    names: tuple[Part, ...] = ()
 
 
 class Example(Figures, frozen=True):
@@ -98,6 +105,17 @@ def test_the_json_of_figures_fits_their_schema() -> None:
         assert list(validator.iter_errors({**written, **wrong})), wrong
 
 
+def test_internal_fields_are_not_written() -> None:
+    # GIVEN a struct with a field of a type that JSON does not have, and one with a default
+    pair = Pair(1_500, np.arange(3), (Part("p", 250),))
+    # THEN neither its JSON nor its schema has the first, and both always have the second
+    assert pair.to_dict() == {"time_us": 1.5, "names": [{"name": "p", "time_us": 0.25}]}
+    assert Pair(1_500, np.arange(3)).to_dict() == {"time_us": 1.5, "names": []}
+    _, definitions = schema_of([Pair])
+    assert definitions["Pair"]["required"] == ["time_us", "names"]
+    assert definitions["Pair"]["properties"].keys() == {"time_us", "names"}
+
+
 def test_the_schema_describes_every_result() -> None:
     schema = json_schema()
     assert figure_types().keys() == schema["properties"].keys() - {
@@ -114,3 +132,19 @@ def test_the_code_of_a_missing_result_is_in_the_schema() -> None:
     definition = schema["$defs"]["UnknownFigures"]
     assert written["code"] in definition["properties"]["code"]["enum"]
     assert set(definition["required"]) == set(written)
+
+
+def test_a_table_is_made_from_rows_of_figures() -> None:
+    rows = [example(Part("most", 2_000)), example(Part("least", 1_000))]
+    found = Table.of(
+        "Examples",
+        rows,
+        ("largest.name", "name", ""),
+        ("total_ns", "time", "ns"),
+        (lambda row: 2 * row.count, "twice", ""),
+        ("host_ns_a_step", "host", "ns"),
+        note="A note.",
+    )
+    columns = (("name", ""), ("time", "ns"), ("twice", ""), ("host", "ns"))
+    cells = [("most", 1_500, 6, None), ("least", 1_500, 6, None)]
+    assert found == Table("Examples", columns, cells, "A note.")

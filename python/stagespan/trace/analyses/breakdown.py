@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.launch_sources import host_operators
-from stagespan.trace.figures import Count, Figures
+from stagespan.trace.figures import Count, Figures, Internal, first
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import TraceView
@@ -18,87 +18,47 @@ from stagespan.trace.read.view import TraceView
 TOP = 50
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRow:
-    """All launches of one kernel, or all calls of one operator; times in ns."""
+class KernelRow(Figures, frozen=True):
+    """All launches of one kernel, or all calls of one operator: a row of `{stage}_breakdown.json`.
 
-    name: str
-    time_ns: int
-    """On a device, the kernels' durations. On a CPU, the operator's time without nested
-    operators."""
-    count: int
-    launch_ns: int | None
-    """On a device, the time of the launching calls, divided equally if a call launched several
-    kernels; None if none of the calls is in the trace. On a CPU, `time_ns`."""
-    without_launch: int
-    """The number of launches whose calls are not in the trace."""
-
-
-class BreakdownRow(Figures, frozen=True):
-    """A row of `{stage}_breakdown.json`; times in ms."""
+    The file is in milliseconds, for programs that read the older format.
+    """
 
     name: str
     ms: float
+    """`time_ns` in ms."""
     cuda_ms: float
-    """0.0 without a device, for programs that read the older format."""
+    """0.0 without a device, for the same programs."""
     device_ms: float | None
     """None without a device."""
     cpu_ms: float | None
-    """None if the trace does not contain the launches."""
+    """`launch_ns` in ms."""
     count: Count
+    time_ns: Internal[int]
+    """On a device, the kernels' durations. On a CPU, the operator's time without nested
+    operators."""
+    launch_ns: Internal[int | None]
+    """On a device, the time of the launching calls, divided equally if a call launched several
+    kernels; None if none of the calls is in the trace. On a CPU, `time_ns`."""
+    without_launch: Internal[int]
+    """The number of launches whose calls are not in the trace."""
 
 
-class BreakdownFigures(Figures, frozen=True):
-    """The content of `{stage}_breakdown.json`; times in ms."""
+class Breakdown(Figures, frozen=True):
+    """The content of `{stage}_breakdown.json`: the time of a stage by kernel or operator."""
 
     name: str
     total_kernel_time_ms: float
+    """`total_ns` in ms."""
     num_kernels: Count
-    num_launches: Count
-    top_kernels: list[BreakdownRow]
-
-
-@dataclass(frozen=True, slots=True)
-class Breakdown:
-    """The time of a stage by kernel or operator, the longest first."""
-
-    name: str
-    on_device: bool
-    rows: list[KernelRow]
-
-    @property
-    def total_ns(self) -> int:
-        """The sum over all rows."""
-        return sum(row.time_ns for row in self.rows)
-
-    @property
-    def launches(self) -> int:
-        """The number of kernel launches, or of operator calls."""
-        return sum(row.count for row in self.rows)
-
-    def figures(self, top: int = TOP) -> BreakdownFigures:
-        """The content of `{stage}_breakdown.json`: the `top` rows; totals are over all rows."""
-        return BreakdownFigures(
-            name=self.name,
-            total_kernel_time_ms=self.total_ns / 1e6,
-            num_kernels=len(self.rows),
-            num_launches=self.launches,
-            top_kernels=[
-                BreakdownRow(
-                    name=row.name,
-                    ms=row.time_ns / 1e6,
-                    cuda_ms=row.time_ns / 1e6 if self.on_device else 0.0,
-                    device_ms=row.time_ns / 1e6 if self.on_device else None,
-                    cpu_ms=None if row.launch_ns is None else row.launch_ns / 1e6,
-                    count=row.count,
-                )
-                for row in self.rows[:top]
-            ],
-        )
-
-    def to_dict(self, top: int = TOP) -> dict[str, Any]:
-        """`figures` as plain dicts and lists, for JSON."""
-        return self.figures(top).to_dict()
+    """The number of rows."""
+    launches: Count = msgspec.field(name="num_launches")
+    """The number of kernel launches, or of operator calls."""
+    rows: Annotated[list[KernelRow], first(TOP)] = msgspec.field(name="top_kernels")
+    """The longest first."""
+    on_device: Internal[bool]
+    total_ns: Internal[int]
+    """The sum over all rows."""
 
 
 def breakdown(trace: Trace, name: str) -> Breakdown:
@@ -112,15 +72,26 @@ def breakdown(trace: Trace, name: str) -> Breakdown:
     kernels = device_work(trace).kernels
     if len(kernels):
         calls = launch_of(trace, kernels)
-        return Breakdown(name, True, _rows(trace, kernels, *_device_times(trace, kernels, calls)))
+        times = _device_times(trace, kernels, calls)
+        return _breakdown(name, True, _rows(trace, kernels, *times, on_device=True))
     host = host_operators(trace)
     if host is None:
-        return Breakdown(name, False, [])
+        return _breakdown(name, False, [])
     own = host.own_ns
+    launched = own.astype(np.float64), np.ones(len(own), bool)
+    return _breakdown(name, False, _rows(trace, host.rows, own, *launched, on_device=False))
+
+
+def _breakdown(name: str, on_device: bool, rows: list[KernelRow]) -> Breakdown:
+    total = sum(row.time_ns for row in rows)
     return Breakdown(
-        name,
-        False,
-        _rows(trace, host.rows, own, own.astype(np.float64), np.ones(len(own), bool)),
+        name=name,
+        total_kernel_time_ms=total / 1e6,
+        num_kernels=len(rows),
+        launches=sum(row.count for row in rows),
+        rows=rows,
+        on_device=on_device,
+        total_ns=total,
     )
 
 
@@ -144,6 +115,7 @@ def _rows(
     time_ns: Numbers,
     launch_ns: NDArray[np.float64],
     launched: NDArray[np.bool_],
+    on_device: bool,
 ) -> list[KernelRow]:
     codes, group = np.unique(trace.events.name[events], return_inverse=True)
     group = group.reshape(-1)
@@ -153,13 +125,21 @@ def _rows(
     launch = np.rint(np.bincount(group, weights=launch_ns, minlength=size)).astype(np.int64)
     known = np.bincount(group, weights=launched, minlength=size).astype(np.int64)
     order = np.lexsort((codes, -count, -time))
-    return [
-        KernelRow(
-            name=trace.names[codes[at]],
-            time_ns=int(time[at]),
-            count=int(count[at]),
-            launch_ns=int(launch[at]) if known[at] else None,
-            without_launch=int(count[at] - known[at]),
+    rows = []
+    for at in order:
+        own, call = int(time[at]), int(launch[at]) if known[at] else None
+        ms = own / 1e6
+        rows.append(
+            KernelRow(
+                name=trace.names[codes[at]],
+                ms=ms,
+                cuda_ms=ms if on_device else 0.0,
+                device_ms=ms if on_device else None,
+                cpu_ms=None if call is None else call / 1e6,
+                count=int(count[at]),
+                time_ns=own,
+                launch_ns=call,
+                without_launch=int(count[at] - known[at]),
+            )
         )
-        for at in order
-    ]
+    return rows

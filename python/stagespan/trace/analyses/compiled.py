@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived.compile_events import (
@@ -14,12 +14,14 @@ from stagespan.trace.derived.compile_events import (
     FALLBACK,
     GRAPH,
     LOOKUP,
+    MOST_IN_JSON,
     PHASES,
     REGION,
     SIGNS,
     Break,
     CompileTime,
     Forest,
+    Frame,
     Frames,
     Work,
     breaks_of,
@@ -34,14 +36,14 @@ from stagespan.trace.derived.compile_events import (
 )
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
-from stagespan.trace.figures import Count, Figures, Ns, one_of
+from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first
 from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Result,
     Severity,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -96,8 +98,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
         where += f", and {counted(len(compiled.breaks) - 1, 'more such pair')}"
     if between:
         where += f" ({between} ran between them)"
-    lines = [compiled.functions.get(each.after) for each in compiled.breaks]
-    known = list(dict.fromkeys(line for line in lines if line))
+    known = list(dict.fromkeys(each.line for each in compiled.breaks if each.line))
     advice = "TORCH_LOGS=graph_breaks names the lines."
     if known:
         advice = f"They are at {', '.join(known[:3])}{', ...' if len(known) > 3 else ''}."
@@ -143,7 +144,7 @@ def _recompiled(compiled: Compiled) -> Finding | None:
     percent = share(time, compiled.window_ns)
     frames = list(dict.fromkeys(str(each.frame) for each in again))
     ids = ", ".join(str(each.id) for each in again[:4]) + (", ..." if len(again) > 4 else "")
-    known = compiled.functions.get(frames[0])
+    known = compiled.frames.functions.get(frames[0])
     name = f"{frames[0]} ({known})" if known else frames[0]
     what = f"Frame {name} was" if len(frames) == 1 else f"{len(frames)} frames were"
     return Finding(
@@ -201,12 +202,13 @@ def _limit_reached(compiled: Compiled) -> Finding | None:
     refused = [each for each in compilations if each.refused]
     # The call for which a function is compiled first has no look-up.
     first = sum(not each.variant for each in compilations)
-    eager, count = compiled.eager_calls, max(compiled.lookups[0], compiled.eager_calls) + first
+    eager = compiled.number_of_eager_calls
+    count = max(compiled.lookups.count, eager) + first
     if eager == 0:
         return None
     trace, rows = compiled.forest.trace, compiled.forest.nodes.rows
     percent = share(eager, count)
-    variants = max((max(f.variants, default=0) for f in compiled.frames.frames), default=0) + 1
+    variants = max((int(v) for f in compiled.frames.frames for v in f.variants), default=0) + 1
     known = f" ({variants} variants of a frame)" if variants > 1 else ""
     return Finding(
         _LIMIT_SHARES.severity(percent) or "low",
@@ -237,7 +239,7 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
     if severity is None or not first:
         return None
     phase, longest = next(iter(compiling.first_phases.items()))
-    step, own, _ = compiling.first_steps[0]
+    slowest = compiling.first_steps[0]
     return Finding(
         severity,
         f"torch.compile compiled for {in_words(time, 'ns')} ({percent:.1f} % of the trace),"
@@ -246,7 +248,7 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
         " program once before the trace begins.",
         (
             *(evidence(compiled.forest.trace, each.row) for each in first[:2]),
-            Evidence(f"{step}, its own time", None, own, "ns"),
+            Evidence(f"{slowest.step}, its own time", None, slowest.self_ns, "ns"),
         ),
         "compiled.in_window",
         numbers={
@@ -322,7 +324,7 @@ def _fallbacks(compiled: Compiled) -> Finding | None:
 
 def _lookups(compiled: Compiled) -> Finding | None:
     """Return a finding if guards take a large part of the calls' time."""
-    count, time = compiled.lookups
+    count, time = compiled.lookups.count, compiled.lookups.time_ns
     percent = share(time, compiled.frames.call_ns + time)
     severity = _LOOKUP_SHARES.severity(percent)
     if severity is None or count < _LEAST_LOOKUPS or time < _LEAST_NS:
@@ -358,30 +360,8 @@ _NOTHING = Unavailable(
     " Inductor.",
     "not_compiled",
 )
-_YES = {True: "yes", False: "no"}
+_YES = {True: "yes", False: "no", None: None}
 _SHOWN = 15
-_MOST = 50
-
-
-class CountedTime(Figures, frozen=True):
-    """The number of some events, and their time."""
-
-    count: Count
-    time_ns: Ns
-
-
-class FrameFigures(Figures, frozen=True):
-    """A compiled frame in JSON."""
-
-    frame: str | None
-    function: str | None
-    variants: dict[str, Count]
-    """The number of calls of each variant."""
-    calls: Count
-    time_ns: Ns
-    graph_ns: Ns
-    backward_calls: Count
-    backward_ns: Ns
 
 
 class GraphCounts(Figures, frozen=True):
@@ -390,18 +370,6 @@ class GraphCounts(Figures, frozen=True):
     forward: Count
     backward: Count
     backward_linked: Count
-
-
-class BreakFigures(Figures, frozen=True):
-    """A graph break in JSON."""
-
-    before: str
-    after: str
-    line: str | None
-    count: Count
-    time_ns: Ns | None
-    operators: dict[str, Count] | None
-    called: dict[str, Count]
 
 
 class Recompilation(Figures, frozen=True):
@@ -416,144 +384,37 @@ class Recompilation(Figures, frozen=True):
     variants_run: list[str]
 
 
-class CompileStep(Figures, frozen=True):
-    """A step of the compiler."""
-
-    step: str
-    self_ns: Ns
-    count: Count
-
-
-class CompilationFigures(Figures, frozen=True):
-    """One compilation of a frame."""
-
-    id: str | None
-    begin_ns: Ns
-    time_ns: Ns
-    recompilation: bool | None
-    refused: bool
-    ran: bool | None
-    """False if there is no region, for example because Dynamo skipped the frame."""
-
-
-class CompileFigures(Figures, frozen=True):
-    """The time that was spent on compiling within the window."""
-
-    time_ns: Ns
-    percent_of_window: float
-    phases_ns: dict[Annotated[str, one_of(PHASES)], Ns]
-    steps: list[CompileStep]
-    compilations: list[CompilationFigures]
-
-
-class WorkFigures(Figures, frozen=True):
-    """Work in compiled graphs in JSON."""
-
-    of: Annotated[str, one_of(CLASSES)]
-    name: str
-    calls: Count
-    host_ns: Ns | None
-    device_ns: Ns | None
-
-
-class CompiledFigures(Figures, frozen=True):
-    """What the trace shows of torch.compile."""
+class Compiled(StructResult, frozen=True):
+    """What the trace shows of torch.compile; times in ns."""
 
     regions: Count | None
     calls: Count | None
-    frames: list[FrameFigures]
+    """The number of regions that no other region has called."""
+    frames_run: Annotated[list[Frame], first(MOST_IN_JSON)] = msgspec.field(name="frames")
     graphs: GraphCounts
-    graph_breaks: list[BreakFigures] | None
-    recompilations: list[Recompilation]
-    compile_time: CompileFigures | None
-    cache_lookups: CountedTime
-    eager_calls: Count | None
-    in_graphs: list[WorkFigures]
-    triton_kinds: dict[str, CountedTime]
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled(Result):
-    """What the trace shows of torch.compile; times in ns."""
-
-    forest: Forest
-    window_ns: int
-    frames: Frames
-    breaks: list[Break] | None
+    breaks: Annotated[list[Break], first(MOST_IN_JSON)] | None = msgspec.field(name="graph_breaks")
     """None for a trace without regions (before torch 2.2), which does not show them."""
-    compiling: CompileTime | None
+    recompilations: list[Recompilation]
+    compiling: CompileTime | None = msgspec.field(name="compile_time")
     """None when nothing was compiled within the window."""
-    work: list[Work]
-    triton: dict[str, tuple[int, int]]
-    """The number and device time of Inductor's Triton kernels, by kind."""
-    lookups: tuple[int, int]
-    """The number and time of look-ups of compiled code, which include guards."""
-    eager: Rows
+    lookups: CountedTime = msgspec.field(name="cache_lookups")
+    """Look-ups of compiled code, which include guards."""
+    eager_calls: Count | None
+    """The number of calls that found no compiled version and were not compiled; None for a trace
+    without regions."""
+    work: Annotated[list[Work], first(MOST_IN_JSON)] = msgspec.field(name="in_graphs")
+    triton: dict[str, CountedTime] = msgspec.field(name="triton_kinds")
+    """Inductor's Triton kernels by kind."""
+    forest: Internal[Forest]
+    window_ns: Internal[int]
+    frames: Internal[Frames] = msgspec.field(name="every_frame")
+    eager: Internal[Rows]
     """The look-ups after which the call ran eagerly, as nodes of the forest."""
 
     @property
-    def functions(self) -> dict[str, str]:
-        """The function of each frame, if known."""
-        frames = self.frames.frames
-        return {f.frame: f.function for f in frames if f.frame is not None and f.function}
-
-    @property
-    def eager_calls(self) -> int:
-        """The number of calls that found no compiled version and were not compiled."""
-        refused = sum(each.refused for each in self.compiling.compilations) if self.compiling else 0
-        return len(self.eager) + refused
-
-    @property
-    def _ran(self) -> set[str]:
-        """Return the frames and variants that ran within the window, as torch writes them."""
-        return {f"{f.frame}/{variant}" for f in self.frames.frames for variant in f.variants}
-
-    def figures(self) -> CompiledFigures:
-        """Frames, graphs, breaks, recompilations and compile time; lists have at most 50 rows."""
-        frames, compiling = self.frames, self.compiling
-        seen = self.breaks is not None
-        functions = self.functions
-        return CompiledFigures(
-            regions=frames.regions if seen else None,
-            calls=frames.calls if seen else None,
-            frames=[
-                FrameFigures(
-                    frame=frame.frame,
-                    function=frame.function,
-                    variants={str(v): n for v, n in sorted(frame.variants.items())},
-                    calls=frame.calls,
-                    time_ns=frame.time_ns,
-                    graph_ns=frame.graph_ns,
-                    backward_calls=frame.backward_calls,
-                    backward_ns=frame.backward_ns,
-                )
-                for frame in frames.frames[:_MOST]
-            ],
-            graphs=GraphCounts(frames.forward_graphs, frames.backward_graphs, frames.linked),
-            graph_breaks=None
-            if self.breaks is None
-            else [
-                BreakFigures(
-                    before=each.before,
-                    after=each.after,
-                    line=functions.get(each.after),
-                    count=each.count,
-                    time_ns=each.time_ns,
-                    operators=each.operators,
-                    called=each.called,
-                )
-                for each in self.breaks[:_MOST]
-            ],
-            recompilations=self._recompilations(),
-            compile_time=None if compiling is None else self._compile_time(compiling),
-            cache_lookups=CountedTime(*self.lookups),
-            eager_calls=self.eager_calls if seen else None,
-            in_graphs=[
-                WorkFigures(work.of, work.name, work.calls, work.host_ns, work.device_ns)
-                for work in self.work[:_MOST]
-            ],
-            triton_kinds={kind: CountedTime(*sums) for kind, sums in self.triton.items()},
-        )
+    def number_of_eager_calls(self) -> int:
+        """As `eager_calls`, also for a trace without regions."""
+        return len(self.eager) + _refused(self.compiling)
 
     def findings(self) -> list[Finding]:
         """Breaks, recompilations, compiling within the window, and what was not compiled."""
@@ -563,145 +424,69 @@ class Compiled(Result):
         """Frames, breaks, compiling by phase and by frame, and work in graphs."""
         tables = [self._frame_table(), self._break_table()]
         if self.compiling is not None:
-            tables += _compile_tables(self.compiling, self._ran)
+            tables += _compile_tables(self.compiling)
         tables += [self._work_table(), self._triton_table()]
         return [table for table in tables if table.rows]
 
     def line(self) -> str:
         """The numbers of graphs, breaks, recompilations and eager calls."""
-        again = self._recompilations()
-        seen = self.breaks is not None
+        again = self.recompilations
         counts = (
             (self.frames.forward_graphs, "forward graph", ""),
             (self.frames.backward_graphs, "backward graph", ""),
             (sum(each.count for each in self.breaks or []), "graph break", ""),
             (sum(each.in_window for each in again), "recompilation", ""),
             (sum(each.before_window for each in again), "recompilation", " before the trace"),
-            (self.eager_calls if seen else 0, "call", " that ran eagerly"),
+            (self.eager_calls or 0, "call", " that ran eagerly"),
         )
         return ", ".join(f"{counted(n, what)}{more}" for n, what, more in counts if n)
 
-    def _recompilations(self) -> list[Recompilation]:
-        """Return the frames that were compiled more than once, within the window or before it."""
-        found = []
-        compilations = self.compiling.compilations if self.compiling else []
-        again: dict[str, list[tuple[int, int]]] = {}
-        for each in compilations:
-            if each.frame is not None and each.variant is not None and each.again:
-                again.setdefault(each.frame, []).append((each.variant, each.time_ns))
-        ran = {f.frame: f.variants for f in self.frames.frames if f.frame is not None}
-        for frame in dict.fromkeys([*again, *ran]):
-            compiled = sorted(again.get(frame, ()))
-            variants = sorted(ran.get(frame, {}))
-            most = max([*variants, *(variant for variant, _ in compiled)], default=0)
-            if most == 0:
-                continue
-            found.append(
-                Recompilation(
-                    frame=frame,
-                    times=most,
-                    in_window=len(compiled),
-                    before_window=most - len({variant for variant, _ in compiled}),
-                    compiled=[f"{frame}/{variant}" for variant, _ in compiled],
-                    time_ns=sum(time for _, time in compiled),
-                    variants_run=[f"{frame}/{variant}" for variant in variants],
-                )
-            )
-        return found
-
-    def _compile_time(self, compiling: CompileTime) -> CompileFigures:
-        begin, _ = window_of(self.forest.trace) or (0, 0)
-        begins = self.forest.trace.events.begin_ns
-        ran = self._ran
-        return CompileFigures(
-            time_ns=compiling.time_ns,
-            percent_of_window=share(compiling.time_ns, self.window_ns),
-            phases_ns=compiling.phases,
-            steps=[CompileStep(*step) for step in compiling.steps[:_MOST]],
-            compilations=[
-                CompilationFigures(
-                    id=each.id,
-                    begin_ns=int(begins[each.row]) - begin,
-                    time_ns=each.time_ns,
-                    recompilation=None if each.variant is None else each.again,
-                    refused=each.refused,
-                    ran=None if each.id is None else each.id in ran,
-                )
-                for each in compiling.compilations[:_MOST]
-            ],
-        )
-
     def _frame_table(self) -> Table:
-        return Table(
+        unseen = "" if self.breaks is not None else " Graph breaks cannot be seen without regions."
+        return Table.of(
             "Compiled frames",
-            (
-                ("frame", ""),
-                ("function", ""),
-                ("variants that ran", ""),
-                ("calls", ""),
-                ("time", "ns"),
-                ("in graphs", "ns"),
-                ("backward calls", ""),
-                ("backward", "ns"),
-            ),
-            [
-                (
-                    frame.frame,
-                    frame.function,
-                    ", ".join(map(str, sorted(frame.variants))) or None,
-                    frame.calls,
-                    frame.time_ns,
-                    frame.graph_ns,
-                    frame.backward_calls,
-                    frame.backward_ns,
-                )
-                for frame in self.frames.frames[:_SHOWN]
-            ],
-            "Host time, without compilation and without called frames."
-            + ("" if self.breaks is not None else " Graph breaks cannot be seen without regions."),
+            self.frames.frames[:_SHOWN],
+            ("frame", "frame", ""),
+            ("function", "function", ""),
+            (lambda frame: ", ".join(frame.variants) or None, "variants that ran", ""),
+            ("calls", "calls", ""),
+            ("time_ns", "time", "ns"),
+            ("graph_ns", "in graphs", "ns"),
+            ("backward_calls", "backward calls", ""),
+            ("backward_ns", "backward", "ns"),
+            note=f"Host time, without compilation and without called frames.{unseen}",
         )
 
     def _break_table(self) -> Table:
-        return Table(
+        return Table.of(
             "Graph breaks",
-            (
-                ("from frame", ""),
-                ("to frame", ""),
-                ("line", ""),
-                ("count", ""),
-                ("time", "ns"),
-                ("between", ""),
-            ),
-            [
-                (
-                    each.before,
-                    each.after,
-                    self.functions.get(each.after),
-                    each.count,
-                    each.time_ns,
-                    _between(each),
-                )
-                for each in (self.breaks or [])[:_SHOWN]
-            ],
+            (self.breaks or [])[:_SHOWN],
+            ("before", "from frame", ""),
+            ("after", "to frame", ""),
+            ("line", "line", ""),
+            ("count", "count", ""),
+            ("time_ns", "time", "ns"),
+            (_between, "between", ""),
         )
 
     def _work_table(self) -> Table:
         left = len(self.work) - _SHOWN
-        return Table(
+        return Table.of(
             "Work in compiled graphs",
-            (("what", ""), ("name", ""), ("calls", ""), ("host", "ns"), ("device", "ns")),
-            [
-                (CLASSES[work.of], work.name, work.calls, work.host_ns, work.device_ns)
-                for work in self.work[:_SHOWN]
-            ],
-            f"{left:,} more are not shown." if left > 0 else "",
+            self.work[:_SHOWN],
+            (lambda work: CLASSES[work.of], "what", ""),
+            ("name", "name", ""),
+            ("calls", "calls", ""),
+            ("host_ns", "host", "ns"),
+            ("device_ns", "device", "ns"),
+            note=f"{left:,} more are not shown." if left > 0 else "",
         )
 
     def _triton_table(self) -> Table:
         return Table(
             "Triton kernels of Inductor",
             (("kind", ""), ("kernels", ""), ("time", "ns")),
-            [(kind, count, time) for kind, (count, time) in self.triton.items()],
+            [(kind, each.count, each.time_ns) for kind, each in self.triton.items()],
         )
 
 
@@ -713,7 +498,7 @@ def _between(each: Break) -> str | None:
     return ", ".join(shown) or "no operator"
 
 
-def _compile_tables(compiling: CompileTime, ran: set[str]) -> list[Table]:
+def _compile_tables(compiling: CompileTime) -> list[Table]:
     return [
         Table(
             "Compiling by phase",
@@ -723,19 +508,20 @@ def _compile_tables(compiling: CompileTime, ran: set[str]) -> list[Table]:
                 for phase, time in compiling.phases.items()
             ],
         ),
-        Table(
+        Table.of(
             "Compiling by step",
-            (("step", ""), ("own time", "ns"), ("times", "")),
-            [(step, time, count) for step, time, count in compiling.steps[:_SHOWN]],
+            compiling.steps[:_SHOWN],
+            ("step", "step", ""),
+            ("self_ns", "own time", "ns"),
+            ("count", "times", ""),
         ),
-        Table(
+        Table.of(
             "Frames compiled during the trace",
-            (("frame/variant", ""), ("time", "ns"), ("ran in the trace", "")),
-            [
-                (each.id, each.time_ns, None if each.id is None else _YES[each.id in ran])
-                for each in compiling.compilations[:_SHOWN]
-            ],
-            "Dynamo may have skipped frames that did not run.",
+            compiling.compilations[:_SHOWN],
+            ("id", "frame/variant", ""),
+            ("time_ns", "time", "ns"),
+            (lambda each: _YES[each.ran], "ran in the trace", ""),
+            note="Dynamo may have skipped frames that did not run.",
         ),
     ]
 
@@ -750,19 +536,59 @@ def analyze(trace: Trace) -> Compiled | Unavailable:
             "The times in this trace are damaged: its events are years apart.", "damaged_times"
         )
     frames = frames_of(forest)
-    compiling = compile_time(forest)
+    compiling = compile_time(forest, frames.ran)
     triton = triton_by_kind(forest)
     if not frames.frames and compiling is None and not triton:
         return _NOTHING
     begin, end = window_of(trace) or (0, 0)
+    breaks = breaks_of(forest, frames.functions) if frames.regions else None
+    eager, seen = eager_calls(forest), breaks is not None
     return Compiled(
+        regions=frames.regions if seen else None,
+        calls=frames.calls if seen else None,
+        frames_run=frames.frames,
+        graphs=GraphCounts(frames.forward_graphs, frames.backward_graphs, frames.linked),
+        breaks=breaks,
+        recompilations=_recompilations(frames, compiling),
+        compiling=compiling,
+        lookups=lookups(forest),
+        eager_calls=len(eager) + _refused(compiling) if seen else None,
+        work=work_in_graphs(forest),
+        triton=triton,
         forest=forest,
         window_ns=end - begin,
         frames=frames,
-        breaks=breaks_of(forest) if frames.regions else None,
-        compiling=compiling,
-        work=work_in_graphs(forest),
-        triton=triton,
-        lookups=lookups(forest),
-        eager=eager_calls(forest),
+        eager=eager,
     )
+
+
+def _refused(compiling: CompileTime | None) -> int:
+    """Return the number of calls that were not compiled because of the limit."""
+    return sum(each.refused for each in compiling.compilations) if compiling else 0
+
+
+def _recompilations(frames: Frames, compiling: CompileTime | None) -> list[Recompilation]:
+    """Return the frames that were compiled more than once, within the window or before it."""
+    found = []
+    again: dict[str, list[tuple[int, int]]] = {}
+    for each in compiling.compilations if compiling else []:
+        if each.frame is not None and each.variant is not None and each.again:
+            again.setdefault(each.frame, []).append((each.variant, each.time_ns))
+    ran = {f.frame: list(map(int, f.variants)) for f in frames.frames if f.frame is not None}
+    for frame in dict.fromkeys([*again, *ran]):
+        compiled, variants = sorted(again.get(frame, ())), ran.get(frame, [])
+        most = max([*variants, *(variant for variant, _ in compiled)], default=0)
+        if most == 0:
+            continue
+        found.append(
+            Recompilation(
+                frame=frame,
+                times=most,
+                in_window=len(compiled),
+                before_window=most - len({variant for variant, _ in compiled}),
+                compiled=[f"{frame}/{variant}" for variant, _ in compiled],
+                time_ns=sum(time for _, time in compiled),
+                variants_run=[f"{frame}/{variant}" for variant in variants],
+            )
+        )
+    return found

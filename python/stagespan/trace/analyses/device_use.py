@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
@@ -20,23 +21,22 @@ from stagespan.trace.derived.device import (
 )
 from stagespan.trace.derived.device_time import (
     DeviceTime,
-    DeviceTimeFigures,
     DeviceUse,
-    DeviceUseFigures,
     device_rows,
     device_times,
     device_use,
     stream_times,
+    streams_by_name,
     together,
 )
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.figures import Ns
+from stagespan.trace.figures import Internal, Ns
 from stagespan.trace.read.intervals import Mask, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Result,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -54,71 +54,41 @@ _PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)
 WITHIN_DEVICE, PAGEABLE, PINNED = "within_device", "pageable", "other"
 
 
-class UseFigures(DeviceUseFigures, frozen=True):
-    """The device's use, and how its streams overlapped."""
+class _NamedTime(NamedTuple):
+    """A row of the tables of devices and streams."""
+
+    name: str
+    time: DeviceTime
+
+
+class Use(DeviceUse, StructResult, frozen=True):
+    """The device's use, and how its streams overlapped; times in ns."""
 
     overlap_ns: Ns
+    """The time in which two or more streams were busy."""
     hidden_comm_ns: Ns
     hidden_comm_percent: float | None
     """Of communication; None without communication."""
     custom_comm_ns: Ns
-    gpu_events_without_launch_ns: Ns
-    per_device_ns: dict[str, DeviceTimeFigures]
-    per_stream_ns: dict[str, DeviceTimeFigures]
-
-
-@dataclass(frozen=True, slots=True)
-class Use(Result):
-    """The device's use; times in ns."""
-
-    use: DeviceUse
-    """The use of all devices together, which are busy if any device is busy."""
-    devices: dict[int, DeviceTime]
-    """The use of each device, with all kernels that communicate as communication."""
-    stream_times: dict[tuple[int, int], DeviceTime]
-    """The use of each stream alone, by device and stream."""
-    overlap_ns: int
-    """The time in which two or more streams were busy."""
-    before_window: int
-    """Events whose launch is not in the trace; most were launched before it began."""
-    before_window_ns: int
-    """The sum of their durations."""
-    longest: dict[tuple[int, int], Evidence]
+    """Communication in kernels other than those of NCCL, RCCL and HCCL, summed over devices."""
+    before_window_ns: Ns = msgspec.field(name="gpu_events_without_launch_us")
+    """The sum of the durations of events whose launch is not in the trace; most were launched
+    before it began."""
+    devices: dict[str, DeviceTime] = msgspec.field(name="per_device_us")
+    stream_times: dict[str, DeviceTime] = msgspec.field(name="per_stream_us")
+    """The use of each stream alone."""
+    longest: Internal[dict[tuple[int, int], Evidence]]
     """The longest communication and copy by device and kind; copies of the most frequent sort."""
-    base: BaseWindow
+    base: Internal[BaseWindow]
     """The time to which the shares on pages refer."""
-    within: dict[int, DeviceTime]
+    within: Internal[dict[int, DeviceTime]]
     """The use of the base's time by device."""
-    streams_within: dict[tuple[int, int], DeviceTime]
+    streams_within: Internal[dict[tuple[int, int], DeviceTime]]
     """The use of the base's time by device and stream."""
-    copies: dict[int, str]
+    copies: Internal[dict[int, str]]
     """The sort of copies with the most time on each device: `WITHIN_DEVICE`, `PAGEABLE`, ..."""
-    shares_stream: dict[tuple[int, int], bool]
+    shares_stream: Internal[dict[tuple[int, int], bool]]
     """Whether most work of a kind runs on a stream that mostly computes, by device and kind."""
-
-    @property
-    def parts(self) -> DeviceTime:
-        """The times of the device, or the sums over several devices."""
-        return together(self.devices.values())
-
-    def figures(self) -> UseFigures:
-        """The figures of `DeviceUse`, and those of overlap."""
-        use, parts = self.use.figures(), self.parts
-        return UseFigures(
-            **structs.asdict(use),
-            overlap_ns=self.overlap_ns,
-            hidden_comm_ns=parts.hidden_communication_ns,
-            hidden_comm_percent=share(parts.hidden_communication_ns, parts.communication_ns)
-            if parts.communication_ns
-            else None,
-            custom_comm_ns=parts.custom_ns,
-            gpu_events_without_launch_ns=self.before_window_ns,
-            per_device_ns={str(name): time.figures() for name, time in self.devices.items()},
-            per_stream_ns={
-                name: self.stream_times[key].figures()
-                for name, key in zip(use.per_stream_busy_ns, self.use.stream_busy_ns, strict=True)
-            },
-        )
 
     def findings(self) -> list[Finding]:
         """Exposed communication and copies, if they take much of the time.
@@ -195,48 +165,7 @@ class Use(Result):
     def tables(self) -> list[Table]:
         """Tables of the time of all devices, of each device, and of each stream."""
         parts, of = together(self.within.values()), f"of {self.base.label}"
-        several = len(self.devices) > 1
-        by_stream = [
-            (
-                f"device {device}, stream {stream}",
-                time.busy_ns,
-                share(time.busy_ns, self.base.whole_ns),
-                time.compute_ns,
-                time.communication_ns,
-                time.copy_ns,
-            )
-            for (device, stream), time in sorted(
-                self.streams_within.items(), key=lambda item: -item[1].busy_ns
-            )
-        ]
-        by_device = Table(
-            "Devices",
-            (
-                ("device", ""),
-                ("computing", "ns"),
-                ("communicating, nothing else", "ns"),
-                ("copying, nothing else", "ns"),
-                ("idle", "ns"),
-                ("all", "ns"),
-                ("communication", "ns"),
-                ("copies", "ns"),
-            ),
-            [
-                (
-                    f"device {name}",
-                    time.compute_ns,
-                    time.exposed_communication_ns,
-                    time.exposed_copy_ns,
-                    time.idle_ns,
-                    time.span_ns,
-                    time.communication_ns,
-                    time.copy_ns,
-                )
-                for name, time in self.within.items()
-            ],
-            f"Each of {self.base.label}.",
-        )
-        return [
+        tables = [
             Table(
                 "Device",
                 (("", ""), ("time", "ns"), (of, "%")),
@@ -250,37 +179,57 @@ class Use(Result):
                     )
                 ],
                 self._note(),
-            ),
-            *([by_device] if several else []),
-            Table(
-                "Streams",
-                (
-                    ("stream", ""),
-                    ("busy", "ns"),
-                    (of, "%"),
-                    ("computing", "ns"),
-                    ("communication", "ns"),
-                    ("copies", "ns"),
-                ),
-                by_stream,
-                f"Two or more were busy at once for {in_words(self.overlap_ns, 'ns')}.",
-            ),
+            )
         ]
+        if len(self.devices) > 1:
+            tables.append(
+                Table.of(
+                    "Devices",
+                    [_NamedTime(f"device {name}", time) for name, time in self.within.items()],
+                    ("name", "device", ""),
+                    ("time.compute_ns", "computing", "ns"),
+                    ("time.exposed_communication_ns", "communicating, nothing else", "ns"),
+                    ("time.exposed_copy_ns", "copying, nothing else", "ns"),
+                    ("time.idle_ns", "idle", "ns"),
+                    ("time.span_ns", "all", "ns"),
+                    ("time.communication_ns", "communication", "ns"),
+                    ("time.copy_ns", "copies", "ns"),
+                    note=f"Each of {self.base.label}.",
+                )
+            )
+        streams = [
+            _NamedTime(f"device {device}, stream {stream}", time)
+            for (device, stream), time in self.streams_within.items()
+        ]
+        tables.append(
+            Table.of(
+                "Streams",
+                sorted(streams, key=lambda stream: -stream.time.busy_ns),
+                ("name", "stream", ""),
+                ("time.busy_ns", "busy", "ns"),
+                (lambda stream: share(stream.time.busy_ns, self.base.whole_ns), of, "%"),
+                ("time.compute_ns", "computing", "ns"),
+                ("time.communication_ns", "communication", "ns"),
+                ("time.copy_ns", "copies", "ns"),
+                note=f"Two or more were busy at once for {in_words(self.overlap_ns, 'ns')}.",
+            )
+        )
+        return tables
 
     def _note(self) -> str:
-        count, parts = len(self.devices), self.parts
-        span = in_words(self.use.span_ns, "ns")
+        count = len(self.devices)
+        span = in_words(self.span_ns, "ns")
         note = f"From the first device event to the end of the last: {span}."
         if count > 1:
             note += f" The times are the sums over {count} devices."
-        if parts.custom_ns:
+        if self.custom_comm_ns:
             note += (
-                f" {in_words(parts.custom_ns, 'ns')} of communication are in kernels that are not"
-                " NCCL's, RCCL's or HCCL's; compute_union_us in --json counts them as computing."
+                f" {in_words(self.custom_comm_ns, 'ns')} of communication are in kernels that are"
+                " not NCCL's, RCCL's or HCCL's."
             )
-        if self.before_window:
+        if self.without_launch:
             note += (
-                f" {self.before_window:,} of its events ({in_words(self.before_window_ns, 'ns')})"
+                f" {self.without_launch:,} of its events ({in_words(self.before_window_ns, 'ns')})"
                 " were launched outside the trace; they are included."
             )
         return note
@@ -294,7 +243,7 @@ def analyze(trace: Trace) -> Use | Unavailable:
             "The trace has no device events, so the use of the device is unknown: record it with"
             " the device's activity.",
             "no_device",
-            use.figures(),
+            use,
         )
     work, events, base = device_work(trace), trace.events, base_window(trace)
     assert base is not None
@@ -321,12 +270,19 @@ def analyze(trace: Trace) -> Use | Unavailable:
                 rows = of_sort[copies[device]]
             longest[device, each] = evidence(trace, int(rows[np.argmax(events.dur_ns[rows])]))
     outside = work.rows[launch_of(trace, work.rows) < 0]
+    devices = device_times(trace)
+    whole = together(devices.values())
+    hidden = whole.hidden_communication_ns
     return Use(
-        use=use,
-        devices=device_times(trace),
-        stream_times=stream_times(trace),
+        **structs.asdict(use),
         overlap_ns=_overlap(trace),
-        before_window=len(outside),
+        hidden_comm_ns=hidden,
+        hidden_comm_percent=share(hidden, whole.communication_ns)
+        if whole.communication_ns
+        else None,
+        custom_comm_ns=whole.custom_ns,
+        devices={str(number): time for number, time in devices.items()},
+        stream_times=streams_by_name(trace),
         before_window_ns=int(events.dur_ns[outside].sum()),
         longest=longest,
         base=base,

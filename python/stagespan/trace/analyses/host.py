@@ -6,9 +6,9 @@ This analysis applies only to traces without device events, where operators are 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
@@ -17,14 +17,14 @@ from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.threads import Axis, Cover, named
-from stagespan.trace.figures import Count, Figures, Ns, one_of
+from stagespan.trace.figures import Count, Internal, Ns, one_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Result,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -73,43 +73,20 @@ _SENTENCES = {
 _Part = Annotated[str, one_of(PARTS)]
 
 
-class HostFigures(Figures, frozen=True):
-    """The host's time by part."""
-
-    span_ns: Ns
-    parts_ns: dict[_Part, Ns]
-    operators: Count
-    median_operator_ns: Ns
-    instead_of_operators_ns: dict[_Part, dict[str, Ns]]
-
-
-@dataclass(frozen=True, slots=True)
-class Host(Result):
+class Host(StructResult, frozen=True):
     """Times of the whole process in ns. Each moment belongs to the first of PARTS that applies."""
 
-    span_ns: int
+    span_ns: Ns
     """From the first operator's begin to the end of the last."""
-    parts: dict[str, int]
+    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
     """They sum to `span_ns`."""
-    operators: int
-    operator_ns: int
+    operators: Count
+    operator_ns: Ns = msgspec.field(name="median_operator_us")
     """Median duration of an operator."""
-    evidence: dict[str, tuple[Evidence, ...]]
-    filled: dict[str, dict[str, int]]
+    filled: dict[_Part, dict[str, Ns]] = msgspec.field(name="instead_of_operators_us")
     """The time in ns by the name of what ran instead of operators, for each such part."""
-    facts: Facts
-
-    def figures(self) -> HostFigures:
-        """The time by part, and the events that ran instead of operators."""
-        return HostFigures(
-            span_ns=self.span_ns,
-            parts_ns=self.parts,
-            operators=self.operators,
-            median_operator_ns=self.operator_ns,
-            instead_of_operators_ns={
-                part: dict(list(times.items())[:_NAMED]) for part, times in self.filled.items()
-            },
-        )
+    evidence: Internal[dict[str, tuple[Evidence, ...]]]
+    facts: Internal[Facts]
 
     def findings(self) -> list[Finding]:
         """Findings about parts other than operators that took much of the time."""
@@ -270,13 +247,13 @@ def _of_stretches(
 
 
 def _times_by_name(trace: Trace, lengths: Numbers, fills: Rows) -> dict[str, int]:
-    """Return the time of intervals by the name of the event that fills them, the longest first."""
+    """Return the time of intervals by the name of the event that fills them; the longest."""
     times: dict[str, int] = {}
     for row, length in zip(fills.tolist(), lengths.tolist(), strict=True):
         if row >= 0:
             name = trace.names[int(trace.events.name[row])]
             times[name] = times.get(name, 0) + length
-    return dict(sorted(times.items(), key=lambda item: -item[1]))
+    return dict(sorted(times.items(), key=lambda item: -item[1])[:_NAMED])
 
 
 def _evidence(trace: Trace, operators: Mask, communicates: Mask) -> dict[str, tuple[Evidence, ...]]:

@@ -16,9 +16,7 @@ from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.device_time import device_rows
 from stagespan.trace.derived.gap_patterns import (
     Pattern,
-    PatternFigures,
     StartUp,
-    StartUpFigures,
     patterns,
     start_up,
 )
@@ -26,7 +24,7 @@ from stagespan.trace.derived.gaps import ISSUED, NAMES, Gaps, IdleParts, gaps, s
 from stagespan.trace.derived.idle_causes import Cause
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.figures import Count, Figures, Ns, one_of
+from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -34,8 +32,8 @@ from stagespan.trace.result import (
     Chart,
     Evidence,
     Finding,
-    Result,
     Severity,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -412,7 +410,8 @@ def _of_pattern(pattern: Pattern) -> str:
             text += ", one in each step"
         elif pattern.every_ns is not None:
             text += f", one every {in_words(pattern.every_ns, 'ns')}"
-    before, later, unknown = pattern.issued
+    before, later = pattern.launched_before, pattern.launched_later
+    unknown = pattern.launch_unknown
     if before and not later and not unknown:
         text += f". {'It' if pattern.gaps == 1 else 'This work'} had been launched before the gap"
     elif later and not before and pattern.delay_ns is not None:
@@ -461,16 +460,17 @@ _NO_DEVICE = (
 )
 
 
-class CauseFigures(Figures, frozen=True):
+class IdleCause(Figures, frozen=True):
     """The idle time of one cause."""
 
     meaning: str
     idle_ns: Ns
     percent_of_idle: float
     gaps: Count
+    """Gaps of which it has the largest part."""
 
 
-class IdleFigures(Figures, frozen=True):
+class Idle(StructResult, frozen=True):
     """The device's idle time by cause."""
 
     span_ns: Ns
@@ -478,57 +478,29 @@ class IdleFigures(Figures, frozen=True):
     idle_percent: float
     """`idle_ns` in percent of `span_ns`."""
     gaps: Count
-    by_cause: dict[Cause, CauseFigures]
-    blocking_calls: list[Culprit]
-    largest_gaps: list[IdleGap]
-    patterns: list[PatternFigures]
-    start_up: StartUpFigures | None
-
-
-@dataclass(frozen=True, slots=True)
-class Idle(Result):
-    """The device's idle time by cause; times in ns."""
-
-    span_ns: int
-    idle_ns: int
-    by_cause: dict[str, int]
-    """Every cause that occurs, the longest first; they sum to `idle_ns`."""
-    gaps_by_cause: dict[str, int]
-    """Number of gaps of which each cause has the largest part; they sum to `gaps`."""
-    gaps: int
-    largest: list[IdleGap]
-    """The largest gaps, each with what is known about it."""
-    groups: list[Culprit]
+    causes: dict[Cause, IdleCause] = msgspec.field(name="by_cause")
+    """Every cause that occurs, the longest first; their times sum to `idle_ns`."""
+    groups: list[Culprit] = msgspec.field(name="blocking_calls")
     """Waits and allocations by operator and call, the one that cost most first."""
+    largest: list[IdleGap] = msgspec.field(name="largest_gaps")
+    """The largest gaps, each with what is known about it."""
     patterns: list[Pattern]
     """Gaps that the trace does not explain, grouped by the work that follows them."""
-    start: StartUp | None
+    start: StartUp | None = msgspec.field(name="start_up")
     """The gaps in which the program started up; None if there are none."""
-    reported: tuple[Finding, ...]
-    devices: int = 1
+    reported: Internal[tuple[Finding, ...]]
+    devices: Internal[int]
     """The number of devices; with several, only the time in which none works counts."""
 
-    def figures(self) -> IdleFigures:
-        """Idle time by cause, blocking calls, and the largest gaps."""
-        return IdleFigures(
-            span_ns=self.span_ns,
-            idle_ns=self.idle_ns,
-            idle_percent=share(self.idle_ns, self.span_ns),
-            gaps=self.gaps,
-            by_cause={
-                cause: CauseFigures(
-                    meaning=causes.CAUSES[cause],
-                    idle_ns=time,
-                    percent_of_idle=share(time, self.idle_ns),
-                    gaps=self.gaps_by_cause.get(cause, 0),
-                )
-                for cause, time in self.by_cause.items()
-            },
-            blocking_calls=self.groups,
-            largest_gaps=self.largest,
-            patterns=[pattern.figures() for pattern in self.patterns],
-            start_up=None if self.start is None else self.start.figures(),
-        )
+    @property
+    def by_cause(self) -> dict[str, int]:
+        """The time in ns by cause."""
+        return {cause: each.idle_ns for cause, each in self.causes.items()}
+
+    @property
+    def gaps_by_cause(self) -> dict[str, int]:
+        """The number of gaps by their largest cause."""
+        return {cause: each.gaps for cause, each in self.causes.items()}
 
     def findings(self) -> list[Finding]:
         """Causes of at least 3 % of the device's time, including unknown ones."""
@@ -536,61 +508,44 @@ class Idle(Result):
 
     def tables(self) -> list[Table]:
         """Idle time by cause, blocking calls, and the largest gaps."""
-        by_cause = Table(
+        by_cause = Table.of(
             "Why the device was idle" if self.devices == 1 else "Why all devices were idle",
-            (("cause", ""), ("idle", "ns"), ("of idle", "%"), ("gaps", "")),
-            [
-                (causes.CAUSES[cause], time, share(time, self.idle_ns), self.gaps_by_cause[cause])
-                for cause, time in self.by_cause.items()
-            ],
-            f"Idle {in_words(self.idle_ns, 'ns')} of the {in_words(self.span_ns, 'ns')} from the"
-            " device's first work to the end of its last.",
+            self.causes.values(),
+            ("meaning", "cause", ""),
+            ("idle_ns", "idle", "ns"),
+            ("percent_of_idle", "of idle", "%"),
+            ("gaps", "gaps", ""),
+            note=f"Idle {in_words(self.idle_ns, 'ns')} of the {in_words(self.span_ns, 'ns')} from"
+            " the device's first work to the end of its last.",
         )
-        calls = Table(
+        calls = Table.of(
             "Calls during which the device was idle",
-            (
-                ("operator", ""),
-                ("call", ""),
-                ("waited for", ""),
-                ("Python", ""),
-                ("idle", "ns"),
-                ("calls", ""),
-            ),
-            [(g.operator, g.call, g.waited_for, g.line, g.idle_ns, g.calls) for g in self.groups],
+            self.groups,
+            ("operator", "operator", ""),
+            ("call", "call", ""),
+            ("waited_for", "waited for", ""),
+            ("line", "Python", ""),
+            ("idle_ns", "idle", "ns"),
+            ("calls", "calls", ""),
         )
-        largest = Table(
+        largest = Table.of(
             "Largest gaps",
-            (
-                ("at", "ns"),
-                ("idle", "ns"),
-                ("cause", ""),
-                ("next launch", ""),
-                ("host", ""),
-                ("waited for", ""),
-                ("Python", ""),
-                ("next on device", ""),
-            ),
-            [
-                (
-                    g.time_ns,
-                    g.dur_ns,
-                    causes.CAUSES[g.cause],
-                    g.issued,
-                    g.culprit,
-                    g.waited_for,
-                    g.line,
-                    g.next,
-                )
-                for g in self.largest
-            ],
+            self.largest,
+            ("time_ns", "at", "ns"),
+            ("dur_ns", "idle", "ns"),
+            (lambda gap: causes.CAUSES[gap.cause], "cause", ""),
+            ("issued", "next launch", ""),
+            ("culprit", "host", ""),
+            ("waited_for", "waited for", ""),
+            ("line", "Python", ""),
+            ("next", "next on device", ""),
         )
         return [table for table in (by_cause, calls, largest) if table.rows]
 
     def chart(self) -> Chart | None:
         """Cause, its meaning, idle time and gaps, the longest first."""
         rows = [
-            (cause, causes.CAUSES[cause], time, self.gaps_by_cause.get(cause, 0))
-            for cause, time in self.by_cause.items()
+            (cause, each.meaning, each.idle_ns, each.gaps) for cause, each in self.causes.items()
         ]
         return {"kind": "idle_causes", "causes": rows} if rows else None
 
@@ -671,7 +626,7 @@ def analyze(trace: Trace) -> Idle | Unavailable:
     if within is None:
         return Unavailable(_NO_DEVICE, "no_device")
     (found, parts), events, where = split_gaps(trace), trace.events, call_sites(trace)
-    by_cause, counts = sums_by_cause(parts), _gaps_by_cause(parts)
+    counts, idle = _gaps_by_cause(parts), int(found.dur_ns.sum())
     span = int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min())
     groups = group_by_culprit(where, parts)
     alike = patterns(where, found, parts, step_begins(trace))
@@ -689,9 +644,12 @@ def analyze(trace: Trace) -> Idle | Unavailable:
         )
     return Idle(
         span_ns=span,
-        idle_ns=int(found.dur_ns.sum()),
-        by_cause=by_cause,
-        gaps_by_cause={cause: counts[cause] for cause in NAMES if cause in by_cause},
+        idle_ns=idle,
+        idle_percent=share(idle, span),
+        causes={
+            cause: IdleCause(causes.CAUSES[cause], time, share(time, idle), counts[cause])
+            for cause, time in sums_by_cause(parts).items()
+        },
         gaps=len(found.begin_ns),
         largest=[describe(where, found, parts, at) for at in _largest(found.dur_ns, TOP)],
         groups=groups,

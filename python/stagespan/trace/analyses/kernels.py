@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.analyses.breakdown import TOP, BreakdownFigures, breakdown
+from stagespan.trace.analyses.breakdown import TOP, Breakdown, breakdown
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
@@ -37,13 +37,14 @@ from stagespan.trace.derived.launch_sources import (
     launch_sources,
     stages_around,
 )
-from stagespan.trace.figures import Count, Figures, Ns, one_of
+from stagespan.trace.figures import Count, CountedTime, Figures, Ns, one_of
 from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     Cell,
+    Column,
     Evidence,
     Finding,
     Result,
@@ -62,13 +63,6 @@ _KINDS = list(KINDS)
 _SHOWN = 15
 _KINDS_IN_LINE = 4
 _Kind = Annotated[str, one_of(KINDS)]
-
-
-class TimeOf(Figures, frozen=True):
-    """The number of some rows, and their time."""
-
-    count: Count
-    time_ns: Ns
 
 
 class KindTime(Figures, frozen=True):
@@ -153,8 +147,8 @@ class KernelsFigures(Figures, frozen=True):
     names: Count
     kernel_time_ns: Ns | None
     kernels: Count | None
-    without_launch: TimeOf | None
-    of_graphs: TimeOf | None
+    without_launch: CountedTime | None
+    of_graphs: CountedTime | None
     by_kind: list[KindTime]
     top: list[KernelTime]
     by_stage: list[StageTime]
@@ -162,7 +156,7 @@ class KernelsFigures(Figures, frozen=True):
     by_forward_operator: list[ForwardTime] | None
     operators_by_device_time: list[OperatorTime] | None
     operators_by_host_time: list[HostTime] | None
-    breakdown: BreakdownFigures
+    breakdown: Breakdown
 
 
 def _figures(kernels: Kernels) -> KernelsFigures:
@@ -177,7 +171,7 @@ def _figures(kernels: Kernels) -> KernelsFigures:
         kernels=int(kernels.is_kernel.sum()) if on_device else None,
         without_launch=None if launched is None else _time_of(time, launched.calls < 0),
         of_graphs=None if launched is None else _time_of(time, launched.of_graph),
-        by_kind=[KindTime(_KINDS[group.code], *_sums(group, total)) for group in kernels.by_kind()],
+        by_kind=_by_kind(kernels),
         top=_top(kernels),
         by_stage=[
             StageTime(_name(kernels, group.code), *_sums(group, total))
@@ -187,12 +181,17 @@ def _figures(kernels: Kernels) -> KernelsFigures:
         by_forward_operator=_by_forward(kernels),
         operators_by_device_time=_by_device_time(kernels) if on_device else None,
         operators_by_host_time=_by_host_time(kernels),
-        breakdown=breakdown(kernels.trace, _stem(kernels.trace.path)).figures(),
+        breakdown=breakdown(kernels.trace, _stem(kernels.trace.path)),
     )
 
 
-def _time_of(time_ns: Numbers, chosen: Mask) -> TimeOf:
-    return TimeOf(int(chosen.sum()), int(time_ns[chosen].sum()))
+def _by_kind(kernels: Kernels) -> list[KindTime]:
+    total = kernels.total_ns
+    return [KindTime(_KINDS[group.code], *_sums(group, total)) for group in kernels.by_kind()]
+
+
+def _time_of(time_ns: Numbers, chosen: Mask) -> CountedTime:
+    return CountedTime(int(chosen.sum()), int(time_ns[chosen].sum()))
 
 
 def _by_device_time(kernels: Kernels) -> list[OperatorTime]:
@@ -206,51 +205,34 @@ def _by_device_time(kernels: Kernels) -> list[OperatorTime]:
 def as_tables(kernels: Kernels) -> list[Table]:
     """Return tables, the most important first. The notes of long ones say that they are cut."""
     what = "kernel" if kernels.on_device else "operator"
-    total = kernels.total_ns
-    groups = kernels.by_name()
-    operator = kernels.prevailing(kernels.operator) if kernels.on_device else {}
-    stage = kernels.prevailing(kernels.stage)
-    kind = kernels.kind_of_name
-    rows: list[tuple[Cell, ...]] = []
-    for group in groups[:TOP]:
-        row: list[Cell] = [
-            kernels.trace.names[group.code],
-            group.time_ns,
-            share(group.time_ns, total),
-            group.count,
-            round(group.mean_ns),
-            _KINDS[kind[group.code]],
-        ]
-        if kernels.on_device:
-            row.append(_name(kernels, operator.get(group.code, -1)))
-        if stage:
-            row.append(_name(kernels, stage.get(group.code, -1)))
-        rows.append(tuple(row))
-    columns = [
-        (what, ""),
-        ("time", "ns"),
-        (_of(kernels), "%"),
-        ("count", ""),
-        ("mean", "ns"),
-        ("kind", ""),
+    by_name, count = _top(kernels), len(kernels.by_name())
+    columns: list[Column] = [
+        ("name", what, ""),
+        ("time_ns", "time", "ns"),
+        ("percent", _of(kernels), "%"),
+        ("count", "count", ""),
+        (lambda row: round(row.time_ns / row.count), "mean", "ns"),
+        ("kind", "kind", ""),
     ]
-    columns += [("operator", "")] if kernels.on_device else []
-    columns += [("stage", "")] if stage else []
+    if kernels.on_device:
+        columns.append(("operator", "operator", ""))
+    if kernels.prevailing(kernels.stage):
+        columns.append(("stage", "stage", ""))
     tables = [
-        Table(
+        Table.of(
             "Kinds of work",
-            (("", ""), ("time", "ns"), (_of(kernels), "%"), (_what(kernels), "")),
-            [
-                (KINDS[_KINDS[g.code]], g.time_ns, share(g.time_ns, total), g.count)
-                for g in kernels.by_kind()
-            ],
-            _of_what(kernels),
+            _by_kind(kernels),
+            (lambda row: KINDS[row.kind], "", ""),
+            ("time_ns", "time", "ns"),
+            ("percent", _of(kernels), "%"),
+            ("count", _what(kernels), ""),
+            note=_of_what(kernels),
         ),
-        Table(
+        Table.of(
             "Kernels" if kernels.on_device else "Operators",
-            tuple(columns),
-            rows,
-            _note(kernels, len(groups)),
+            by_name,
+            *columns,
+            note=_note(kernels, count),
         ),
     ]
     if kernels.on_device:
@@ -259,15 +241,15 @@ def as_tables(kernels: Kernels) -> list[Table]:
         )
     if (kernels.stage >= 0).any():
         tables.append(_groups("Stages", "stage", kernels, kernels.stage))
-    shapes = _by_shape(kernels) or []
     tables.append(
-        Table(
+        Table.of(
             "Shapes",
-            (("operator", ""), ("inputs", ""), ("time", "ns"), ("calls", ""), ("per call", "ns")),
-            [
-                (r.operator, r.shape, r.time_ns, r.count, round(r.time_ns / r.count))
-                for r in shapes[:_SHOWN]
-            ],
+            (_by_shape(kernels) or [])[:_SHOWN],
+            ("operator", "operator", ""),
+            ("shape", "inputs", ""),
+            ("time_ns", "time", "ns"),
+            ("count", "calls", ""),
+            (lambda row: round(row.time_ns / row.count), "per call", "ns"),
         )
     )
     return [table for table in tables if table.rows]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived.device import device_work, launch_of, shared_correlations
@@ -12,7 +12,7 @@ from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import Result, Table, Unavailable, share
+from stagespan.trace.result import StructResult, Table, Unavailable, share
 
 
 class Graph(Figures, frozen=True):
@@ -40,51 +40,25 @@ class QueueDepth(Figures, frozen=True):
     max: Count
 
 
-class LaunchFigures(Figures, frozen=True):
-    """Launches of single kernels, copies and memsets, and of graphs."""
-
-    launched: Count
-    without_launch: Count
-    launch_delay_ns: Percentiles | None
-    launch_call_ns: Percentiles | None
-    queue_depth: QueueDepth | None
-    launches_to_empty_device: Count
-    graphs: list[Graph]
-
-
-@dataclass(frozen=True, slots=True)
-class Launches(Result):
+class Launches(StructResult, frozen=True):
     """Launches of single kernels, copies and memsets, and separately of graphs. Times in ns."""
 
-    launched: int
+    launched: Count
     """Device events whose own launch is in the trace."""
-    without_launch: int
-    delay_ns: tuple[int, int, int] | None
-    """From the end of the launch to the begin on the device, at least 0: median, p90, maximum."""
-    call_ns: tuple[int, int, int] | None
-    """Duration of the launching calls: median, p90, maximum."""
-    depth: tuple[float, int] | None
-    """Length of the queue (work that is launched but has not begun): mean and maximum."""
-    found_empty: int
+    without_launch: Count
+    delay_ns: Percentiles | None = msgspec.field(name="launch_delay_us")
+    """From the end of the launch to the begin on the device, at least 0."""
+    call_ns: Percentiles | None = msgspec.field(name="launch_call_us")
+    """Duration of the launching calls."""
+    depth: QueueDepth | None = msgspec.field(name="queue_depth")
+    found_empty: Count = msgspec.field(name="launches_to_empty_device")
     """The number of launches at which no work was running or queued."""
     graphs: list[Graph]
 
-    def figures(self) -> LaunchFigures:
-        """Delays, the queue's length, and graphs."""
-        return LaunchFigures(
-            launched=self.launched,
-            without_launch=self.without_launch,
-            launch_delay_ns=None if self.delay_ns is None else Percentiles(*self.delay_ns),
-            launch_call_ns=None if self.call_ns is None else Percentiles(*self.call_ns),
-            queue_depth=None if self.depth is None else QueueDepth(*self.depth),
-            launches_to_empty_device=self.found_empty,
-            graphs=self.graphs,
-        )
-
     def tables(self) -> list[Table]:
         """Delays, and graphs if there are any."""
-        rows = [
-            (what, *figures)
+        delays = [
+            (what, figures.median, figures.p90, figures.max)
             for what, figures in (
                 ("from launch to start", self.delay_ns),
                 ("the launching call", self.call_ns),
@@ -95,20 +69,23 @@ class Launches(Result):
         if self.depth is not None:
             note = (
                 f"{share(self.found_empty, self.launched):.1f} % of {self.launched:,} launches"
-                f" found the device empty; on average {self.depth[0]:.1f} were queued"
-                f" (at most {self.depth[1]:,})."
+                f" found the device empty; on average {self.depth.mean:.1f} were queued"
+                f" (at most {self.depth.max:,})."
             )
         tables = [
             Table(
                 "Launches",
                 (("", ""), ("median", "ns"), ("90th percentile", "ns"), ("maximum", "ns")),
-                rows,
+                delays,
                 note,
             ),
-            Table(
+            Table.of(
                 "Graphs",
-                (("call", ""), ("launches", ""), ("device events", ""), ("device", "ns")),
-                [(g.call, g.launches, g.device_events, g.device_ns) for g in self.graphs],
+                self.graphs,
+                ("call", "call", ""),
+                ("launches", "launches", ""),
+                ("device_events", "device events", ""),
+                ("device_ns", "device", "ns"),
             ),
         ]
         return [table for table in tables if table.rows]
@@ -142,8 +119,8 @@ def analyze(trace: Trace) -> Launches | Unavailable:
     return Launches(
         launched=len(launched),
         without_launch=int((calls < 0).sum()),
-        delay_ns=_figures(np.maximum(begin - issued, 0)),
-        call_ns=_figures(events.dur_ns[call]),
+        delay_ns=_percentiles(np.maximum(begin - issued, 0)),
+        call_ns=_percentiles(events.dur_ns[call]),
         **_queue(trace, launched, call),
         graphs=_graphs(trace, rows[of_graph], calls[of_graph]),
     )
@@ -162,7 +139,7 @@ def _queue(trace: Trace, rows: Numbers, calls: Numbers) -> dict[str, Any]:
     begins, ends = np.sort(events.begin_ns[every]), np.sort(events.end_ns[every])
     running = np.searchsorted(begins, issued, "right") > np.searchsorted(ends, issued, "right")
     return {
-        "depth": (float(waiting.mean()), int(waiting.max())),
+        "depth": QueueDepth(float(waiting.mean()), int(waiting.max())),
         "found_empty": int(((waiting == 0) & ~running).sum()),
     }
 
@@ -183,7 +160,7 @@ def _graphs(trace: Trace, rows: Numbers, calls: Numbers) -> list[Graph]:
     return sorted(found, key=lambda graph: -graph.device_ns)
 
 
-def _figures(times: Numbers) -> tuple[int, int, int] | None:
+def _percentiles(times: Numbers) -> Percentiles | None:
     if len(times) == 0:
         return None
-    return int(np.median(times)), int(np.percentile(times, 90)), int(times.max())
+    return Percentiles(int(np.median(times)), int(np.percentile(times, 90)), int(times.max()))

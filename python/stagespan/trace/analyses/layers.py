@@ -30,14 +30,15 @@ from stagespan.trace.derived.trees import (
     tree_of,
     with_those_below,
 )
-from stagespan.trace.figures import Count, Figures, Ns, one_of
+from stagespan.trace.figures import Count, Figures, Internal, Ns, Path, one_of
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
+    Column,
     Evidence,
     Finding,
-    Result,
+    StructResult,
     Table,
     Unavailable,
     in_words,
@@ -225,7 +226,7 @@ _CLASS = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")
 class Module(Figures, frozen=True):
     """All calls of modules of one class at one place in the model; times in ns."""
 
-    path: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    path: Path
     """The classes of the modules around it, and its own."""
     instances: Count
     """Different modules."""
@@ -252,8 +253,10 @@ class Modules:
 
     modules: list[Module]
     """The modules in the order of their first calls, each after the module that contains it."""
-    outside: tuple[int, int]
-    """The number and time of device events that no module's forward or backward launched."""
+    outside: int
+    """The number of device events that no module's forward or backward launched."""
+    outside_ns: int
+    """Their total duration."""
     device_ns: int | None
 
 
@@ -322,7 +325,8 @@ def modules_of(trace: Trace) -> Modules | None:
     by_first = np.argsort(first, kind="stable").tolist()
     return Modules(
         modules=[found[node] for node in depth_first(paths.parent, by_first)],
-        outside=(int(outside.sum()), int(durations[outside].sum())),
+        outside=int(outside.sum()),
+        outside_ns=int(durations[outside].sum()),
         device_ns=int(durations.sum()) if on_device else None,
     )
 
@@ -373,42 +377,40 @@ _LEAST_CLASS_SHARE = 40.0
 _TIMES, _LEAST_PERCENT, _LEAST_LIKE = 1.5, 5.0, 4
 
 
-class LayersFigures(Figures, frozen=True):
-    """The modules, or the repeated blocks."""
-
-    told_from: Annotated[str, one_of(("modules", "repetition"))]
-    inferred: bool
-    modules: list[Module]
-    modules_left_out: Count
-    device_events_outside: Count | None
-    device_events_outside_ns: Ns | None
-    blocks: list[LayerBlock]
-    blocks_of: Annotated[str, one_of(("kernels", "operators"))] | None
-    blocks_in_step: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Layers(Result):
+class Layers(StructResult, frozen=True):
     """The modules; if they do not show the layers, also the repeated blocks."""
 
-    modules: Modules | None
-    blocks: Blocks | None
+    source: Annotated[str, one_of(("modules", "repetition"))]
+    """What shows the layers."""
+    inferred: bool
+    shown: list[Module] = msgspec.field(name="modules")
+    """The modules or, if there are many, those with the most time."""
+    modules_left_out: Count
+    outside: Count | None = msgspec.field(name="device_events_outside")
+    outside_ns: Ns | None = msgspec.field(name="device_events_outside_us")
+    repeated: list[LayerBlock] = msgspec.field(name="blocks")
+    what: Annotated[str, one_of(("kernels", "operators"))] | None = msgspec.field(name="blocks_of")
+    step: str | None = msgspec.field(name="blocks_in_step")
+    modules: Internal[Modules | None] = msgspec.field(name="every_module")
+    blocks: Internal[Blocks | None] = msgspec.field(name="every_block")
 
-    def figures(self) -> LayersFigures:
-        """The modules (if there are many, those with the most time) and the blocks."""
-        modules = self.modules.modules if self.modules else []
-        kept = largest(modules, _MOST_IN_JSON, lambda module: module.host_ns)
-        blocks = self.blocks
-        return LayersFigures(
-            told_from="modules" if self.modules else "repetition",
-            inferred=self.modules is None,
-            modules=kept,
-            modules_left_out=len(modules) - len(kept),
-            device_events_outside=self.modules.outside[0] if self.modules else None,
-            device_events_outside_ns=self.modules.outside[1] if self.modules else None,
-            blocks=blocks.blocks if blocks else [],
-            blocks_of=None if blocks is None else blocks.what,
-            blocks_in_step=None if blocks is None else blocks.step,
+    @classmethod
+    def of(cls, modules: Modules | None, blocks: Blocks | None) -> Layers:
+        """Return the result on modules and blocks."""
+        every = modules.modules if modules else []
+        shown = largest(every, _MOST_IN_JSON, lambda module: module.host_ns)
+        return cls(
+            source="modules" if modules else "repetition",
+            inferred=modules is None,
+            shown=shown,
+            modules_left_out=len(every) - len(shown),
+            outside=modules.outside if modules else None,
+            outside_ns=modules.outside_ns if modules else None,
+            repeated=blocks.blocks if blocks else [],
+            what=blocks.what if blocks else None,
+            step=blocks.step if blocks else None,
+            modules=modules,
+            blocks=blocks,
         )
 
     def findings(self) -> list[Finding]:
@@ -452,10 +454,10 @@ def analyze(trace: Trace) -> Layers | Unavailable:
     """Find layers by modules, or else by repetition; Unavailable if there is neither."""
     modules = modules_of(trace) if len(trace.events) else None
     if modules is not None and _has_large_class(modules):
-        return Layers(modules, None)
+        return Layers.of(modules, None)
     blocks = blocks_of(trace, step_ranges(trace)) if len(trace.events) else None
     if modules is not None or blocks is not None:
-        return Layers(modules, blocks)
+        return Layers.of(modules, blocks)
     return Unavailable(
         "Layers are unknown: the trace contains no modules, and no block of kernels repeats."
         " Record it with stacks (with_stack=True), which name the modules.",
@@ -478,32 +480,29 @@ def _has_large_class(modules: Modules) -> bool:
 def _modules_table(modules: Modules) -> Table:
     kept = largest(modules.modules, _SHOWN, _weight)
     on_device = modules.device_ns is not None
-    with_backward = any(module.backward_ns for module in kept)
-    columns = [("module", ""), ("instances", ""), ("calls", ""), ("host", "ns")]
+    columns: list[Column] = [
+        (lambda module: ". " * (len(module.path) - 1) + module.path[-1], "module", ""),
+        ("instances", "instances", ""),
+        ("calls", "calls", ""),
+        ("host_ns", "host", "ns"),
+    ]
     if on_device:
-        columns += [("device", "ns"), ("device, own", "ns")]
-    if with_backward:
-        columns += [("backward", "ns")]
-    columns += [("per call", "ns"), ("slowest", "")]
-    rows: list[tuple[str | int | None, ...]] = []
-    for module in kept:
-        row: list[str | int | None] = [". " * (len(module.path) - 1) + module.path[-1]]
-        row += [module.instances, module.calls, module.host_ns]
-        if on_device:
-            row += [module.device_ns, module.device_self_ns]
-        if with_backward:
-            row.append(module.backward_ns)
-        row += [module.call_ns.median, module.slowest if module.instances > 1 else None]
-        rows.append(tuple(row))
+        columns += [("device_ns", "device", "ns"), ("device_self_ns", "device, own", "ns")]
+    if any(module.backward_ns for module in kept):
+        columns.append(("backward_ns", "backward", "ns"))
+    columns += [
+        ("call_ns.median", "per call", "ns"),
+        (lambda module: module.slowest if module.instances > 1 else None, "slowest", ""),
+    ]
     note = ""
     if len(kept) < len(modules.modules):
         note = f"The {len(kept):,} longest of {len(modules.modules):,}."
     if on_device:
         note += (
-            f" {modules.outside[0]:,} device events ({in_words(modules.outside[1], 'ns')}) were"
+            f" {modules.outside:,} device events ({in_words(modules.outside_ns, 'ns')}) were"
             " not launched by a module's forward or backward."
         )
-    return Table("Modules", tuple(columns), rows, note.strip())
+    return Table.of("Modules", kept, *columns, note=note.strip())
 
 
 def _weight(module: Module) -> int:
@@ -513,31 +512,16 @@ def _weight(module: Module) -> int:
 def _blocks_table(blocks: Blocks) -> Table:
     what = blocks.what
     where = "the trace" if blocks.step is None else shortened(blocks.step)
-    rows = [
-        (
-            f"{block.length:,} {what} from {shortened(block.first, 40)}",
-            block.times,
-            block.layers,
-            block.total_ns,
-            share(block.total_ns, blocks.total_ns),
-            block.block_ns.median,
-            block.block_ns.max,
-            shortened(block.heaviest, 40),
-        )
-        for block in blocks.blocks
-    ]
-    return Table(
+    return Table.of(
         "What repeats",
-        (
-            ("block", ""),
-            ("times", ""),
-            ("layers", ""),
-            ("time", "ns"),
-            ("of all", "%"),
-            ("a block", "ns"),
-            ("most", "ns"),
-            ("heaviest", ""),
-        ),
-        rows,
-        f"Inferred: the same {what} in the same order, several times in a row, in {where}.",
+        blocks.blocks,
+        (lambda b: f"{b.length:,} {what} from {shortened(b.first, 40)}", "block", ""),
+        ("times", "times", ""),
+        ("layers", "layers", ""),
+        ("total_ns", "time", "ns"),
+        (lambda block: share(block.total_ns, blocks.total_ns), "of all", "%"),
+        ("block_ns.median", "a block", "ns"),
+        ("block_ns.max", "most", "ns"),
+        (lambda block: shortened(block.heaviest, 40), "heaviest", ""),
+        note=f"Inferred: the same {what} in the same order, several times in a row, in {where}.",
     )

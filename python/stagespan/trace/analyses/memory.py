@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -15,16 +16,17 @@ from stagespan.trace.derived.launch_sources import stage_calls, values_at
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import ThreadIndex, named, numbers_of, processes
 from stagespan.trace.derived.trees import Nesting
-from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.figures import Count, Figures, Internal, Ns, first
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     LONGEST_NAME,
     Chart,
+    Column,
     Evidence,
     Finding,
-    Result,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -306,39 +308,19 @@ class StepMemory(Figures, frozen=True):
     end_bytes: int
 
 
-class GrowthFigures(Figures, frozen=True):
-    """A `Growth` in JSON."""
-
-    steps: list[StepMemory]
-    growing_steps: Count
-    left_bytes: int
-    left_by: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(Figures, frozen=True):
     """Memory by step, in bytes."""
 
-    steps: list[tuple[str, int, int]]
-    """The name, the peak and the final allocation of each step."""
-    growing: int
+    steps: Annotated[list[StepMemory], first(_MOST_IN_JSON)]
+    growing: Count = msgspec.field(name="growing_steps")
     """The number of last steps that each left more memory allocated than the step before."""
     left_bytes: int
     """The total growth in these steps."""
-    by: str | None
+    by: str | None = msgspec.field(name="left_by")
     """The operator that allocated most of this memory; None if unknown."""
-    by_bytes: int
-    since_ns: int | None
+    by_bytes: Internal[int]
+    since_ns: Internal[int | None]
     """When the first of these steps began, from the start of the trace's window."""
-
-    def figures(self) -> GrowthFigures:
-        """For JSON."""
-        return GrowthFigures(
-            steps=[StepMemory(*step) for step in self.steps[:_MOST_IN_JSON]],
-            growing_steps=self.growing,
-            left_bytes=self.left_bytes,
-            left_by=self.by,
-        )
 
     def finding(self, device: str, peak_bytes: int) -> Finding | None:
         """A finding if several steps in a row leave more memory allocated."""
@@ -359,9 +341,9 @@ class Growth:
                 f" {shortened(self.by)}"
             )
         sentence += ". If the steps are alike, the program keeps tensors that it no longer needs."
-        name, _, end = self.steps[-1]
+        last = self.steps[-1]
         shown = (
-            Evidence(f"allocated at the end of {name}", None, end, "bytes"),
+            Evidence(f"allocated at the end of {last.name}", None, last.end_bytes, "bytes"),
             Evidence("first of these steps", self.since_ns, self.left_bytes, "bytes"),
         )
         numbers = {"steps": self.growing, "left_bytes": self.left_bytes}
@@ -372,11 +354,13 @@ class Growth:
     def table(self, device: str) -> Table:
         """Return a table of the first steps."""
         count = len(self.steps)
-        return Table(
+        return Table.of(
             f"Memory by step on {device}",
-            (("step", ""), ("peak", "bytes"), ("at the end", "bytes")),
             self.steps[:_SHOWN],
-            f"The first {_SHOWN} of {count:,}." if count > _SHOWN else "",
+            ("name", "step", ""),
+            ("peak_bytes", "peak", "bytes"),
+            ("end_bytes", "at the end", "bytes"),
+            note=f"The first {_SHOWN} of {count:,}." if count > _SHOWN else "",
         )
 
 
@@ -397,7 +381,7 @@ def growth_of(
     steps = []
     for at, name in enumerate(ranges.names):
         within = levels[firsts[at] : ends[at] + 1]
-        steps.append((name, int(within.max()), int(at_end[at])))
+        steps.append(StepMemory(name, int(within.max()), int(at_end[at])))
     more = np.diff(at_end) > 0
     growing = len(more) if more.all() else int(np.argmin(more[::-1]))
     left = int(at_end[-1] - at_end[-1 - growing])
@@ -449,104 +433,45 @@ class Holder(Figures, frozen=True):
     """Not yet freed at the device's peak; None if the trace has no addresses."""
 
 
-class DeviceMemoryFigures(Figures, frozen=True):
-    """A `DeviceMemory` in JSON."""
-
-    device: str
-    events: Count
-    total_known: bool
-    peak_bytes: int
-    peak_time_ns: Ns
-    peak_in_step: str | None
-    peak_by: Holder | None
-    from_before_at_peak_bytes: int | None
-    first_bytes: int
-    last_bytes: int
-    reserved_at_peak_bytes: int | None
-    reserved_unused_at_peak_bytes: int | None
-    most_reserved_bytes: int | None
-    holders: list[Holder]
-    steps: GrowthFigures | None
-    curve: list[tuple[Ns, int]]
-    """Times and bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceMemory(Figures, frozen=True):
     """One device's memory; times in ns from the start of the trace's window."""
 
     device: str
-    is_total: bool
+    events: Count
+    is_total: bool = msgspec.field(name="total_known")
     """False if the figures only cover allocations within the trace."""
-    events: int
     peak_bytes: int
-    peak_ns: int
+    peak_ns: Ns = msgspec.field(name="peak_time_us")
     """If the peak was reached before the first event, the time of that event."""
-    step: str | None
+    step: str | None = msgspec.field(name="peak_in_step")
     """The step with the peak."""
-    holder: Holder | None
+    holder: Holder | None = msgspec.field(name="peak_by")
     """The operator whose allocation reached the peak; None if it was reached in another way."""
-    before_bytes: int | None
+    before_bytes: int | None = msgspec.field(name="from_before_at_peak_bytes")
     """The part of the peak that was allocated before the trace; None if unknown."""
     first_bytes: int
     """Allocated bytes after the first event."""
     last_bytes: int
     """Allocated bytes after the last event."""
-    reserved_bytes: int | None
+    reserved_bytes: int | None = msgspec.field(name="reserved_at_peak_bytes")
     """Reserved bytes at the peak; None if unknown."""
+    unused_bytes: int | None = msgspec.field(name="reserved_unused_at_peak_bytes")
+    """Bytes that were reserved and not allocated at the peak; None if unknown."""
     most_reserved_bytes: int | None
     holders: list[Holder]
     """Operators that held the most memory at the peak or, if unknown, that allocated the most."""
-    growth: Growth | None
+    growth: Growth | None = msgspec.field(name="steps")
     """The growth by step; None without steps."""
-    curve: list[tuple[int, int]]
+    curve: list[tuple[Ns, int]]
     """Time and bytes of the peak in each of some hundred intervals."""
 
-    def figures(self) -> DeviceMemoryFigures:
-        """For JSON."""
-        return DeviceMemoryFigures(
-            device=self.device,
-            events=self.events,
-            total_known=self.is_total,
-            peak_bytes=self.peak_bytes,
-            peak_time_ns=self.peak_ns,
-            peak_in_step=self.step,
-            peak_by=self.holder,
-            from_before_at_peak_bytes=self.before_bytes,
-            first_bytes=self.first_bytes,
-            last_bytes=self.last_bytes,
-            reserved_at_peak_bytes=self.reserved_bytes,
-            reserved_unused_at_peak_bytes=self.unused_bytes,
-            most_reserved_bytes=self.most_reserved_bytes,
-            holders=self.holders,
-            steps=None if self.growth is None else self.growth.figures(),
-            curve=self.curve,
-        )
 
-    @property
-    def unused_bytes(self) -> int | None:
-        """Bytes that were reserved and not allocated at the peak; None if unknown."""
-        return None if self.reserved_bytes is None else self.reserved_bytes - self.peak_bytes
-
-
-class MemoryFigures(Figures, frozen=True):
-    """All devices, that with the highest peak first."""
-
-    devices: list[DeviceMemoryFigures]
-    events_left_out: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Memory(Result):
+class Memory(StructResult, frozen=True):
     """All devices, that with the highest peak first."""
 
     devices: list[DeviceMemory]
-    left_out: int
+    left_out: Count = msgspec.field(name="events_left_out")
     """The number of events without a valid size."""
-
-    def figures(self) -> MemoryFigures:
-        """For JSON."""
-        return MemoryFigures([device.figures() for device in self.devices], self.left_out)
 
     def findings(self) -> list[Finding]:
         """Findings about memory that grows with each step."""
@@ -561,21 +486,6 @@ class Memory(Result):
 
     def tables(self) -> list[Table]:
         """Peaks, and the operators that held the memory."""
-        rows = []
-        for each in self.devices:
-            at = in_words(each.peak_ns, "ns") + (f", {each.step}" if each.step else "")
-            by = each.holder.operator if each.holder else None
-            rows.append(
-                (
-                    each.device,
-                    each.peak_bytes,
-                    at,
-                    by,
-                    each.last_bytes,
-                    each.most_reserved_bytes,
-                    each.unused_bytes,
-                )
-            )
         note = ""
         if any(not each.is_total for each in self.devices):
             note = (
@@ -585,19 +495,17 @@ class Memory(Result):
         if self.left_out:
             note += f" Skipped {counted(self.left_out, 'event')} without a size."
         tables = [
-            Table(
+            Table.of(
                 "Memory",
-                (
-                    ("device", ""),
-                    ("peak", "bytes"),
-                    ("at", ""),
-                    ("reached in", ""),
-                    ("at the end", "bytes"),
-                    ("most reserved", "bytes"),
-                    ("reserved, unused at the peak", "bytes"),
-                ),
-                rows,
-                note.strip(),
+                self.devices,
+                ("device", "device", ""),
+                ("peak_bytes", "peak", "bytes"),
+                (_time_of_peak, "at", ""),
+                (lambda device: device.holder and device.holder.operator, "reached in", ""),
+                ("last_bytes", "at the end", "bytes"),
+                ("most_reserved_bytes", "most reserved", "bytes"),
+                ("unused_bytes", "reserved, unused at the peak", "bytes"),
+                note=note.strip(),
             )
         ]
         least = min(_LEAST_REPORTED, self.devices[0].peak_bytes)
@@ -663,6 +571,9 @@ def _device_of(
         step = ranges.names[number] if number >= 0 else None
     reserved = events.reserved
     by_weight = sorted(holders.values(), key=lambda each: (-(each.at_peak or 0), -each.allocated))
+    reserved_bytes = None
+    if reserved is not None and peak >= 0 and reserved[peak] >= 0:
+        reserved_bytes = int(reserved[peak])
     return DeviceMemory(
         device=events.device,
         is_total=events.is_total,
@@ -674,9 +585,8 @@ def _device_of(
         before_bytes=before,
         first_bytes=int(events.allocated[0]),
         last_bytes=int(events.allocated[-1]),
-        reserved_bytes=None
-        if reserved is None or peak < 0 or reserved[peak] < 0
-        else int(reserved[peak]),
+        reserved_bytes=reserved_bytes,
+        unused_bytes=None if reserved_bytes is None else reserved_bytes - events.peak_bytes,
         most_reserved_bytes=None if reserved is None else int(reserved.max()),
         holders=by_weight[:_HOLDERS],
         growth=growth_of(trace, events, ranges, operators, begin_ns),
@@ -736,22 +646,25 @@ def _curve(events: MemoryEvents, begin_ns: int) -> list[tuple[int, int]]:
 
 
 def _holders_table(memory: DeviceMemory) -> Table:
-    known = any(holder.at_peak is not None for holder in memory.holders)
-    columns = [("operator", ""), ("stage", ""), ("allocations", ""), ("allocated", "bytes")]
-    if known:
-        columns += [("held at the peak", "bytes"), ("of the peak", "%")]
-    columns.append(("Python", ""))
-    rows: list[tuple[str | int | float | None, ...]] = []
-    for holder in memory.holders:
-        row: list[str | int | float | None] = [holder.operator or "(none)", holder.stage]
-        row += [holder.allocations, holder.allocated]
-        if known:
-            row += [holder.at_peak, share(holder.at_peak or 0, memory.peak_bytes)]
-        row.append(None if holder.line is None else shortened(holder.line))
-        rows.append(tuple(row))
+    columns: list[Column] = [
+        (lambda holder: holder.operator or "(none)", "operator", ""),
+        ("stage", "stage", ""),
+        ("allocations", "allocations", ""),
+        ("allocated", "allocated", "bytes"),
+    ]
+    if any(holder.at_peak is not None for holder in memory.holders):
+        columns += [
+            ("at_peak", "held at the peak", "bytes"),
+            (lambda holder: share(holder.at_peak or 0, memory.peak_bytes), "of the peak", "%"),
+        ]
+    columns.append((lambda holder: holder.line and shortened(holder.line), "Python", ""))
     note = ""
     if memory.before_bytes:
         note = (
             f"{in_words(memory.before_bytes, 'bytes')} of the peak were allocated before the trace."
         )
-    return Table(f"What allocated on {memory.device}", tuple(columns), rows, note)
+    return Table.of(f"What allocated on {memory.device}", memory.holders, *columns, note=note)
+
+
+def _time_of_peak(memory: DeviceMemory) -> str:
+    return in_words(memory.peak_ns, "ns") + (f", {memory.step}" if memory.step else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,13 +22,14 @@ from stagespan.trace.derived.trees import (
     sums,
     with_those_below,
 )
-from stagespan.trace.figures import Count, Figures, Ns, Path
+from stagespan.trace.figures import Count, Figures, Internal, Ns, Path
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
+    Column,
     Evidence,
     Finding,
-    Result,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -157,112 +159,84 @@ _SHARES = Thresholds(50.0, 25.0, 10.0)
 _MOST_FINDINGS = 2
 
 
-class StageFigures(Figures, frozen=True):
-    """A `Stage` in JSON."""
+class Stage(Figures, frozen=True):
+    """All calls of a stage at one place in the tree; times in ns, on all threads."""
 
     path: Path
+    """The names of the enclosing stages, and its own name."""
     calls: Count
     host_ns: Ns
     host_self_ns: Ns
-    device_ns: Ns | None
-    device_self_ns: Ns | None
-    device_events: Count | None
-    device_events_self: Count | None
-    launches_self: Count
-    device_idle_self_ns: Ns | None
-    steps: Count | None
-    host_ns_a_step: Ns | None
-    device_ns_a_step: Ns | None
-
-
-class StagesFigures(Figures, frozen=True):
-    """All stages, and the device's work outside of them."""
-
-    stages: list[StageFigures]
-    stages_left_out: Count
-    device_ns: Ns | None
-    device_events_outside: Count
-    device_events_outside_ns: Ns
-    device_events_told_by_time: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """All calls of a stage at one place in the tree; times in ns, on all threads."""
-
-    path: tuple[str, ...]
-    """The names of the enclosing stages, and its own name."""
-    calls: int
-    host_ns: int
-    host_self_ns: int
     """Less the stages within it."""
-    device_ns: int | None
+    device_ns: Ns | None
     """Durations of the work that it launched, with overlaps counted twice; None without a
     device."""
-    device_self_ns: int | None
+    device_self_ns: Ns | None
     """Device time without nested stages."""
-    launched: int | None
-    """Device events."""
-    launched_self: int | None
-    calls_made: int
+    launched: Count | None = msgspec.field(name="device_events")
+    launched_self: Count | None = msgspec.field(name="device_events_self")
+    calls_made: Count = msgspec.field(name="launches_self")
     """The number of launching calls; the launch of a graph starts many kernels."""
-    idle_self_ns: int | None
+    idle_self_ns: Ns | None = msgspec.field(name="device_idle_self_us")
     """Idle time of all devices during its calls, without nested stages."""
-    steps: int | None
+    steps: Count | None
     """The number of steps that contain it; None if the trace has no steps."""
-    step_host_ns: int | None
+    step_host_ns: Ns | None = msgspec.field(name="host_us_a_step")
     """The median of its time in these steps."""
-    step_device_ns: int | None
-    longest: Evidence
+    step_device_ns: Ns | None = msgspec.field(name="device_us_a_step")
+    longest: Internal[Evidence]
     """Its longest call."""
 
-    def figures(self) -> StageFigures:
-        """For JSON."""
-        return StageFigures(
-            path=list(self.path),
-            calls=self.calls,
-            host_ns=self.host_ns,
-            host_self_ns=self.host_self_ns,
-            device_ns=self.device_ns,
-            device_self_ns=self.device_self_ns,
-            device_events=self.launched,
-            device_events_self=self.launched_self,
-            launches_self=self.calls_made,
-            device_idle_self_ns=self.idle_self_ns,
-            steps=self.steps,
-            host_ns_a_step=self.step_host_ns,
-            device_ns_a_step=self.step_device_ns,
-        )
 
-
-@dataclass(frozen=True, slots=True)
-class Stages(Result):
+class Stages(StructResult, frozen=True):
     """All stages, each after the stage that contains it; times in ns."""
 
-    stages: list[Stage]
-    device_ns: int | None
+    shown: list[Stage] = msgspec.field(name="stages")
+    """The stages or, if there are many, those with the most time."""
+    stages_left_out: Count
+    device_ns: Ns | None
     """The sum of the durations of all device events, with and without a stage."""
-    outside: tuple[int, int]
-    """The number and total duration of device events that were not launched in a stage."""
-    by_time: int
+    outside: Count = msgspec.field(name="device_events_outside")
+    """The number of device events that were not launched in a stage."""
+    outside_ns: Ns = msgspec.field(name="device_events_outside_us")
+    """Their total duration."""
+    by_time: Count = msgspec.field(name="device_events_assigned_by_time")
     """The number of device events that count for a stage of another thread."""
-    work_ns: int
+    stages: Internal[list[Stage]] = msgspec.field(name="every_stage")
+    work_ns: Internal[int]
     """From the first operator or device event to the end of the last."""
-    on_device: bool
-    deeper: int = 0
+    deeper: Internal[int]
     """The number of annotations that are nested too deep to be stages."""
 
-    def figures(self) -> StagesFigures:
-        """The stages or, if there are many, those with the most time."""
-        kept = largest(self.stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
-        return StagesFigures(
-            stages=[stage.figures() for stage in kept],
-            stages_left_out=len(self.stages) - len(kept),
-            device_ns=self.device_ns,
-            device_events_outside=self.outside[0],
-            device_events_outside_ns=self.outside[1],
-            device_events_told_by_time=self.by_time,
+    @classmethod
+    def of(
+        cls,
+        stages: list[Stage],
+        work_ns: int,
+        device_ns: int | None = None,
+        outside: int = 0,
+        outside_ns: int = 0,
+        by_time: int = 0,
+        deeper: int = 0,
+    ) -> Stages:
+        """Return the result on stages, in JSON limited to those with the most time."""
+        shown = largest(stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
+        return cls(
+            shown=shown,
+            stages_left_out=len(stages) - len(shown),
+            device_ns=device_ns,
+            outside=outside,
+            outside_ns=outside_ns,
+            by_time=by_time,
+            stages=stages,
+            work_ns=work_ns,
+            deeper=deeper,
         )
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the trace has device events."""
+        return self.device_ns is not None
 
     def findings(self) -> list[Finding]:
         """Findings about stages in which the host mostly launches small work."""
@@ -311,7 +285,7 @@ class Stages(Result):
         if self.on_device:
             note += (
                 " Device time is that of the work launched in the stage, no matter when it ran."
-                f" {self.outside[0]:,} device events ({in_words(self.outside[1], 'ns')}) were"
+                f" {self.outside:,} device events ({in_words(self.outside_ns, 'ns')}) were"
                 " not launched in a stage."
             )
         if self.deeper:
@@ -325,26 +299,23 @@ class Stages(Result):
                 " was open at that time."
             )
         own_ns = sum(stage.host_self_ns for stage in self.stages)
-        columns = [("stage", ""), ("calls", ""), ("host", "ns"), ("host, own", "ns")]
-        if not self.on_device:
-            columns += [("of all", "%")]
+        columns: list[Column] = [
+            (lambda stage: ". " * (len(stage.path) - 1) + stage.path[-1], "stage", ""),
+            ("calls", "calls", ""),
+            ("host_ns", "host", "ns"),
+            ("host_self_ns", "host, own", "ns"),
+        ]
+        if self.on_device:
+            columns += [
+                ("device_ns", "device", "ns"),
+                ("device_self_ns", "device, own", "ns"),
+                ("launched", "device events", ""),
+            ]
         else:
-            columns += [("device", "ns"), ("device, own", "ns"), ("device events", "")]
-        with_steps = any(stage.steps for stage in self.stages)
-        if with_steps:
-            columns += [("host per step", "ns")]
-        rows: list[tuple[str | int | float | None, ...]] = []
-        for stage in kept:
-            row: list[str | int | float | None] = [". " * (len(stage.path) - 1) + stage.path[-1]]
-            row += [stage.calls, stage.host_ns, stage.host_self_ns]
-            if not self.on_device:
-                row.append(share(stage.host_self_ns, own_ns))
-            else:
-                row += [stage.device_ns, stage.device_self_ns, stage.launched]
-            if with_steps:
-                row.append(stage.step_host_ns)
-            rows.append(tuple(row))
-        return [Table("Stages", tuple(columns), rows, note.strip())]
+            columns.append((lambda stage: share(stage.host_self_ns, own_ns), "of all", "%"))
+        if any(stage.steps for stage in self.stages):
+            columns.append(("step_host_ns", "host per step", "ns"))
+        return [Table.of("Stages", kept, *columns, note=note.strip())]
 
 
 def analyze(trace: Trace) -> Stages | Unavailable:
@@ -390,13 +361,13 @@ def analyze(trace: Trace) -> Stages | Unavailable:
                 longest=evidence(trace, int(longest[firsts[node]])),
             )
         )
-    return Stages(
-        stages=_as_read(tree, stages),
-        device_ns=int(durations.sum()) if on_device else None,
-        outside=(int(outside.sum()), int(durations[outside].sum())),
-        by_time=tree.by_time,
+    return Stages.of(
+        _as_read(tree, stages),
         work_ns=length_of_work(trace),
-        on_device=on_device,
+        device_ns=int(durations.sum()) if on_device else None,
+        outside=int(outside.sum()),
+        outside_ns=int(durations[outside].sum()),
+        by_time=tree.by_time,
         deeper=int(tree.folded.sum()),
     )
 

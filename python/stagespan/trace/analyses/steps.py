@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Annotated
 
 import msgspec
@@ -24,7 +25,7 @@ from stagespan.trace.derived.step_times import (
     steps_without_work,
 )
 from stagespan.trace.derived.threads import TimeIndex, named
-from stagespan.trace.figures import Count, Figures, MeanNs, Ns, one_of
+from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns, first, one_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -33,7 +34,7 @@ from stagespan.trace.result import (
     Chart,
     Evidence,
     Finding,
-    Result,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -238,27 +239,26 @@ _OUTLIERS_SHOWN = 3
 _MOST_REPORTED = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Outlier:
+class Outlier(Figures, frozen=True):
     """A step that took long; times in ns."""
 
-    step: int
-    """Its number in the order of time, from 0."""
     name: str
-    dur_ns: int
-    usual_ns: int
-    """The median of all steps."""
-    part: str
+    dur_ns: Ns = msgspec.field(name="step_us")
+    part: _Part
     """The part that grew the most."""
-    part_ns: int
-    part_usual_ns: int
+    part_ns: Ns
+    part_usual_ns: Ns = msgspec.field(name="part_of_others_us")
     """The median of the other steps."""
-    culprit: str | None
+    culprit: str | None = msgspec.field(name="event")
     """The event of that part with the largest growth; None if there is none."""
-    culprit_ns: int
-    culprit_usual_ns: int
+    step: Internal[int]
+    """Its number in the order of time, from 0."""
+    usual_ns: Internal[int]
+    """The median of all steps."""
+    culprit_ns: Internal[int]
+    culprit_usual_ns: Internal[int]
     """The average in the other steps."""
-    evidence: tuple[Evidence, ...]
+    evidence: Internal[tuple[Evidence, ...]]
 
     def sentence(self, count: int, on_device: bool) -> str:
         """Return a sentence about the difference to other steps."""
@@ -418,107 +418,49 @@ class Quartiles(Figures, frozen=True):
     max: Ns
 
 
-class OutlierFigures(Figures, frozen=True):
-    """An `Outlier` in JSON."""
-
-    name: str
-    step_ns: Ns
-    part: _Part
-    part_ns: Ns
-    part_of_others_ns: Ns
-    event: str | None
-
-
-class StepsFigures(Figures, frozen=True):
-    """The steps, and sums over all."""
+class Steps(StructResult, frozen=True):
+    """All steps, and sums over them; times in ns."""
 
     count: Count
-    told_from: Source
+    source: Source
+    """How the steps were found: see `step_ranges`."""
     how: str
+    """A sentence about this."""
     inferred: bool
     step_ns: Quartiles
-    parts_ns: dict[_Part, Ns]
-    steps: list[Step]
+    """The steps' durations."""
+    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
+    """All steps' time by part."""
+    steps: Annotated[list[Step], first(_MOST_IN_JSON)]
     steps_left_out: Count
-    """Those that are not in `steps`, and marks that overlap an earlier step."""
-    steps_without_device_events: Count | None
-    """Steps of which device events should be in the trace, but are not; None without a device."""
-    between: StepGaps
+    """Those that are not in the JSON, and marks that overlap an earlier step."""
+    without_work: Count | None = msgspec.field(name="steps_without_device_events")
+    """Steps of which the trace should have device events, but has none; None without a device."""
+    gaps: StepGaps = msgspec.field(name="between")
     before_device_ns: Ns
     behind_device_ns: Ns
-    outliers: list[OutlierFigures]
-    earlier_work_ns: Ns | None
-    earlier_work_recorded: bool | None
-    device_events_outside: Count
-    device_events_outside_ns: Ns
-
-
-@dataclass(frozen=True, slots=True)
-class Steps(Result):
-    """All steps; times in ns."""
-
-    ranges: StepRanges
-    steps: list[Step]
-    quartiles_ns: tuple[int, int, int, int, int]
-    """Minimum, first quartile, median, third quartile and maximum of the durations."""
-    gaps: StepGaps
-    edges: list[Edge]
     outliers: list[Outlier]
-    outside: tuple[int, int]
-    """The number and total duration of device events that were not launched in a step."""
-    on_device: bool
-    earlier_ns: int | None = None
+    earlier_ns: Ns | None = msgspec.field(name="earlier_work_us")
     """The time from the first step's mark until the device had finished earlier work, which was
     launched before the trace began. The first step begins after it. None if there is none."""
-    earlier_recorded: bool = True
+    earlier_recorded: bool | None = msgspec.field(name="earlier_work_recorded")
     """Whether the trace contains the events of that work."""
-    without_work: int = 0
-    """The number of steps of which the trace should have device events, but has none."""
+    outside: Count = msgspec.field(name="device_events_outside")
+    """The number of device events that were not launched in a step."""
+    outside_ns: Ns = msgspec.field(name="device_events_outside_us")
+    """Their total duration."""
+    edges: Internal[list[Edge]]
+    ranges: Internal[StepRanges]
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the trace has device events."""
+        return self.without_work is not None
 
     @property
     def total_ns(self) -> int:
         """All steps' time."""
-        return sum(step.dur_ns for step in self.steps)
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """All steps' time by part."""
-        names = self.steps[0].parts
-        return {part: sum(step.parts[part] for step in self.steps) for part in names}
-
-    def figures(self) -> StepsFigures:
-        """The steps (if there are many, the first ones), and sums over all."""
-        least, first, median, third, most = self.quartiles_ns
-        mean = self.total_ns / len(self.steps)
-        return StepsFigures(
-            count=len(self.steps),
-            told_from=self.ranges.source,
-            how=self.ranges.how,
-            inferred=self.ranges.inferred,
-            step_ns=Quartiles(mean, least, first, median, third, most),
-            parts_ns=self.parts,
-            steps=self.steps[:_MOST_IN_JSON],
-            steps_left_out=max(len(self.steps) - _MOST_IN_JSON, 0) + self.ranges.overlapping,
-            steps_without_device_events=self.without_work if self.on_device else None,
-            between=self.gaps,
-            before_device_ns=sum(edge.dur_ns for edge in self.edges if edge.first),
-            behind_device_ns=sum(edge.dur_ns for edge in self.edges if not edge.first),
-            outliers=[
-                OutlierFigures(
-                    name=each.name,
-                    step_ns=each.dur_ns,
-                    part=each.part,
-                    part_ns=each.part_ns,
-                    part_of_others_ns=each.part_usual_ns,
-                    event=each.culprit,
-                )
-                for each in self.outliers
-            ],
-            earlier_work_ns=self.earlier_ns,
-            earlier_work_recorded=None if self.earlier_ns is None else self.earlier_recorded,
-            device_events_outside=self.outside[0],
-            device_events_outside_ns=self.outside[1],
-        )
+        return sum(self.parts.values())
 
     def findings(self) -> list[Finding]:
         """Findings about time at the edges of the trace, and about unusually long steps."""
@@ -533,8 +475,8 @@ class Steps(Result):
         meaning = PARTS if self.on_device else HOST_PARTS
         total = self.total_ns
         count = len(self.steps)
-        least, first, median, third, most = self.quartiles_ns
-        note = self.ranges.how
+        spread = self.step_ns
+        note = self.how
         if self.without_work:
             note += (
                 f" {self.without_work:,} of the {counted(count, 'step')}"
@@ -542,9 +484,10 @@ class Steps(Result):
             )
         if count > 1:
             note += (
-                f" {count:,} steps: the median is {in_words(median, 'ns')}, half of them took"
-                f" {in_words(first, 'ns')} to {in_words(third, 'ns')}, and all took"
-                f" {in_words(least, 'ns')} to {in_words(most, 'ns')}."
+                f" {count:,} steps: the median is {in_words(spread.median, 'ns')}, half of them"
+                f" took {in_words(spread.first_quartile, 'ns')} to"
+                f" {in_words(spread.third_quartile, 'ns')}, and all took"
+                f" {in_words(spread.min, 'ns')} to {in_words(spread.max, 'ns')}."
             )
         after = max((step.after_host_ns or 0 for step in self.steps), default=0)
         if after:
@@ -552,10 +495,10 @@ class Steps(Result):
                 " Work belongs to the step that launched it, even if it runs after the step's mark"
                 f" (here up to {in_words(after, 'ns')})."
             )
-        if self.outside[0]:
+        if self.outside:
             note += (
-                f" {counted(self.outside[0], 'device event')} ({in_words(self.outside[1], 'ns')})"
-                f" {'was' if self.outside[0] == 1 else 'were'} not launched in a step."
+                f" {counted(self.outside, 'device event')} ({in_words(self.outside_ns, 'ns')})"
+                f" {'was' if self.outside == 1 else 'were'} not launched in a step."
             )
         if self.earlier_ns:
             note += (
@@ -564,17 +507,15 @@ class Steps(Result):
                 f"{'' if self.earlier_recorded else ' and is not in it'}. The step begins after"
                 " that."
             )
-        rows = [
-            (meaning[part], time, time // count, share(time, total))
-            for part, time in self.parts.items()
-            if time
-        ]
         tables = [
-            Table(
+            Table.of(
                 "Where the steps' time went",
-                (("", ""), ("time", "ns"), ("per step", "ns"), (_of(count), "%")),
-                rows,
-                note,
+                [(part, time) for part, time in self.parts.items() if time],
+                (lambda part: meaning[part[0]], "", ""),
+                (itemgetter(1), "time", "ns"),
+                (lambda part: part[1] // count, "per step", "ns"),
+                (lambda part: share(part[1], total), _of(count), "%"),
+                note=note,
             )
         ]
         shown = [part for part, time in self.parts.items() if time]
@@ -610,14 +551,14 @@ class Steps(Result):
 
     def line(self) -> str:
         """The number and the durations of the steps, and what they are if they are not marked."""
-        least, _, median, _, most = self.quartiles_ns
-        is_plain = self.ranges.source == "profiler" and not self.ranges.overlapping
-        how = "" if is_plain else f". {self.ranges.how}"
+        spread = self.step_ns
+        is_plain = self.source == "profiler" and not self.ranges.overlapping
+        how = "" if is_plain else f". {self.how}"
         if len(self.steps) == 1:
             return f"1, {in_words(float(self.total_ns), 'ns')}{how}"
         return (
-            f"{len(self.steps):,}, {in_words(median, 'ns')} in the median"
-            f" ({in_words(least, 'ns')} to {in_words(most, 'ns')}){how}"
+            f"{len(self.steps):,}, {in_words(spread.median, 'ns')} in the median"
+            f" ({in_words(spread.min, 'ns')} to {in_words(spread.max, 'ns')}){how}"
         )
 
 
@@ -634,22 +575,36 @@ def analyze(trace: Trace) -> Steps | Unavailable:
     times = step_times(trace, ranges)
     origin = window[0]
     on_device = len(times.device_rows) > 0
-    durations = times.end_ns - times.begin_ns
-    least, first, median, third, most = map(int, np.percentile(durations, [0, 25, 50, 75, 100]))
     outside = times.device_rows[times.step_of < 0]
+    edges = edges_of(trace, times)
+    steps = _rows(ranges, times, origin, on_device)
+    earlier_ns = _earlier(ranges, times)
     return Steps(
-        ranges=ranges,
-        steps=_rows(ranges, times, origin, on_device),
-        quartiles_ns=(least, first, median, third, most),
+        count=len(steps),
+        source=ranges.source,
+        how=ranges.how,
+        inferred=ranges.inferred,
+        step_ns=_quartiles(times.end_ns - times.begin_ns),
+        parts={part: int(time.sum()) for part, time in times.parts.items()},
+        steps=steps,
+        steps_left_out=max(len(steps) - _MOST_IN_JSON, 0) + ranges.overlapping,
+        without_work=len(steps_without_work(trace)) if on_device else None,
         gaps=step_gaps(trace, ranges, times, origin),
-        edges=edges_of(trace, times),
+        before_device_ns=sum(edge.dur_ns for edge in edges if edge.first),
+        behind_device_ns=sum(edge.dur_ns for edge in edges if not edge.first),
         outliers=outliers(trace, ranges, times, origin),
-        outside=(len(outside), int(trace.events.dur_ns[outside].sum())),
-        on_device=on_device,
-        earlier_ns=_earlier(ranges, times),
-        earlier_recorded=times.earlier.recorded,
-        without_work=len(steps_without_work(trace)),
+        earlier_ns=earlier_ns,
+        earlier_recorded=None if earlier_ns is None else times.earlier.recorded,
+        outside=len(outside),
+        outside_ns=int(trace.events.dur_ns[outside].sum()),
+        edges=edges,
+        ranges=ranges,
     )
+
+
+def _quartiles(durations: Numbers) -> Quartiles:
+    least, first, median, third, most = map(int, np.percentile(durations, [0, 25, 50, 75, 100]))
+    return Quartiles(int(durations.sum()) / len(durations), least, first, median, third, most)
 
 
 def _earlier(ranges: StepRanges, times: StepTimes) -> int | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
+from msgspec import structs
 
 from stagespan.trace.analyses import host
 from stagespan.trace.analyses.host_verdict import (
@@ -24,11 +24,11 @@ from stagespan.trace.derived.device_time import DeviceTime, device_rows, device_
 from stagespan.trace.derived.gaps import Gaps, gaps
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import steps_without_work
-from stagespan.trace.derived.windows import BaseFigures, BaseWindow, base_window
-from stagespan.trace.figures import Figures, Ns, one_of
+from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.figures import Internal, Ns, one_of
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
-    Result,
+    StructResult,
     Table,
     Unavailable,
     counted,
@@ -55,7 +55,7 @@ VERDICTS = (
     *(name for name in HOST_VERDICTS if name != COMMUNICATION),
 )
 
-IDLE_BESIDE = "idle_beside"
+OTHER_DEVICE_BUSY = "other_device_busy"
 IDLE_CAUSES: dict[str, str] = {
     PREPARATION: "the host prepared the device's first work",
     FINISHING: "the host continued after the device's last work",
@@ -69,7 +69,7 @@ BUSY_PARTS = {
 }
 """The parts of a busy device's time, and the verdict that each supports."""
 VERDICT_PARTS = tuple(
-    dict.fromkeys((*BUSY_PARTS, *IDLE_CAUSES, IDLE_BESIDE, *host.PARTS, *STAGE_PARTS))
+    dict.fromkeys((*BUSY_PARTS, *IDLE_CAUSES, OTHER_DEVICE_BUSY, *host.PARTS, *STAGE_PARTS))
 )
 """The parts of the devices' time or, on a trace without a device, of the host's time."""
 _HOST_BUSY = {
@@ -88,16 +88,16 @@ _IDLE = {
         FINISHING,
         *(cause for cause in causes.STARVED if cause != causes.LAUNCH),
     ),
-    CANNOT_TELL: (*(c for c in causes.CAUSES if c not in causes.STARVED), IDLE_BESIDE),
+    CANNOT_TELL: (*(c for c in causes.CAUSES if c not in causes.STARVED), OTHER_DEVICE_BUSY),
 }
 _PART_WORDS = {
     "computing": "computing",
     "communicating": "communicating, nothing else",
     "copying": "copying, nothing else",
-    IDLE_BESIDE: "idle while another device worked",
+    OTHER_DEVICE_BUSY: "idle while another device worked",
     **{cause: f"idle: {words}" for cause, words in IDLE_CAUSES.items()},
 }
-_IDLE_BESIDE = "{it} {was} idle while another device worked"
+_WHILE_OTHER_BUSY = "{it} {was} idle while another device worked"
 _REASONS = {
     DEVICE_BUSY: "{it} computed",
     COMMUNICATION_BOUND: "{it} communicated while nothing computed",
@@ -119,125 +119,39 @@ _LEAST_EDGE = 5.0
 _Name = Annotated[str, one_of(VERDICTS)]
 
 
-class VerdictFigures(Figures, frozen=True):
-    """The verdict, and the times that it rests on."""
+class Verdict(StructResult, frozen=True):
+    """The verdict; times in ns, summed over all devices; without a device, those of the host."""
 
     verdict: _Name
     sentence: str
+    """The verdict with its figure."""
     on_device: bool
-    base: BaseFigures
+    """Whether the verdict is about devices and not about the host."""
+    base: BaseWindow
+    """The time to which it refers."""
     whole_ns: Ns
+    """The length of the base times the number of devices."""
     span_ns: Ns
+    """The time from a device's first event to its last, summed over devices, and the time between
+    them."""
     time_ns: Ns
+    """The time that supports the verdict."""
     percent: float
     """Of `whole_ns`."""
     times_ns: dict[_Name, Ns]
-    """By verdict."""
-    parts_ns: dict[Annotated[str, one_of(VERDICT_PARTS)], Ns]
-    cause: Annotated[str, one_of(IDLE_CAUSES)] | None
-    preparing: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict(Result):
-    """The verdict; times in ns, summed over all devices; without a device, those of the host."""
-
-    verdict: str
-    base: BaseWindow
-    """The time to which it refers."""
-    span_ns: int
-    """The time from a device's first event to its last, summed over devices, and the time between
-    them."""
-    time_ns: int
-    """The time that supports the verdict."""
-    times_ns: dict[str, int]
     """The time that supports each verdict, the most first; they sum to `whole_ns`."""
-    parts_ns: dict[str, int]
+    parts_ns: dict[Annotated[str, one_of(VERDICT_PARTS)], Ns]
     """The time by part of `VERDICT_PARTS`, the longest first; they sum to `whole_ns`."""
-    cause: str | None
+    cause: Annotated[str, one_of(IDLE_CAUSES)] | None
     """The largest cause, for a verdict on idle time. None for other verdicts, and if a device was
     mostly idle while another one worked."""
-    preparing: str | None = None
+    preparing: str | None
     """The host's activity for most of the time before the device's first work."""
-    devices: int = 1
-    differs: tuple[str, ...] = ()
+    devices: Internal[int] = 1
+    differs: Internal[tuple[str, ...]] = ()
     """A sentence for each device that spent its time differently."""
-    of_host: HostVerdict | None = None
-    """The verdict on the host of a trace without a device."""
-
-    steps_without_events: tuple[int, int] = (0, 0)
+    steps_without_events: Internal[tuple[int, int]] = (0, 0)
     """The number of steps whose device events are missing, and of all steps."""
-
-    @property
-    def on_device(self) -> bool:
-        """Whether the verdict is about devices and not about the host."""
-        return self.of_host is None
-
-    @property
-    def whole_ns(self) -> int:
-        """The length of the base times the number of devices."""
-        return self.base.whole_ns * self.devices
-
-    @property
-    def sentence(self) -> str:
-        """The verdict with its figure, as a sentence."""
-        if self.of_host is not None:
-            return self.of_host.sentence
-        without, steps = self.steps_without_events
-        if 2 * without > steps:
-            return (
-                f"Cannot tell: {without:,} of the {counted(steps, 'step')} have no device events,"
-                " so what the device did in them is unknown."
-            )
-        name = self.verdict[0].upper() + self.verdict[1:]
-        one = self.devices == 1
-        reason = _REASONS[self.verdict]
-        if self.verdict == CANNOT_TELL and self.cause is None:
-            reason = _IDLE_BESIDE
-        reason = reason.format(
-            it="the device" if one else "the devices",
-            was="was" if one else "were",
-            cause=self._cause_in_words(),
-        )
-        of, percent = self.base.whose, f"{share(self.time_ns, self.whole_ns):.1f} %"
-        if not one:
-            percent += f"; {self.devices} devices times {of}"
-            of = in_words(self.whole_ns, "ns")
-        sentence = f"{name}: for {in_words(self.time_ns, 'ns')} of {of} ({percent}) {reason}."
-        computing = self.times_ns.get(DEVICE_BUSY, 0)
-        if self.verdict != DEVICE_BUSY and computing:
-            sentence += (
-                f" {'It' if one else 'They'} computed for {in_words(computing, 'ns')}"
-                f" ({share(computing, self.whole_ns):.1f} %)."
-            )
-        if self.base.unrecorded_ns:
-            sentence += (
-                f" Before that, the device was busy for {in_words(self.base.unrecorded_ns, 'ns')}"
-                " with earlier work that the trace does not contain."
-            )
-        if without:
-            sentence += (
-                f" {without:,} of the {counted(steps, 'step')} {'has' if without == 1 else 'have'}"
-                f" no device events: what the device did in {'it' if without == 1 else 'them'} is"
-                " unknown."
-            )
-        if self.differs:
-            more = len(self.differs) - 1
-            sentence += f" This does not apply to {self.differs[0]}."
-            if more:
-                sentence += f" It also does not apply to {counted(more, 'other device')}."
-        return sentence
-
-    def _cause_in_words(self) -> str:
-        if self.cause is None:
-            return ""
-        words = IDLE_CAUSES[self.cause]
-        more = []
-        if self.parts_ns[self.cause] < _OTHER * self.time_ns:
-            more.append(in_words(self.parts_ns[self.cause], "ns"))
-        if self.cause == PREPARATION and self.preparing is not None:
-            more.append(f"mostly in {shortened(self.preparing, 90)}")
-        return f"{words} ({', '.join(more)})" if more else words
 
     def bar(self) -> list[tuple[str, int, str]]:
         """Name, time and key of each part of the time; they sum to `whole_ns`.
@@ -263,23 +177,6 @@ class Verdict(Result):
         rest = self.whole_ns - sum(time for _, time, _ in (*shown, *edges))
         parts = (*shown, ("idle", rest, "idle"), *edges)
         return [(name, time, key) for name, time, key in parts if time]
-
-    def figures(self) -> VerdictFigures:
-        """The verdict, and the times that it rests on."""
-        return VerdictFigures(
-            verdict=self.verdict,
-            sentence=self.sentence,
-            on_device=self.on_device,
-            base=self.base.figures(),
-            whole_ns=self.whole_ns,
-            span_ns=self.span_ns,
-            time_ns=self.time_ns,
-            percent=share(self.time_ns, self.whole_ns),
-            times_ns=self.times_ns,
-            parts_ns=self.parts_ns,
-            cause=self.cause,
-            preparing=self.preparing,
-        )
 
     def tables(self) -> list[Table]:
         """The parts of the time."""
@@ -334,7 +231,7 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     parts = {name: _busy(whole)[of] for name, of in BUSY_PARTS.items()}
     parts |= {cause: time * len(devices) for cause, time in idle.items()}
     # Devices are also idle while another one works. The causes of this are not examined.
-    parts[IDLE_BESIDE] = whole.idle_ns - sum(idle.values()) * len(devices)
+    parts[OTHER_DEVICE_BUSY] = whole.idle_ns - sum(idle.values()) * len(devices)
     parts = {name: time for name, time in sorted(parts.items(), key=lambda p: -p[1]) if time}
     busy = _busy(whole)
     waiting = {name: sum(parts.get(cause, 0) for cause in of) for name, of in _IDLE.items()}
@@ -349,34 +246,104 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
         verdict = CANNOT_TELL
     times = busy | waiting
     cause = next((part for part in parts if part in _IDLE.get(verdict, ())), None)
-    return Verdict(
+    total = base.whole_ns * len(devices)
+    result = Verdict(
         verdict=verdict,
+        sentence="",
+        on_device=True,
         base=base,
+        whole_ns=total,
         span_ns=sum(end - begin for begin, end in spans.values()) + _between(gaps(trace), spans),
         time_ns=times[verdict],
+        percent=share(times[verdict], total),
         times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
         parts_ns=parts,
-        cause=None if cause == IDLE_BESIDE else cause,
+        cause=None if cause == OTHER_DEVICE_BUSY else cause,
         preparing=within.preparing,
         devices=len(devices),
         differs=_differing(spans, devices, verdict) if several else (),
         steps_without_events=(without, steps),
     )
+    return structs.replace(result, sentence=_sentence(result))
 
 
 def verdict_of_host(found: HostVerdict, origin_ns: int) -> Verdict:
     """Return the verdict on a trace without a device, whose window begins at `origin_ns`."""
-    whole = found.end_ns - found.begin_ns
+    whole, time = found.end_ns - found.begin_ns, found.times_ns[found.verdict]
     return Verdict(
         verdict=found.verdict,
-        base=BaseWindow(found.begin_ns, found.end_ns, origin_ns, 0),
+        sentence=found.sentence,
+        on_device=False,
+        base=BaseWindow.between(found.begin_ns, found.end_ns, origin_ns),
+        whole_ns=whole,
         span_ns=whole,
-        time_ns=found.times_ns[found.verdict],
+        time_ns=time,
+        percent=share(time, whole),
         times_ns=found.times_ns,
         parts_ns=found.parts_ns,
         cause=None,
-        of_host=found,
+        preparing=None,
     )
+
+
+def _sentence(found: Verdict) -> str:
+    """Return the verdict on devices with its figure."""
+    without, steps = found.steps_without_events
+    if 2 * without > steps:
+        return (
+            f"Cannot tell: {without:,} of the {counted(steps, 'step')} have no device events,"
+            " so what the device did in them is unknown."
+        )
+    name = found.verdict[0].upper() + found.verdict[1:]
+    one = found.devices == 1
+    reason = _REASONS[found.verdict]
+    if found.verdict == CANNOT_TELL and found.cause is None:
+        reason = _WHILE_OTHER_BUSY
+    reason = reason.format(
+        it="the device" if one else "the devices",
+        was="was" if one else "were",
+        cause=_cause_in_words(found),
+    )
+    of, percent = found.base.whose, f"{share(found.time_ns, found.whole_ns):.1f} %"
+    if not one:
+        percent += f"; {found.devices} devices times {of}"
+        of = in_words(found.whole_ns, "ns")
+    sentence = f"{name}: for {in_words(found.time_ns, 'ns')} of {of} ({percent}) {reason}."
+    computing = found.times_ns.get(DEVICE_BUSY, 0)
+    if found.verdict != DEVICE_BUSY and computing:
+        sentence += (
+            f" {'It' if one else 'They'} computed for {in_words(computing, 'ns')}"
+            f" ({share(computing, found.whole_ns):.1f} %)."
+        )
+    if found.base.unrecorded_ns:
+        sentence += (
+            f" Before that, the device was busy for {in_words(found.base.unrecorded_ns, 'ns')}"
+            " with earlier work that the trace does not contain."
+        )
+    if without:
+        sentence += (
+            f" {without:,} of the {counted(steps, 'step')} {'has' if without == 1 else 'have'}"
+            f" no device events: what the device did in {'it' if without == 1 else 'them'} is"
+            " unknown."
+        )
+    if found.differs:
+        more = len(found.differs) - 1
+        sentence += f" This does not apply to {found.differs[0]}."
+        if more:
+            sentence += f" It also does not apply to {counted(more, 'other device')}."
+    return sentence
+
+
+def _cause_in_words(found: Verdict) -> str:
+    if found.cause is None:
+        return ""
+    words = IDLE_CAUSES[found.cause]
+    more = []
+    if found.parts_ns[found.cause] < _OTHER * found.time_ns:
+        more.append(in_words(found.parts_ns[found.cause], "ns"))
+    if found.cause == PREPARATION and found.preparing is not None:
+        more.append(f"mostly in {shortened(found.preparing, 90)}")
+    return f"{words} ({', '.join(more)})" if more else words
 
 
 def _without_events(trace: Trace) -> tuple[int, int]:

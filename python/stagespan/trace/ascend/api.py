@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.ascend.folder import API_STATISTIC, TRACE, disagreement
 from stagespan.trace.derived.threads import ASCEND_HOST, in_processes
-from stagespan.trace.figures import Count, Figures, MeanNs, Ns
+from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns
 from stagespan.trace.read.csv_tables import CsvTable, count, scaled
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Result,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -32,79 +32,30 @@ _SHARES = Thresholds(25.0, 10.0, 5.0)
 _TOP = 50
 
 
-class ApiCallFigures(Figures, frozen=True):
-    """An `ApiCall` in JSON."""
+class ApiCall(Figures, frozen=True):
+    """All calls of one function; times in ns."""
 
     level: str | None
     name: str
     count: Count
     total_ns: Ns
-    avg_ns: MeanNs | None
+    mean_ns: MeanNs | None = msgspec.field(name="avg_us")
+    """None without calls."""
     min_ns: Ns | None
     max_ns: Ns | None
 
 
-@dataclass(frozen=True, slots=True)
-class ApiCall:
-    """All calls of one function; times in ns."""
-
-    level: str
-    name: str
-    count: int
-    total_ns: int
-    min_ns: int | None
-    max_ns: int | None
-
-    @property
-    def mean_ns(self) -> float | None:
-        """The mean time of a call; None without calls."""
-        return self.total_ns / self.count if self.count else None
-
-    def figures(self) -> ApiCallFigures:
-        """For JSON."""
-        return ApiCallFigures(
-            level=self.level or None,
-            name=self.name,
-            count=self.count,
-            total_ns=self.total_ns,
-            avg_ns=self.mean_ns,
-            min_ns=self.min_ns,
-            max_ns=self.max_ns,
-        )
-
-
-class CallsFigures(Figures, frozen=True):
-    """Calls by function."""
-
-    source: str
-    calls: list[ApiCallFigures]
-    unread_rows: Count
-    compared_functions: Count
-    differences: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Calls(Result):
+class Calls(StructResult, frozen=True):
     """Calls by function, those with the most time first; calls within others are counted too."""
 
     source: str
     calls: list[ApiCall]
-    window_ns: int | None
+    window_ns: Internal[int | None]
     """The length of the trace, if there is one."""
-    unread: int = 0
-    compared: int = 0
+    unread: Count = msgspec.field(name="unread_rows", default=0)
+    compared: Count = msgspec.field(name="compared_functions", default=0)
     """The number of functions that are in both the file and the trace."""
-    differences: list[str] = field(default_factory=list)
-
-    def figures(self) -> CallsFigures:
-        """For JSON."""
-        return CallsFigures(
-            source=self.source,
-            calls=[call.figures() for call in self.calls],
-            unread_rows=self.unread,
-            compared_functions=self.compared,
-            differences=self.differences,
-        )
+    differences: list[str] = msgspec.field(default_factory=list)
 
     def findings(self) -> list[Finding]:
         """Findings about operators compiled at run time and, without a trace, synchronisation."""
@@ -158,32 +109,24 @@ class Calls(Result):
 
     def tables(self) -> list[Table]:
         """Functions with the columns of api_statistic.csv."""
-        rows = [
-            (
-                call.name,
-                call.level,
-                call.count,
-                call.total_ns,
-                call.total_ns // call.count if call.count else None,
-                call.min_ns,
-                call.max_ns,
-            )
-            for call in self.calls[:_TOP]
-        ]
-        columns = (
-            ("function", ""),
-            ("level", ""),
-            ("calls", ""),
-            ("total", "ns"),
-            ("mean", "ns"),
-            ("min", "ns"),
-            ("max", "ns"),
-        )
         note = f"From {self.source}; nested calls are also counted in the calls around them."
         if self.compared:
             agree = f"{len(self.differences):,} differ" if self.differences else "all agree"
             note += f" {self.compared:,} functions are in the trace too: {agree}."
-        return [Table("Calls of CANN", columns, rows, note)]
+        return [
+            Table.of(
+                "Calls of CANN",
+                self.calls[:_TOP],
+                ("name", "function", ""),
+                ("level", "level", ""),
+                ("count", "calls", ""),
+                ("total_ns", "total", "ns"),
+                ("mean_ns", "mean", "ns"),
+                ("min_ns", "min", "ns"),
+                ("max_ns", "max", "ns"),
+                note=note,
+            )
+        ]
 
 
 def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
@@ -223,7 +166,7 @@ def _of_table(table: CsvTable) -> tuple[list[ApiCall], int]:
             unread += 1
             continue
         low, high = (scaled(t, table.unit(c, unit)) for t, c in ((least, "min"), (most, "max")))
-        found.append(ApiCall(level, name, times, time, low, high))
+        found.append(_call(level, name, times, time, low, high))
     return sorted(found, key=lambda call: (-call.total_ns, call.name)), unread
 
 
@@ -238,10 +181,17 @@ def _of_trace(trace: Trace) -> dict[str, ApiCall]:
         level, _, name = trace.names[code].rpartition("@")
         times = events.dur_ns[rows[here]]
         if name and level:
-            found[name] = ApiCall(
+            found[name] = _call(
                 level, name, len(times), int(times.sum()), int(times.min()), int(times.max())
             )
     return found
+
+
+def _call(
+    level: str, name: str, number: int, total_ns: int, least: int | None, most: int | None
+) -> ApiCall:
+    mean = total_ns / number if number else None
+    return ApiCall(level or None, name, number, total_ns, mean, least, most)
 
 
 def _difference(mine: ApiCall, seen: ApiCall) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from stagespan.trace.ascend.folder import COMMUNICATION_JSON, MATRIX_JSON, disagreement
 from stagespan.trace.derived.device import COMMUNICATION, device_work
-from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.read.csv_tables import scaled
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Result,
     Severity,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -41,20 +41,26 @@ _TOP = 50
 _LARGEST = 1e15
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Sent(Figures, frozen=True):
+    """The data that an operation sent over one link."""
+
+    megabytes: float
+    gb_per_s: float | None
+
+
+class Collective(Figures, frozen=True):
     """One operation; times in ns, None if unknown."""
 
     step: str
     name: str
-    elapse_ns: int | None
-    transit_ns: int | None
-    wait_ns: int | None
-    synchronization_ns: int | None
-    idle_ns: int | None
-    begin_ns: int | None
-    sent: dict[str, tuple[float, float | None]]
-    """Megabytes and GB/s by link."""
+    elapse_ns: Ns | None
+    transit_ns: Ns | None
+    wait_ns: Ns | None
+    synchronization_ns: Ns | None
+    idle_ns: Ns | None
+    begin_ns: Internal[int | None]
+    sent: dict[str, Sent]
+    """By link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,45 +85,8 @@ class Waited:
     """The figures of the sentence: times in ns, and the share in percent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Figures, frozen=True):
     """The data that all operations sent from one rank to another; times in ns, sizes in MB."""
-
-    step: str
-    source: str
-    target: str
-    transport: str
-    megabytes: float
-    transit_ns: int
-
-    @property
-    def bandwidth(self) -> float | None:
-        """The bandwidth in GB/s."""
-        return self.megabytes / 1000 / (self.transit_ns / 1e9) if self.transit_ns else None
-
-
-class Sent(Figures, frozen=True):
-    """The data that an operation sent over one link."""
-
-    megabytes: float
-    gb_per_s: float | None
-
-
-class CollectiveFigures(Figures, frozen=True):
-    """A `Collective` in JSON."""
-
-    step: str
-    name: str
-    elapse_ns: Ns | None
-    transit_ns: Ns | None
-    wait_ns: Ns | None
-    synchronization_ns: Ns | None
-    idle_ns: Ns | None
-    sent: dict[str, Sent]
-
-
-class LinkFigures(Figures, frozen=True):
-    """A `Link` in JSON."""
 
     step: str
     source: str = msgspec.field(name="from")
@@ -128,24 +97,14 @@ class LinkFigures(Figures, frozen=True):
     gb_per_s: float | None
 
 
-class CollectivesFigures(Figures, frozen=True):
-    """Operations and links."""
-
-    operations: list[CollectiveFigures]
-    links: list[LinkFigures]
-    compared_operations: Count
-    differences: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveStats(Result):
-    """Operations, the longest first."""
+class CollectiveStats(StructResult, frozen=True):
+    """Operations, the longest first, and links."""
 
     operations: list[Collective]
-    links: list[Link] = field(default_factory=list)
-    compared: int = 0
+    links: list[Link]
+    compared: Count = msgspec.field(name="compared_operations", default=0)
     """The number of operations that are also in the trace."""
-    differences: list[str] = field(default_factory=list)
+    differences: list[str] = msgspec.field(default_factory=list)
     """Sentences about operations with a different time in the trace."""
 
     @property
@@ -183,34 +142,6 @@ class CollectiveStats(Result):
             Evidence(f"{worst.name}, no data moved", None, still[id(worst)], "ns"),
         )
 
-    def figures(self) -> CollectivesFigures:
-        """For JSON."""
-        return CollectivesFigures(
-            operations=[
-                CollectiveFigures(
-                    step=each.step,
-                    name=each.name,
-                    **self._times(each),
-                    sent={link: Sent(*moved) for link, moved in each.sent.items()},
-                )
-                for each in self.operations
-            ],
-            links=[
-                LinkFigures(
-                    step=link.step,
-                    source=link.source,
-                    target=link.target,
-                    transport=link.transport,
-                    megabytes=link.megabytes,
-                    transit_ns=link.transit_ns,
-                    gb_per_s=link.bandwidth,
-                )
-                for link in self.links
-            ],
-            compared_operations=self.compared,
-            differences=self.differences,
-        )
-
     def findings(self) -> list[Finding]:
         """Findings about operations that mostly waited, and about figures that disagree."""
         found = []
@@ -240,43 +171,31 @@ class CollectiveStats(Result):
         """Operations, then links."""
         tables = []
         if self.operations:
-            rows = [
-                (each.name, each.step, *self._times(each).values())
-                for each in self.operations[:_TOP]
-            ]
-            titles = [(title.removesuffix("(ms)").lower(), "ns") for title in _TIMES.values()]
-            columns = (("operation", ""), ("step", ""), *titles)
             note = f"From {COMMUNICATION_JSON}."
             if self.compared:
                 agree = f"{len(self.differences):,} differ" if self.differences else "all agree"
                 note += f" {counted(self.compared, 'operation')} in the trace too: {agree}."
-            tables.append(Table("Collectives", columns, rows, note))
-        if self.links:
-            links = [
-                (
-                    f"{link.source} to {link.target}",
-                    link.transport,
-                    link.step,
-                    link.megabytes,
-                    link.transit_ns,
-                    link.bandwidth,
-                )
-                for link in self.links[:_TOP]
+            times = [
+                (name, title.removesuffix("(ms)").lower(), "ns") for name, title in _TIMES.items()
             ]
-            heads = (
-                ("ranks", ""),
-                ("transport", ""),
-                ("step", ""),
-                ("sent", "MB"),
-                ("transit", "ns"),
-                ("bandwidth", "GB/s"),
+            shown = self.operations[:_TOP]
+            columns = (("name", "operation", ""), ("step", "step", ""), *times)
+            tables.append(Table.of("Collectives", shown, *columns, note=note))
+        if self.links:
+            tables.append(
+                Table.of(
+                    "Links between ranks",
+                    self.links[:_TOP],
+                    (lambda link: f"{link.source} to {link.target}", "ranks", ""),
+                    ("transport", "transport", ""),
+                    ("step", "step", ""),
+                    ("megabytes", "sent", "MB"),
+                    ("transit_ns", "transit", "ns"),
+                    ("gb_per_s", "bandwidth", "GB/s"),
+                    note=f"From {MATRIX_JSON}.",
+                )
             )
-            tables.append(Table("Links between ranks", heads, links, f"From {MATRIX_JSON}."))
         return tables
-
-    @staticmethod
-    def _times(each: Collective) -> dict[str, int | None]:
-        return {name: getattr(each, name) for name in _TIMES}
 
 
 def collectives(
@@ -357,16 +276,19 @@ def _links(document: Any) -> list[Link]:
             key = (step, source, target, str(content.get("Transport Type", "")))
             size_before, time_before = sums.get(key, (0.0, 0))
             sums[key] = size_before + size, time_before + time
-    found = [Link(*key, *value) for key, value in sums.items()]
-    return sorted(found, key=lambda link: link.bandwidth or 0.0)
+    found = [
+        Link(*key, size, time, size / 1000 / (time / 1e9) if time else None)
+        for key, (size, time) in sums.items()
+    ]
+    return sorted(found, key=lambda link: link.gb_per_s or 0.0)
 
 
-def _sent(value: Any) -> dict[str, tuple[float, float | None]]:
-    found: dict[str, tuple[float, float | None]] = {}
+def _sent(value: Any) -> dict[str, Sent]:
+    found = {}
     for link, content in _objects(value):
         size = _figure(content.get("Transit Size(MB)"))
         if size:
-            found[link] = size, _figure(content.get("Bandwidth(GB/s)"))
+            found[link] = Sent(size, _figure(content.get("Bandwidth(GB/s)")))
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.ascend.device import launched, on_device
@@ -21,11 +22,10 @@ from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Result,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
-    evidence,
     in_words,
     share,
 )
@@ -55,81 +55,35 @@ _LARGEST = 20
 _Part = Annotated[str, one_of(_PARTS)]
 
 
-@dataclass(frozen=True, slots=True)
-class FreeGap:
+class FreeGap(Figures, frozen=True):
     """A time when the device was free; ns."""
 
-    begin_ns: int
+    begin_ns: Ns = msgspec.field(name="time_us")
     """From the start of the trace's window."""
-    time_ns: int
-    parts: dict[str, int]
-    following: Evidence
+    time_ns: Ns = msgspec.field(name="free_us")
+    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
+    following: str = msgspec.field(name="next_operator")
     """The operator that ended it."""
 
 
-class FreeGapFigures(Figures, frozen=True):
-    """A `FreeGap` in JSON."""
-
-    time_ns: Ns
-    free_ns: Ns
-    parts_ns: dict[_Part, Ns]
-    next_operator: str
-
-
-class FreeFigures(Figures, frozen=True):
-    """The device's free time by part."""
+class Free(StructResult, frozen=True):
+    """The device's free time; `parts` sum to `free_ns`."""
 
     span_ns: Ns
     free_ns: Ns
-    host_bound_ns: Ns
-    parts_ns: dict[_Part, Ns]
+    host_ns: Ns = msgspec.field(name="host_bound_us")
+    """The time that the device was free because of the host."""
+    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
     gaps: Count
     operators: Count
-    median_operator_ns: Ns
-    operators_below_10_us: Count
-    largest_gaps: list[FreeGapFigures]
-
-
-@dataclass(frozen=True, slots=True)
-class Free(Result):
-    """Times in ns; `parts` sum to `free_ns`."""
-
-    span_ns: int
-    free_ns: int
-    parts: dict[str, int]
-    gaps: int
-    largest: list[FreeGap]
-    operators: int
-    operator_ns: int
-    """Median duration of operators that compute."""
-    short: int
-    """The number of operators that take less than 10 µs."""
-
-    @property
-    def host_ns(self) -> int:
-        """The time that the device was free because of the host."""
-        return sum(self.parts.get(part, 0) for part in _HOST)
+    operator_ns: Ns = msgspec.field(name="median_operator_us")
+    """Of operators that compute."""
+    short: Count = msgspec.field(name="operators_below_10_us")
+    largest: list[FreeGap] = msgspec.field(name="largest_gaps")
 
     @property
     def _span(self) -> str:
         return f"the {in_words(self.span_ns, 'ns')} from the first operator to the last"
-
-    def figures(self) -> FreeFigures:
-        """For JSON."""
-        return FreeFigures(
-            span_ns=self.span_ns,
-            free_ns=self.free_ns,
-            host_bound_ns=self.host_ns,
-            parts_ns=self.parts,
-            gaps=self.gaps,
-            operators=self.operators,
-            median_operator_ns=self.operator_ns,
-            operators_below_10_us=self.short,
-            largest_gaps=[
-                FreeGapFigures(gap.begin_ns, gap.time_ns, gap.parts, gap.following.event)
-                for gap in self.largest
-            ],
-        )
 
     def findings(self) -> list[Finding]:
         """Findings about idle time because of the host, after a timely launch, or unexplained."""
@@ -191,26 +145,20 @@ class Free(Result):
     def tables(self) -> list[Table]:
         """Free time by part, and the largest gaps."""
         rows = [(_PARTS[part], t, share(t, self.free_ns)) for part, t in self.parts.items()]
-        gaps = [
-            (
-                gap.begin_ns,
-                gap.time_ns,
-                max(gap.parts, key=lambda part: gap.parts[part]),
-                gap.following.event,
-            )
-            for gap in self.largest
-        ]
         note = (
             f"{self.operators:,} operators, the median takes {in_words(self.operator_ns, 'ns')},"
             f" {self.short:,} take less than 10 µs."
         )
         return [
             Table("Why the device was free", (("", ""), ("time", "ns"), ("of free", "%")), rows),
-            Table(
+            Table.of(
                 "Largest free times",
-                (("at", "ns"), ("free", "ns"), ("mostly", ""), ("next operator", "")),
-                gaps,
-                note,
+                self.largest,
+                ("begin_ns", "at", "ns"),
+                ("time_ns", "free", "ns"),
+                (lambda gap: max(gap.parts, key=gap.parts.__getitem__), "mostly", ""),
+                ("following", "next operator", ""),
+                note=note,
             ),
         ]
 
@@ -221,8 +169,7 @@ class Free(Result):
         worst = sorted(self.largest, key=of, reverse=True)[:3]
         chosen = [gap for gap in worst if of(gap)] or worst
         return tuple(
-            Evidence(f"free before {g.following.event}", g.begin_ns, g.time_ns, "ns")
-            for g in chosen
+            Evidence(f"free before {g.following}", g.begin_ns, g.time_ns, "ns") for g in chosen
         )
 
 
@@ -255,6 +202,7 @@ def analyze(trace: Trace) -> Free | Unavailable:
     return Free(
         span_ns=last - first,
         free_ns=free,
+        host_ns=sum(sums.get(part, 0) for part in _HOST),
         parts={p: sums[p] for p in sorted(sums, key=lambda p: -sums[p]) if sums[p]},
         gaps=len(gap_begin),
         largest=[
@@ -262,7 +210,7 @@ def analyze(trace: Trace) -> Free | Unavailable:
                 int(gap_begin[at]) - window,
                 int(gap_end[at] - gap_begin[at]),
                 {p: int(times[at]) for p, times in parts.items() if times[at]},
-                evidence(trace, int(way.following[at])),
+                trace.names[int(events.name[way.following[at]])],
             )
             for at in largest
         ],

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived.call_site import call_sites, waiting_operators
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
 from stagespan.trace.derived.threads import Cover, ThreadIndex, named
-from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Mask, Numbers, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Result,
     Severity,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -36,20 +35,21 @@ _SHARES = Thresholds(25.0, 10.0, 5.0)
 _LARGEST = 20
 
 
-@dataclass(frozen=True, slots=True)
-class HostWait:
+class HostWait(Figures, frozen=True):
     """Waits of one operator by one call; times in ns."""
 
     operator: str | None
     call: str | None
     """None if the trace does not show the call; then the operator's own duration counts."""
-    line: str | None
+    line: str | None = msgspec.field(name="python")
     """The line of Python of the longest."""
-    waits: int
-    total_ns: int
-    busy_ns: int
+    waits: Count
+    total_ns: Ns = msgspec.field(name="wait_us")
+    busy_ns: Ns = msgspec.field(name="device_busy_us")
     """The part of it in which the device computed, communicated or copied."""
-    longest: Evidence
+    longest_ns: Ns
+    longest_at_ns: Ns
+    longest: Internal[Evidence]
 
     @property
     def label(self) -> str:
@@ -57,19 +57,6 @@ class HostWait:
         if self.operator is None:
             return self.call or ""
         return f"{self.operator} ({self.call})" if self.call else self.operator
-
-
-class HostWaitFigures(Figures, frozen=True):
-    """A `HostWait` in JSON."""
-
-    operator: str | None
-    call: str | None
-    python: str | None
-    waits: Count
-    wait_ns: Ns
-    device_busy_ns: Ns
-    longest_ns: Ns
-    longest_at_ns: Ns
 
 
 class LongWait(Figures, frozen=True):
@@ -81,51 +68,17 @@ class LongWait(Figures, frozen=True):
     wait_ns: Ns
 
 
-class HostWaitsFigures(Figures, frozen=True):
-    """The host's waits for the device."""
+class HostWaits(StructResult, frozen=True):
+    """All of the host's waits for the device; times in ns."""
 
     window_ns: Ns
-    wait_ns: Ns
-    waits: list[HostWaitFigures]
-    longest: list[LongWait]
-
-
-@dataclass(frozen=True, slots=True)
-class HostWaits(Result):
-    """All waits; times in ns."""
-
-    window_ns: int
-    total_ns: int
+    total_ns: Ns = msgspec.field(name="wait_us")
     """Time in which some thread waited."""
-    waits: int
-    groups: list[HostWait]
+    count: Internal[int]
+    groups: list[HostWait] = msgspec.field(name="waits")
     """Waits by operator and call, the most time first."""
-    longest: list[tuple[str | None, Evidence]]
-    """The longest waits one by one, with the operator of each."""
-
-    def figures(self) -> HostWaitsFigures:
-        """For JSON."""
-        return HostWaitsFigures(
-            window_ns=self.window_ns,
-            wait_ns=self.total_ns,
-            waits=[
-                HostWaitFigures(
-                    operator=group.operator,
-                    call=group.call,
-                    python=group.line,
-                    waits=group.waits,
-                    wait_ns=group.total_ns,
-                    device_busy_ns=group.busy_ns,
-                    longest_ns=int(group.longest.figure or 0),
-                    longest_at_ns=group.longest.time_ns or 0,
-                )
-                for group in self.groups
-            ],
-            longest=[
-                LongWait(operator, wait.event, wait.time_ns or 0, int(wait.figure or 0))
-                for operator, wait in self.longest
-            ],
-        )
+    longest: list[LongWait]
+    """The longest waits one by one."""
 
     def findings(self) -> list[Finding]:
         """A finding if waiting takes a large part of the time."""
@@ -136,7 +89,7 @@ class HostWaits(Result):
         worst = self.groups[0]
         sentence = (
             f"For {in_words(self.total_ns, 'ns')} ({percent:.1f} % of the trace) the host waited"
-            f" for the device, {counted(self.waits, 'time')},"
+            f" for the device, {counted(self.count, 'time')},"
             f" mostly in {shortened(worst.label, 90)}"
         )
         if worst.line:
@@ -158,7 +111,7 @@ class HostWaits(Result):
         numbers = {
             "time_ns": self.total_ns,
             "percent": percent,
-            "waits": self.waits,
+            "waits": self.count,
             "worst_ns": worst.total_ns,
             "worst_calls": worst.waits,
             "busy_percent": busy,
@@ -167,24 +120,26 @@ class HostWaits(Result):
 
     def tables(self) -> list[Table]:
         """A table of waits by operator and call, and the longest waits."""
-        rows = [
-            (g.operator, g.call, g.line, g.waits, g.total_ns, g.busy_ns, g.longest.figure)
-            for g in self.groups
-        ]
-        columns = (
-            ("operator", ""),
-            ("call", ""),
-            ("line", ""),
-            ("waits", ""),
-            ("time", "ns"),
-            ("device busy", "ns"),
-            ("longest", "ns"),
-        )
-        waits = [(operator, e.event, e.time_ns, e.figure) for operator, e in self.longest]
-        heads = (("operator", ""), ("event", ""), ("at", "ns"), ("time", "ns"))
         return [
-            Table("Where the host waited for the device", columns, rows),
-            Table("Longest waits of the host", heads, waits),
+            Table.of(
+                "Where the host waited for the device",
+                self.groups,
+                ("operator", "operator", ""),
+                ("call", "call", ""),
+                ("line", "line", ""),
+                ("waits", "waits", ""),
+                ("total_ns", "time", "ns"),
+                ("busy_ns", "device busy", "ns"),
+                ("longest_ns", "longest", "ns"),
+            ),
+            Table.of(
+                "Longest waits of the host",
+                self.longest,
+                ("operator", "operator", ""),
+                ("event", "event", ""),
+                ("time_ns", "at", "ns"),
+                ("wait_ns", "time", "ns"),
+            ),
         ]
 
 
@@ -217,16 +172,23 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
                 waits=group.count,
                 total_ns=group.time_ns,
                 busy_ns=int(busy[mine].sum()),
+                longest_ns=int(events.dur_ns[rows[longest]]),
+                longest_at_ns=int(events.begin_ns[rows[longest]]) - window[0],
                 longest=evidence(trace, int(rows[longest])),
             )
         )
     return HostWaits(
         window_ns=window[1] - window[0],
         total_ns=covered(events.begin_ns[rows], events.end_ns[rows]),
-        waits=len(rows),
+        count=len(rows),
         groups=groups,
         longest=[
-            (_name(trace, int(name_of_operator[at])), evidence(trace, int(rows[at])))
+            LongWait(
+                operator=_name(trace, int(name_of_operator[at])),
+                event=trace.names[int(events.name[rows[at]])],
+                time_ns=int(events.begin_ns[rows[at]]) - window[0],
+                wait_ns=int(events.dur_ns[rows[at]]),
+            )
             for at in np.argsort(-events.dur_ns[rows], kind="stable")[:_LARGEST]
         ],
     )

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
 
 from stagespan.trace.ascend.folder import MEMORY_RECORD, OPERATOR_MEMORY
-from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.figures import Count, Figures, Ns, first
 from stagespan.trace.read.csv_tables import CsvTable, scaled
-from stagespan.trace.result import Evidence, Finding, Result, Table, Unavailable, in_words, share
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    StructResult,
+    Table,
+    Unavailable,
+    in_words,
+    share,
+)
 
 _TOP = 30
 # Memory that is unused at the peak is reported from these limits on.
@@ -18,17 +26,16 @@ _UNUSED_BYTES = 2**30
 _UNUSED_PERCENT = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(Figures, frozen=True):
     """One component's memory on one device; None if unknown."""
 
     component: str
-    device: str
+    device: str | None
     reserved_bytes: int | None
     allocated_bytes: int | None
-    allocated_at_ns: int | None
+    allocated_at_ns: Ns | None
     """When it was highest, from the file's first record."""
-    records: int
+    records: Count
 
 
 class Allocations(Figures, frozen=True):
@@ -42,50 +49,12 @@ class Allocations(Figures, frozen=True):
     """The number of allocations that were not released within the profile; None if unknown."""
 
 
-class PeakFigures(Figures, frozen=True):
-    """A `Peak` in JSON."""
-
-    component: str
-    device: str | None
-    reserved_bytes: int | None
-    allocated_bytes: int | None
-    allocated_at_ns: Ns | None
-    records: Count
-
-
-class AscendMemoryFigures(Figures, frozen=True):
-    """Peaks by component, and operators that allocate."""
-
-    peaks: list[PeakFigures]
-    operators: list[Allocations]
-    unread_rows: Count
-
-
-@dataclass(frozen=True, slots=True)
-class AscendMemory(Result):
+class AscendMemory(StructResult, frozen=True):
     """Peaks by component, and operators that allocate, the most first."""
 
     peaks: list[Peak]
-    operators: list[Allocations] = field(default_factory=list)
-    unread: int = 0
-
-    def figures(self) -> AscendMemoryFigures:
-        """For JSON; operators are cut at 30."""
-        return AscendMemoryFigures(
-            peaks=[
-                PeakFigures(
-                    component=peak.component,
-                    device=peak.device or None,
-                    reserved_bytes=peak.reserved_bytes,
-                    allocated_bytes=peak.allocated_bytes,
-                    allocated_at_ns=peak.allocated_at_ns,
-                    records=peak.records,
-                )
-                for peak in self.peaks
-            ],
-            operators=self.operators[:_TOP],
-            unread_rows=self.unread,
-        )
+    operators: Annotated[list[Allocations], first(_TOP)]
+    unread: Count = msgspec.field(name="unread_rows")
 
     def findings(self) -> list[Finding]:
         """Findings about reserved memory that is not used at the peak."""
@@ -121,38 +90,31 @@ class AscendMemory(Result):
         """Peaks, then operators."""
         tables = []
         if self.peaks:
-            rows = [
-                (
-                    peak.component,
-                    peak.device,
-                    peak.reserved_bytes,
-                    peak.allocated_bytes,
-                    peak.allocated_at_ns,
+            tables.append(
+                Table.of(
+                    "Peaks of memory",
+                    self.peaks,
+                    ("component", "component", ""),
+                    ("device", "device", ""),
+                    ("reserved_bytes", "reserved", "bytes"),
+                    ("allocated_bytes", "allocated", "bytes"),
+                    ("allocated_at_ns", "highest at", "ns"),
+                    note=f"From {MEMORY_RECORD}.",
                 )
-                for peak in self.peaks
-            ]
-            columns = (
-                ("component", ""),
-                ("device", ""),
-                ("reserved", "bytes"),
-                ("allocated", "bytes"),
-                ("highest at", "ns"),
             )
-            tables.append(Table("Peaks of memory", columns, rows, f"From {MEMORY_RECORD}."))
         if self.operators:
-            most = [
-                (each.name, each.count, each.total_bytes, each.largest_bytes, each.kept)
-                for each in self.operators[:_TOP]
-            ]
-            heads = (
-                ("operator", ""),
-                ("allocations", ""),
-                ("total", "bytes"),
-                ("largest", "bytes"),
-                ("not released", ""),
+            tables.append(
+                Table.of(
+                    "Operators that allocate",
+                    self.operators[:_TOP],
+                    ("name", "operator", ""),
+                    ("count", "allocations", ""),
+                    ("total_bytes", "total", "bytes"),
+                    ("largest_bytes", "largest", "bytes"),
+                    ("kept", "not released", ""),
+                    note=f"From {OPERATOR_MEMORY}.",
+                )
             )
-            note = f"From {OPERATOR_MEMORY}."
-            tables.append(Table("Operators that allocate", heads, most, note))
         return tables
 
 
@@ -197,7 +159,7 @@ def _peaks(table: CsvTable) -> tuple[list[Peak], int]:
         found.append(
             Peak(
                 component,
-                device,
+                device or None,
                 max((r for r, *_ in records if r is not None), default=None),
                 highest,
                 None if at is None else at - begin,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -22,14 +22,14 @@ from stagespan.trace.ascend.folder import (
     disagreement,
 )
 from stagespan.trace.derived.device import device_work
-from stagespan.trace.figures import Count, Figures, MeanNs, Ns
+from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns
 from stagespan.trace.read.csv_tables import CsvTable, count, scaled
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Result,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -54,91 +54,33 @@ _NAMED = 5
 _NS_EACH = 1
 
 
-class OperatorTypeFigures(Figures, frozen=True):
-    """An `OperatorType` in JSON."""
+class OperatorType(Figures, frozen=True):
+    """All operators of one type on one kind of core, with the columns of op_statistic.csv."""
 
     type: str
     core: str
     count: Count
     total_ns: Ns
-    total_of_kernel_details_ns: Ns | None
+    kernels_ns: Ns | None = msgspec.field(name="total_of_kernel_details_us")
+    """The sum of the rows of kernel_details.csv, if both files exist."""
     min_ns: Ns | None
-    avg_ns: MeanNs | None
+    mean_ns: MeanNs | None = msgspec.field(name="avg_us")
     max_ns: Ns | None
     percent: float
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorType:
-    """All operators of one type on one kind of core; times in ns."""
-
-    type: str
-    core: str
-    count: int
-    total_ns: int
-    min_ns: int | None
-    max_ns: int | None
-
-    def figures(self, whole_ns: int, kernels_ns: int | None) -> OperatorTypeFigures:
-        """For JSON, with the columns of op_statistic.csv."""
-        return OperatorTypeFigures(
-            type=self.type,
-            core=self.core,
-            count=self.count,
-            total_ns=self.total_ns,
-            total_of_kernel_details_ns=kernels_ns,
-            min_ns=self.min_ns,
-            avg_ns=self.total_ns / self.count if self.count else None,
-            max_ns=self.max_ns,
-            percent=share(self.total_ns, whole_ns),
-        )
-
-
-class OperatorsFigures(Figures, frozen=True):
-    """Operators by type."""
+class Operators(StructResult, frozen=True):
+    """Types, the one with the most time first."""
 
     source: str
     operators: Count
     total_ns: Ns
-    unread_rows: Count
-    by_type: list[OperatorTypeFigures]
+    unread: Count = msgspec.field(name="unread_rows")
+    """The number of rows whose duration is not a number."""
+    types: list[OperatorType] = msgspec.field(name="by_type")
     compared: bool
     differences: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Operators(Result):
-    """Types, the one with the most time first."""
-
-    source: str
-    types: list[OperatorType]
-    kernels_ns: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The sums of the rows of kernel_details.csv by type and core, if both files exist."""
-    unread: int = 0
-    """The number of rows whose duration is not a number."""
-    compared: bool = False
-    differences: list[str] = field(default_factory=list)
     """Sentences about types with different figures in the other file."""
-
-    @property
-    def total_ns(self) -> int:
-        """The total time of all types."""
-        return sum(each.total_ns for each in self.types)
-
-    def figures(self) -> OperatorsFigures:
-        """For JSON."""
-        return OperatorsFigures(
-            source=self.source,
-            operators=sum(each.count for each in self.types),
-            total_ns=self.total_ns,
-            unread_rows=self.unread,
-            by_type=[
-                each.figures(self.total_ns, self.kernels_ns.get((each.type, each.core)))
-                for each in self.types
-            ],
-            compared=self.compared,
-            differences=self.differences,
-        )
 
     def findings(self) -> list[Finding]:
         """Findings about operators of the AI CPU, conversions, and files that disagree."""
@@ -181,36 +123,27 @@ class Operators(Result):
 
     def tables(self) -> list[Table]:
         """Types with the columns of op_statistic.csv."""
-        rows = [
-            (
-                each.type,
-                each.core,
-                each.count,
-                each.total_ns,
-                each.min_ns,
-                each.total_ns // each.count if each.count else None,
-                each.max_ns,
-                share(each.total_ns, self.total_ns),
-            )
-            for each in self.types[:_TOP]
-        ]
-        columns = (
-            ("type", ""),
-            ("core", ""),
-            ("count", ""),
-            ("total", "ns"),
-            ("min", "ns"),
-            ("mean", "ns"),
-            ("max", "ns"),
-            ("of all", "%"),
-        )
         note = f"From {self.source}."
         if self.compared:
             agree = f"{len(self.differences):,} types differ" if self.differences else "equal"
             note += f" Against the sums of {KERNEL_DETAILS}: {agree}."
         if self.unread:
             note += f" {self.unread:,} rows without a duration are skipped."
-        return [Table("Operators by type", columns, rows, note)]
+        return [
+            Table.of(
+                "Operators by type",
+                self.types[:_TOP],
+                ("type", "type", ""),
+                ("core", "core", ""),
+                ("count", "count", ""),
+                ("total_ns", "total", "ns"),
+                ("min_ns", "min", "ns"),
+                ("mean_ns", "mean", "ns"),
+                ("max_ns", "max", "ns"),
+                ("percent", "of all", "%"),
+                note=note,
+            )
+        ]
 
 
 def _evidence(each: OperatorType) -> Evidence:
@@ -234,21 +167,30 @@ def _on_ai_cpu(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """The operators of one type on one kind of core; times in ns."""
+
+    count: int
+    total_ns: int
+    min_ns: int | None
+    max_ns: int | None
+
+
+_Sums = dict[tuple[str, str], _Sum]
+
+
 def operators(tables: dict[str, CsvTable]) -> Operators | Unavailable:
     """Return types from op_statistic.csv, compared with the kernels, or from the kernels."""
     known, kernels = tables.get(OP_STATISTIC), tables.get(KERNEL_DETAILS)
-    theirs = Operators(OP_STATISTIC, []) if known is None else _of_statistic(known)
-    mine, unread = _of_kernels(kernels) if kernels is not None else ([], 0)
-    if theirs.types and mine and kernels is not None and kernels.has("type"):
-        sums = {(each.type, each.core): each.total_ns for each in mine}
-        differences = _differences(mine, theirs.types)
-        return Operators(
-            OP_STATISTIC, theirs.types, sums, theirs.unread + unread, True, differences
-        )
-    if theirs.types:
-        return theirs
+    theirs, not_theirs = ({}, 0) if known is None else _of_statistic(known)
+    mine, unread = ({}, 0) if kernels is None else _of_kernels(kernels)
+    if theirs and mine and kernels is not None and kernels.has("type"):
+        return _operators(OP_STATISTIC, theirs, not_theirs + unread, mine)
+    if theirs:
+        return _operators(OP_STATISTIC, theirs, not_theirs)
     if mine:
-        return Operators(KERNEL_DETAILS, mine, unread=unread)
+        return _operators(KERNEL_DETAILS, mine, unread)
     return Unavailable(
         f"The folder has neither {KERNEL_DETAILS} nor {OP_STATISTIC} with rows: both are written"
         " from Level1 on with the NPU's activity.",
@@ -256,10 +198,38 @@ def operators(tables: dict[str, CsvTable]) -> Operators | Unavailable:
     )
 
 
-def _of_kernels(table: CsvTable) -> tuple[list[OperatorType], int]:
+def _operators(source: str, sums: _Sums, unread: int, kernels: _Sums | None = None) -> Operators:
+    whole = sum(each.total_ns for each in sums.values())
+    kernels_ns = {key: each.total_ns for key, each in (kernels or {}).items()}
+    types = [
+        OperatorType(
+            type=type_,
+            core=core,
+            count=each.count,
+            total_ns=each.total_ns,
+            kernels_ns=kernels_ns.get((type_, core)),
+            min_ns=each.min_ns,
+            mean_ns=each.total_ns / each.count if each.count else None,
+            max_ns=each.max_ns,
+            percent=share(each.total_ns, whole),
+        )
+        for (type_, core), each in sums.items()
+    ]
+    return Operators(
+        source=source,
+        operators=sum(each.count for each in types),
+        total_ns=whole,
+        unread=unread,
+        types=sorted(types, key=lambda each: (-each.total_ns, each.type)),
+        compared=kernels is not None,
+        differences=[] if kernels is None else _differences(kernels, sums),
+    )
+
+
+def _of_kernels(table: CsvTable) -> tuple[_Sums, int]:
     unit = table.unit("duration", "us")
     if not table.has("duration"):
-        return [], len(table)
+        return {}, len(table)
     types = table.texts("type", "op type", "name")
     cores = table.texts("accelerator core", "core type", "task type")
     times: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -274,15 +244,12 @@ def _of_kernels(table: CsvTable) -> tuple[list[OperatorType], int]:
             unread += 1
         elif not core.startswith(("HCCL", "COMMUNICATION")):  # collectives are not operators
             times[type_, core].append(time)
-    found = [
-        OperatorType(type_, core, len(all_), sum(all_), min(all_), max(all_))
-        for (type_, core), all_ in times.items()
-    ]
-    return sorted(found, key=lambda each: (-each.total_ns, each.type)), unread
+    found = {key: _Sum(len(all_), sum(all_), min(all_), max(all_)) for key, all_ in times.items()}
+    return found, unread
 
 
-def _of_statistic(table: CsvTable) -> Operators:
-    sums: dict[tuple[str, str], OperatorType] = {}
+def _of_statistic(table: CsvTable) -> tuple[_Sums, int]:
+    sums: _Sums = {}
     unread = 0
     cells = zip(
         table.texts("op type"),
@@ -302,9 +269,8 @@ def _of_statistic(table: CsvTable) -> Operators:
         if other is not None:
             number, time = number + other.count, time + other.total_ns
             low, high = _either(min, low, other.min_ns), _either(max, high, other.max_ns)
-        sums[type_, core] = OperatorType(type_, core, number, time, low, high)
-    found = sorted(sums.values(), key=lambda each: (-each.total_ns, each.type))
-    return Operators(OP_STATISTIC, found, unread=unread)
+        sums[type_, core] = _Sum(number, time, low, high)
+    return sums, unread
 
 
 def _either(
@@ -314,12 +280,12 @@ def _either(
     return choose(known) if known else None
 
 
-def _differences(mine: list[OperatorType], theirs: list[OperatorType]) -> list[str]:
-    other = {(each.type, each.core): each for each in theirs}
-    found = []
-    for each in mine:
-        same = other.pop((each.type, each.core), None)
-        name = f"{each.type} on {each.core}"
+def _differences(mine: _Sums, theirs: _Sums) -> list[str]:
+    other, found = dict(theirs), []
+    longest = sorted(mine.items(), key=lambda item: (-item[1].total_ns, item[0][0]))
+    for (type_, core), each in longest:
+        same = other.pop((type_, core), None)
+        name = f"{type_} on {core}"
         if same is None:
             found.append(f"{name} is not in {OP_STATISTIC}")
         elif same.count != each.count:
@@ -344,6 +310,8 @@ class Core(Figures, frozen=True):
     name: str = msgspec.field(name="core")
     count: Count = msgspec.field(name="operators")
     total_ns: Ns
+    percent: Internal[float]
+    """Of the time of all cores."""
 
 
 class AiCpuOperator(Figures, frozen=True):
@@ -352,49 +320,38 @@ class AiCpuOperator(Figures, frozen=True):
     name: str
     count: Count
     total_ns: Ns
+    longest: Internal[Evidence]
 
 
-class CoresFigures(Figures, frozen=True):
-    """Time by the kind of core."""
-
-    cores: list[Core]
-    ai_cpu_operators: list[AiCpuOperator]
-
-
-@dataclass(frozen=True, slots=True)
-class Cores(Result):
+class Cores(StructResult, frozen=True):
     """Kinds of cores, the one with the most time first."""
 
     cores: list[Core]
-    slow: list[tuple[str, int, int, Evidence]]
-    """Operators of the AI CPU: name, count, time, and the longest run; the most time first."""
-
-    def figures(self) -> CoresFigures:
-        """For JSON."""
-        return CoresFigures(
-            cores=self.cores,
-            ai_cpu_operators=[AiCpuOperator(*each[:3]) for each in self.slow],
-        )
+    slow: list[AiCpuOperator] = msgspec.field(name="ai_cpu_operators")
+    """The most time first."""
 
     def findings(self) -> list[Finding]:
         """A finding about operators that ran on the AI CPU."""
         if not self.slow:
             return []
-        time, count = sum(t for _, _, t, _ in self.slow), sum(n for _, n, _, _ in self.slow)
-        names = ", ".join(shortened(name) for name, *_ in self.slow[:_NAMED])
-        shown = tuple(longest for *_, longest in self.slow[:_NAMED])
+        time, count = sum(e.total_ns for e in self.slow), sum(e.count for e in self.slow)
+        names = ", ".join(shortened(each.name) for each in self.slow[:_NAMED])
+        shown = tuple(each.longest for each in self.slow[:_NAMED])
         whole = sum(core.total_ns for core in self.cores)
         return [_on_ai_cpu(count, time, whole, f": {names}", shown)]
 
     def tables(self) -> list[Table]:
         """A table of the kinds of core."""
-        whole = sum(core.total_ns for core in self.cores)
-        rows = [
-            (core.name, core.count, core.total_ns, share(core.total_ns, whole))
-            for core in self.cores
+        return [
+            Table.of(
+                "Operators by core",
+                self.cores,
+                ("name", "core", ""),
+                ("count", "operators", ""),
+                ("total_ns", "time", "ns"),
+                ("percent", "of all", "%"),
+            )
         ]
-        columns = (("core", ""), ("operators", ""), ("time", "ns"), ("of all", "%"))
-        return [Table("Operators by core", columns, rows)]
 
 
 def cores(trace: Trace) -> Cores | Unavailable:
@@ -407,14 +364,20 @@ def cores(trace: Trace) -> Cores | Unavailable:
             "no_device",
         )
     types = grouped(events.task_type[rows].astype(np.int64), events.dur_ns[rows])
-    by_core = [Core(trace.names[each.code], each.count, each.time_ns) for each in types]
+    whole = sum(each.time_ns for each in types)
+    by_core = [
+        Core(trace.names[each.code], each.count, each.time_ns, share(each.time_ns, whole))
+        for each in types
+    ]
     cpu_types = [each.code for each in types if _AI_CPU.match(trace.names[each.code])]
     on_cpu = rows[np.isin(events.task_type[rows], cpu_types)]
     longest_first = on_cpu[np.argsort(-events.dur_ns[on_cpu], kind="stable")]
     names, first = np.unique(events.name[longest_first], return_index=True)
     longest = dict(zip(names.tolist(), longest_first[first].tolist(), strict=True))
     slow = [
-        (trace.names[each.code], each.count, each.time_ns, evidence(trace, longest[each.code]))
+        AiCpuOperator(
+            trace.names[each.code], each.count, each.time_ns, evidence(trace, longest[each.code])
+        )
         for each in grouped(events.name[on_cpu].astype(np.int64), events.dur_ns[on_cpu])
     ]
     return Cores(sorted(by_core, key=lambda core: (-core.total_ns, core.name)), slow)
@@ -445,46 +408,27 @@ class HostOperator(Figures, frozen=True):
     device_total_ns: Ns | None
 
 
-class DetailsFigures(Figures, frozen=True):
-    """Operators of the framework, from operator_details.csv."""
+class OperatorDetails(StructResult, frozen=True):
+    """Operators of the framework, first those with the most own time on the host."""
 
     operators: list[HostOperator]
     unread_rows: Count
 
-
-@dataclass(frozen=True, slots=True)
-class OperatorDetails(Result):
-    """Operators, first those with the most own time on the host."""
-
-    operators: list[HostOperator]
-    unread: int
-
-    def figures(self) -> DetailsFigures:
-        """For JSON."""
-        return DetailsFigures(self.operators, self.unread)
-
     def tables(self) -> list[Table]:
         """A table with host and device times."""
-        rows = [
-            (
-                each.name,
-                each.calls,
-                each.host_self_ns,
-                each.host_total_ns,
-                each.device_self_ns,
-                each.device_total_ns,
+        return [
+            Table.of(
+                "Operators of the framework",
+                self.operators[:_TOP],
+                ("name", "operator", ""),
+                ("calls", "calls", ""),
+                ("host_self_ns", "host, itself", "ns"),
+                ("host_total_ns", "host, including calls", "ns"),
+                ("device_self_ns", "device, itself", "ns"),
+                ("device_total_ns", "device, including calls", "ns"),
+                note=f"From {OPERATOR_DETAILS}.",
             )
-            for each in self.operators[:_TOP]
         ]
-        columns = (
-            ("operator", ""),
-            ("calls", ""),
-            ("host, itself", "ns"),
-            ("host, including calls", "ns"),
-            ("device, itself", "ns"),
-            ("device, including calls", "ns"),
-        )
-        return [Table("Operators of the framework", columns, rows, f"From {OPERATOR_DETAILS}.")]
 
 
 def ascend_host_operators(table: CsvTable | None) -> OperatorDetails | Unavailable:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagespan.trace.ascend import steps
 from stagespan.trace.ascend.api import Calls, calls
 from stagespan.trace.ascend.communication import CollectiveStats, collectives
@@ -24,13 +22,13 @@ from stagespan.trace.ascend.operators import (
     ascend_host_operators,
     operators,
 )
-from stagespan.trace.figures import Count, Figures
+from stagespan.trace.figures import Count
 from stagespan.trace.read.columns import without_events
-from stagespan.trace.result import Result, Table, Unavailable
+from stagespan.trace.result import Result, StructResult, Table, Unavailable
 
 
-class FilesFigures(Figures, frozen=True):
-    """The files of an Ascend folder."""
+class Files(StructResult, frozen=True):
+    """The files of an Ascend folder that exist."""
 
     path: str
     output: str
@@ -41,43 +39,27 @@ class FilesFigures(Figures, frozen=True):
     missing: list[str]
     problems: list[str]
 
-
-@dataclass(frozen=True, slots=True)
-class Files(Result):
-    """The files of the folder that exist."""
-
-    folder: AscendFolder
-
-    def figures(self) -> FilesFigures:
-        """For JSON."""
-        folder = self.folder
-        return FilesFigures(
-            path=str(folder.path),
-            output=str(folder.output),
-            level=folder.level,
-            rank=folder.rank,
-            read=self._read(),
-            missing=folder.missing,
-            problems=list(folder.problems),
-        )
-
     def tables(self) -> list[Table]:
         """A table of the files."""
-        read = self._read()
-        rows = [
-            (name, read[name]) if name in read else (name, None)
-            for name in (TRACE, *TABLES, *DOCUMENTS)
-        ]
-        level = f"The profiler's level was {self.folder.level}." if self.folder.level else ""
-        rank = "" if self.folder.rank is None else f" The folder is of rank {self.folder.rank}."
+        rows = [(name, self.read.get(name)) for name in (TRACE, *TABLES, *DOCUMENTS)]
+        level = f"The profiler's level was {self.level}." if self.level else ""
+        rank = "" if self.rank is None else f" The folder is of rank {self.rank}."
         note = f"Rows or entries; - means that the file is missing. {level}{rank}".strip()
         return [Table("Files", (("file", ""), ("rows", "")), rows, note)]
 
-    def _read(self) -> dict[str, int]:
-        folder = self.folder
-        found = {} if folder.trace is None else {TRACE: folder.trace.total}
-        found |= {name: len(table) for name, table in folder.tables.items()}
-        return found | {name: len(document) for name, document in folder.documents.items()}
+
+def _files(folder: AscendFolder) -> Files:
+    read = {} if folder.trace is None else {TRACE: folder.trace.total}
+    read |= {name: len(table) for name, table in folder.tables.items()}
+    return Files(
+        path=str(folder.path),
+        output=str(folder.output),
+        level=folder.level,
+        rank=folder.rank,
+        read=read | {name: len(document) for name, document in folder.documents.items()},
+        missing=folder.missing,
+        problems=list(folder.problems),
+    )
 
 
 RESULTS: dict[str, type[Result]] = {
@@ -107,5 +89,5 @@ def analyze_files(folder: AscendFolder) -> dict[str, Result | Unavailable]:
         "ascend_collectives": communication,
         "ascend_memory": memory(tables),
         "ascend_host_operators": ascend_host_operators(tables.get(OPERATOR_DETAILS)),
-        "ascend_files": Files(folder),
+        "ascend_files": _files(folder),
     }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.ascend import waits as ascend_waits
@@ -30,7 +31,7 @@ from stagespan.trace.ascend.folder import KERNEL_DETAILS, STEP_TRACE_TIME, TRACE
 from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.flows import joined_flows
-from stagespan.trace.figures import Figures, Ns, one_of
+from stagespan.trace.figures import Figures, Internal, Ns, one_of
 from stagespan.trace.read.csv_tables import CsvTable, scaled
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Numbers
@@ -38,8 +39,8 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Result,
     Severity,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
@@ -156,52 +157,34 @@ COLUMNS = {
 """The name and the column of each figure."""
 
 
-class StepTimeFigures(Figures, frozen=True):
-    """A `StepTime` in JSON."""
+class StepTime(Figures, frozen=True):
+    """Times in ns; None is unknown."""
 
     device: str | None
     step: str | None
+    """None for a trace without steps, which is one step."""
     computing_ns: Ns | None
-    communication_not_overlapped_ns: Ns | None
+    exposed_ns: Ns | None = msgspec.field(name="communication_not_overlapped_us")
+    """Communication without computing."""
     overlapped_ns: Ns | None
     communication_ns: Ns | None
     free_ns: Ns | None
-    stage_ns: Ns | None
-    bubble_ns: Ns | None
-    communication_not_overlapped_exclude_receive_ns: Ns | None
-    preparing_ns: Ns | None
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Times in ns; None is unknown."""
-
-    device: str
-    step: str
-    computing_ns: int | None
-    exposed_ns: int | None
-    """Communication without computing."""
-    overlapped_ns: int | None
-    communication_ns: int | None
-    free_ns: int | None
     """Neither computing nor communicating; includes copies."""
-    stage_ns: int | None
+    stage_ns: Ns | None
     """From the step's first work on the device to the end of its last, less `bubble_ns`."""
-    bubble_ns: int | None
+    bubble_ns: Ns | None
     """Time of operators that receive from another stage of a pipeline."""
-    exposed_without_receive_ns: int | None
-    preparing_ns: int | None
+    exposed_without_receive_ns: Ns | None = msgspec.field(
+        name="communication_not_overlapped_exclude_receive_us"
+    )
+    preparing_ns: Ns | None
     """From the step's begin on the host to its first operator on the device."""
-    intervals: int | None = None
+    intervals: Internal[int | None] = None
     """The number of summed intervals, each rounded to ns; None for a file."""
 
     def times(self) -> dict[str, int | None]:
         """The times by field name, in the order of `COLUMNS`."""
         return {name: getattr(self, name) for name in COLUMNS}
-
-    def figures(self) -> StepTimeFigures:
-        """For JSON."""
-        return StepTimeFigures(self.device or None, self.step or None, *self.times().values())
 
     @property
     def name(self) -> str:
@@ -236,8 +219,8 @@ def _summed(device: str, step: StepRange, tracks: Overlap) -> StepTime:
     if len(work) and step.host_begin_ns is not None:
         preparing = int(work.min()) - step.host_begin_ns
     return StepTime(
-        device=device,
-        step=step.step,
+        device=device or None,
+        step=step.step or None,
         computing_ns=total[COMPUTING],
         exposed_ns=total[EXPOSED],
         overlapped_ns=total[COMMUNICATING] - total[EXPOSED],
@@ -260,8 +243,10 @@ def step_times_of_file(table: CsvTable) -> list[StepTime]:
         [scaled(text, table.unit(column, "us")) for text in table.texts(column)]
         for column in COLUMNS.values()
     ]
-    devices = ["" if text == "-1" else text for text in table.texts("device_id", "device")]
-    steps = ["" if text.lower() == "none" else text for text in table.texts("step", "step id")]
+    devices = [None if text in ("", "-1") else text for text in table.texts("device_id", "device")]
+    steps = [
+        None if text.lower() in ("", "none") else text for text in table.texts("step", "step id")
+    ]
     return [StepTime(*row) for row in zip(devices, steps, *cells, strict=True)]
 
 
@@ -342,7 +327,7 @@ def _tracks(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Overlap:
 # --- The analysis ---
 
 
-_TRACKS, _OPERATORS, _FILE, _KERNELS = "lanes", "operators", "file", "kernels"
+_TRACKS, _OPERATORS, _FILE, _KERNELS = "tracks", "operators", "file", "kernels"
 _SOURCES = {
     _TRACKS: "the tracks of the trace's Overlap Analysis",
     _OPERATORS: "the operators in the trace",
@@ -362,17 +347,19 @@ _COARSE, _COARSE_NS = ("stage_ns", "preparing_ns"), 500.0
 _OF_TRACE = tuple(name for name in COLUMNS if name != "computing_ns")
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+_Source = Annotated[str, one_of((_TRACKS, _OPERATORS, _FILE, _KERNELS))]
+
+
+class Difference(Figures, frozen=True):
     """A figure that differs between two of the sources; times in ns."""
 
     step: str
     figure: str
     """The name of its column."""
-    source: str
-    time_ns: int
-    other: str
-    other_ns: int
+    source: _Source
+    time_ns: Ns
+    other: _Source
+    other_ns: Ns
 
     @property
     def sentence(self) -> str:
@@ -383,42 +370,17 @@ class Difference:
         )
 
 
-_Source = Annotated[str, one_of((_TRACKS, _OPERATORS, _FILE, _KERNELS))]
-
-
-class DifferenceFigures(Figures, frozen=True):
-    """A `Difference` in JSON."""
-
-    step: str
-    figure: str
-    source: _Source
-    time_ns: Ns
-    other: _Source
-    other_ns: Ns
-
-
-class AscendStepsFigures(Figures, frozen=True):
+class AscendSteps(StructResult, frozen=True):
     """Steps by device, and the source of their times."""
 
     source: _Source
-    steps: list[StepTimeFigures]
-    checked_against: dict[str, list[StepTimeFigures]]
-    """By source."""
-    differences: list[DifferenceFigures]
-
-
-@dataclass(frozen=True, slots=True)
-class AscendSteps(Result):
-    """Steps by device, with their sources."""
-
-    source: str
     steps: list[StepTime]
-    checked: dict[str, list[StepTime]]
+    checked: dict[str, list[StepTime]] = msgspec.field(name="checked_against")
     """The same steps from the other sources."""
-    differences: list[Difference] = field(default_factory=list)
-    waits: StreamWaits | None = None
+    differences: list[Difference]
+    waits: Internal[StreamWaits | None]
     """The waits of streams, if the trace shows them."""
-    collectives: CollectiveStats | None = None
+    collectives: Internal[CollectiveStats | None]
     """The collectives of communication.json."""
 
     @property
@@ -434,20 +396,6 @@ class AscendSteps(Result):
     @property
     def _staged(self) -> list[StepTime]:
         return [s for s in self.steps if s.stage_ns and s.exposed_ns is not None]
-
-    def figures(self) -> AscendStepsFigures:
-        """For JSON."""
-        return AscendStepsFigures(
-            source=self.source,
-            steps=[step.figures() for step in self.steps],
-            checked_against={
-                source: [step.figures() for step in steps] for source, steps in self.checked.items()
-            },
-            differences=[
-                DifferenceFigures(d.step, d.figure, d.source, d.time_ns, d.other, d.other_ns)
-                for d in self.differences
-            ],
-        )
 
     def findings(self) -> list[Finding]:
         """Findings about exposed communication, free time without a trace, and differences."""
@@ -532,13 +480,17 @@ class AscendSteps(Result):
 
     def tables(self) -> list[Table]:
         """Steps as rows, with the columns of step_trace_time.csv."""
-        rows = [
-            (s.step or "all", *([s.device] if self._devices else []), *s.times().values())
-            for s in self.steps
+        devices = any(step.device for step in self.steps)
+        return [
+            Table.of(
+                "Steps on the device",
+                self.steps,
+                (lambda step: step.step or "all", "step", ""),
+                *([("device", "device", "")] if devices else []),
+                *((name, title, "ns") for name, title in COLUMNS.items()),
+                note=self._note(),
+            )
         ]
-        columns = [("step", ""), *([("device", "")] if self._devices else [])]
-        columns += [(title, "ns") for title in COLUMNS.values()]
-        return [Table("Steps on the device", tuple(columns), rows, self._note())]
 
     @property
     def headlines(self) -> list[str]:
@@ -558,10 +510,6 @@ class AscendSteps(Result):
         if len(self.steps) > _SHOWN:
             lines.append(f"and {len(self.steps) - _SHOWN:,} more: see --markdown")
         return lines
-
-    @property
-    def _devices(self) -> bool:
-        return any(step.device for step in self.steps)
 
     def _note(self) -> str:
         note = f"From {_SOURCES[self.source]}."
@@ -636,11 +584,11 @@ def _differences(
     for other, theirs in others.items():
         by_step = {(s.device, s.step): s for s in theirs}
         # Older files do not name the only device.
-        alone = len({s.device for s in theirs} | {s.device for s in steps} - {""}) <= 1
+        alone = len({s.device for s in theirs} | {s.device for s in steps} - {None}) <= 1
         if alone or not any(s.device for s in theirs):
-            by_step |= {("", s.step): s for s in theirs}
+            by_step |= {(None, s.step): s for s in theirs}
         for step in steps:
-            same = by_step.get((step.device, step.step)) or by_step.get(("", step.step))
+            same = by_step.get((step.device, step.step)) or by_step.get((None, step.step))
             if same is None:
                 continue
             for name, mine in step.times().items():

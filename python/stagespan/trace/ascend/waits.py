@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,12 +19,11 @@ from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Result,
+    StructResult,
     Table,
     Thresholds,
     Unavailable,
     counted,
-    evidence,
     in_words,
     share,
     shortened,
@@ -37,50 +37,39 @@ _LARGEST = 20
 _WHAT = {EVENT: "an event of another stream", NOTIFY: "another rank (Notify Wait)"}
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Figures, frozen=True):
     """One wait; times in ns."""
 
     kind: str
-    event: Evidence
+    event: str
+    time_ns: Ns
+    """From the start of the trace's window."""
+    wait_ns: Ns
+    exposed_ns: Ns = msgspec.field(name="nothing_computed_us")
+    """The part of the wait without computing."""
     stream: str
     operator: str | None
     """The waiting operator, or the collective that contains the wait."""
-    beside: str | None
+    overlapped_by: str | None
     """The event on another stream that overlapped it for longest."""
-    exposed_ns: int
-    """The part of the wait without computing."""
+
+    @property
+    def evidence(self) -> Evidence:
+        """The wait as evidence."""
+        return Evidence(self.event, self.time_ns, self.wait_ns, "ns")
 
 
 class WaitsOfKind(Figures, frozen=True):
     """All waits of one kind."""
 
     meaning: str
-    waits: Count
-    wait_ns: Ns
-    nothing_computed_ns: Ns
-    in_exposed_communication_ns: Ns
-
-
-class WaitFigures(Figures, frozen=True):
-    """A `Wait` in JSON."""
-
-    kind: str
-    event: str
-    time_ns: Ns
-    wait_ns: Ns
-    nothing_computed_ns: Ns
-    stream: str
-    operator: str | None
-    beside: str | None
-
-
-class WaitsFigures(Figures, frozen=True):
-    """The waits of streams."""
-
-    span_ns: Ns
-    by_kind: dict[str, WaitsOfKind]
-    largest: list[WaitFigures]
+    count: Count = msgspec.field(name="waits")
+    total_ns: Ns = msgspec.field(name="wait_us")
+    """Sum of the waits' durations; waits of several streams at once are each counted."""
+    exposed_ns: Ns = msgspec.field(name="nothing_computed_us")
+    """The time in which a stream waited without computing on the device."""
+    communicating_ns: Ns = msgspec.field(name="in_exposed_communication_us")
+    """The part of that in which a collective ran: it is exposed communication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,85 +84,49 @@ class WaitsInCommunication:
     longest: Evidence
 
 
-@dataclass(frozen=True, slots=True)
-class StreamWaits(Result):
-    """Times in ns, by kind."""
+class StreamWaits(StructResult, frozen=True):
+    """The waits of streams."""
 
-    span_ns: int
-    count: dict[str, int]
-    total_ns: dict[str, int]
-    """Sum of the waits' durations; waits of several streams at once are each counted."""
-    exposed_ns: dict[str, int]
-    """The time in which a stream waited without computing on the device."""
-    communicating_ns: dict[str, int]
-    """The part of that in which a collective ran: it is exposed communication."""
+    span_ns: Ns
+    by_kind: dict[str, WaitsOfKind]
     largest: list[Wait]
-
-    def figures(self) -> WaitsFigures:
-        """For JSON."""
-        return WaitsFigures(
-            span_ns=self.span_ns,
-            by_kind={
-                kind: WaitsOfKind(
-                    meaning=_WHAT[kind],
-                    waits=self.count[kind],
-                    wait_ns=self.total_ns[kind],
-                    nothing_computed_ns=self.exposed_ns[kind],
-                    in_exposed_communication_ns=self.communicating_ns[kind],
-                )
-                for kind in self.count
-            },
-            largest=[
-                WaitFigures(
-                    kind=wait.kind,
-                    event=wait.event.event,
-                    time_ns=wait.event.time_ns or 0,
-                    wait_ns=int(wait.event.figure or 0),
-                    nothing_computed_ns=wait.exposed_ns,
-                    stream=wait.stream,
-                    operator=wait.operator,
-                    beside=wait.beside,
-                )
-                for wait in self.largest
-            ],
-        )
 
     def findings(self) -> list[Finding]:
         """Findings about long waits that are not waits of a collective."""
         found = []
-        for kind in self.count:
+        for kind, waits in self.by_kind.items():
             if self.is_communication(kind):
                 continue  # the finding about exposed communication contains these
-            percent = share(self.exposed_ns[kind], self.span_ns)
+            percent = share(waits.exposed_ns, self.span_ns)
             severity = _SHARES.severity(percent)
             mine = [wait for wait in self.largest if wait.kind == kind]
             if severity is None or not mine:
                 continue
             longest = max(mine, key=lambda wait: wait.exposed_ns)
             sentence = (
-                f"For {in_words(self.exposed_ns[kind], 'ns')} of the {in_words(self.span_ns, 'ns')}"
+                f"For {in_words(waits.exposed_ns, 'ns')} of the {in_words(self.span_ns, 'ns')}"
                 f" from the first event to the last ({percent:.1f} %) the"
-                f" device waited for {_WHAT[kind]} without computing:"
-                f" {counted(self.count[kind], 'wait')}, the longest of"
-                f" {in_words(longest.event.figure, 'ns')} on {longest.stream}"
+                f" device waited for {waits.meaning} without computing:"
+                f" {counted(waits.count, 'wait')}, the longest of"
+                f" {in_words(longest.wait_ns, 'ns')} on {longest.stream}"
             )
             if longest.operator:
                 where = "before" if kind == EVENT else "in"
                 sentence += f" {where} {shortened(longest.operator)}"
-            if longest.beside and kind == EVENT:
-                sentence += f", while {shortened(longest.beside)} ran"
+            if longest.overlapped_by and kind == EVENT:
+                sentence += f", while {shortened(longest.overlapped_by)} ran"
             sentence += "."
             if kind == NOTIFY:
                 sentence += (
                     " The other ranks arrived later, or the link was slow: compare the ranks."
                 )
             mine.sort(key=lambda wait: -wait.exposed_ns)
-            evidence = tuple(wait.event for wait in mine[:3])
+            evidence = tuple(wait.evidence for wait in mine[:3])
             numbers = {
-                "time_ns": self.exposed_ns[kind],
+                "time_ns": waits.exposed_ns,
                 "percent": percent,
                 "whole_ns": self.span_ns,
-                "waits": self.count[kind],
+                "waits": waits.count,
             }
             code = f"ascend.{kind}_wait"
             found.append(Finding(severity, sentence, evidence, code, numbers=numbers))
@@ -181,61 +134,46 @@ class StreamWaits(Result):
 
     def is_communication(self, kind: str) -> bool:
         """Whether waits of this kind are mostly exposed waits of collectives."""
-        exposed, inside = self.exposed_ns[kind], self.communicating_ns[kind]
+        exposed, inside = self.by_kind[kind].exposed_ns, self.by_kind[kind].communicating_ns
         much = share(inside, self.span_ns) >= _SHARES.low
         return much and 2 * inside >= exposed
 
     def in_communication(self) -> list[WaitsInCommunication]:
         """Return the kinds that are communication, NOTIFY last."""
         found = []
-        for kind in self.count:
+        for kind, waits in self.by_kind.items():
             mine = [wait for wait in self.largest if wait.kind == kind]
             if not mine or not self.is_communication(kind):
                 continue
             longest = max(mine, key=lambda wait: wait.exposed_ns)
-            time = in_words(self.communicating_ns[kind], "ns")
-            clause = f"{time} of this while a stream waited for {_WHAT[kind]}"
-            name = f"{longest.event.event}, without computing"
-            exposed = Evidence(name, None, self.exposed_ns[kind], "ns")
-            found.append(WaitsInCommunication(kind, clause, exposed, longest.event))
+            time = in_words(waits.communicating_ns, "ns")
+            clause = f"{time} of this while a stream waited for {waits.meaning}"
+            name = f"{longest.event}, without computing"
+            exposed = Evidence(name, None, waits.exposed_ns, "ns")
+            found.append(WaitsInCommunication(kind, clause, exposed, longest.evidence))
         return found
 
     def tables(self) -> list[Table]:
         """Tables of waits by kind, and of the longest waits."""
-        kinds = [
-            (_WHAT[kind], self.count[kind], self.total_ns[kind], self.exposed_ns[kind])
-            for kind in self.count
-        ]
-        rows = [
-            (
-                wait.event.event,
-                wait.event.time_ns,
-                wait.event.figure,
-                wait.exposed_ns,
-                wait.stream,
-                wait.operator,
-                wait.beside,
-            )
-            for wait in self.largest
-        ]
         return [
-            Table(
+            Table.of(
                 "What streams waited for",
-                (("", ""), ("waits", ""), ("time", "ns"), ("without computing", "ns")),
-                kinds,
+                self.by_kind.values(),
+                ("meaning", "", ""),
+                ("count", "waits", ""),
+                ("total_ns", "time", "ns"),
+                ("exposed_ns", "without computing", "ns"),
             ),
-            Table(
+            Table.of(
                 "Longest waits of streams",
-                (
-                    ("wait", ""),
-                    ("at", "ns"),
-                    ("time", "ns"),
-                    ("without computing", "ns"),
-                    ("stream", ""),
-                    ("operator", ""),
-                    ("overlapped by", ""),
-                ),
-                rows,
+                self.largest,
+                ("event", "wait", ""),
+                ("time_ns", "at", "ns"),
+                ("wait_ns", "time", "ns"),
+                ("exposed_ns", "without computing", "ns"),
+                ("stream", "stream", ""),
+                ("operator", "operator", ""),
+                ("overlapped_by", "overlapped by", ""),
             ),
         ]
 
@@ -262,21 +200,24 @@ def analyze(trace: Trace) -> StreamWaits | Unavailable:
     communicates = busy[work.kind[busy] == COMMUNICATION]
     exposed_communication = minus(merged(begin[communicates], end[communicates]), computing)
     details = _Details(trace, busy, work.kind)
-    exposed, communicating = {}, {}
+    by_kind = {}
     largest: list[Wait] = []
     for kind, rows in rows_of.items():
         left = minus(merged(begin[rows], end[rows]), computing)
-        exposed[kind] = _length(left)
-        communicating[kind] = exposed[kind] - _length(minus(left, exposed_communication))
+        exposed = _length(left)
+        by_kind[kind] = WaitsOfKind(
+            meaning=_WHAT[kind],
+            count=len(rows),
+            total_ns=int(events.dur_ns[rows].sum()),
+            exposed_ns=exposed,
+            communicating_ns=exposed - _length(minus(left, exposed_communication)),
+        )
         largest += [details.wait(kind, row) for row in _longest(trace, rows)]
     every = np.concatenate([busy, *rows_of.values()])
     return StreamWaits(
         span_ns=int(end[every].max() - begin[every].min()),
-        count={kind: len(rows) for kind, rows in rows_of.items()},
-        total_ns={kind: int(events.dur_ns[rows].sum()) for kind, rows in rows_of.items()},
-        exposed_ns=exposed,
-        communicating_ns=communicating,
-        largest=sorted(largest, key=lambda wait: -(wait.event.figure or 0)),
+        by_kind=by_kind,
+        largest=sorted(largest, key=lambda wait: -wait.wait_ns),
     )
 
 
@@ -300,6 +241,7 @@ class _Details:
         self._trace, self._busy = trace, busy
         self._begin, self._end = trace.events.begin_ns[busy], trace.events.end_ns[busy]
         self._kind = kind[busy]
+        self._window_ns = int(trace.events.begin_ns.min())
 
     def wait(self, kind: str, row: int) -> Wait:
         """Return the details of one wait."""
@@ -320,10 +262,12 @@ class _Details:
         )
         return Wait(
             kind=kind,
-            event=evidence(self._trace, row),
+            event=self._trace.names[int(events.name[row])],
+            time_ns=begin - self._window_ns,
+            wait_ns=end - begin,
             stream=self._trace.thread_names.get((pid, tid), f"stream {tid}"),
             operator=operator,
-            beside=self._longest(others),
+            overlapped_by=self._longest(others),
             exposed_ns=end - begin - computed,
         )
 

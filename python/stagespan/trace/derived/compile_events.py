@@ -11,7 +11,9 @@ import functools
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,9 +34,11 @@ from stagespan.trace.derived.launch_sources import (
 )
 from stagespan.trace.derived.threads import Cover, ThreadIndex, named, processes
 from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first, one_of
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
+from stagespan.trace.result import share, window_of
 
 OPERATOR, REGION, GRAPH, BACKWARD, LOOKUP, COMPILING, MARK = range(7)
 REGIONS = re.compile(r"^Torch-Compiled Region(?:: (?P<frame>.+)/(?P<variant>\d{1,9})(?!\d))?")
@@ -50,6 +54,7 @@ SIGNS = re.compile(
     r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph| \(dynamo_timed\)$|^triton_"
 )
 """A trace without any of these names does not use torch.compile."""
+MOST_IN_JSON = 50
 _RESUMES = re.compile(r"^(.+\.py\(\d+\)): (?:torch_dynamo_)?resume_in_(.+)_at_\d+$")
 _OF_TORCH = re.compile(r"(?:^|/)torch/|^<built-in")
 
@@ -166,25 +171,25 @@ def frame_of(name: str) -> tuple[str | None, int | None]:
 # --- Frames and regions ---
 
 
-@dataclass
-class Frame:
+# Not frozen, because `frames_of` sums into it.
+class Frame(Figures, frozen=False):  # type: ignore[misc]
     """All calls of one frame; times in ns, without compilation."""
 
     frame: str | None
     """torch's number of the frame; None for regions without numbers, and graphs outside regions."""
-    variants: dict[int, int]
-    """Calls by variant: variant 1 is the frame's second compilation."""
-    calls: int = 0
-    time_ns: int = 0
-    """The time without the frames that it calls."""
-    graph_ns: int = 0
-    """Within graphs."""
-    backward_calls: int = 0
-    backward_ns: int = 0
-    """Host time of the backward passes of this frame."""
     function: str | None = None
     """File, line and function if the trace has Python stacks; after a break, the line of the
     break."""
+    variants: dict[str, Count] = msgspec.field(default_factory=dict)
+    """Calls by variant: variant 1 is the frame's second compilation."""
+    calls: Count = 0
+    time_ns: Ns = 0
+    """The time without the frames that it calls."""
+    graph_ns: Ns = 0
+    """Within graphs."""
+    backward_calls: Count = 0
+    backward_ns: Ns = 0
+    """Host time of the backward passes of this frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,16 @@ class Frames:
     linked: int
     """The number of backward graphs with a known forward graph."""
 
+    @property
+    def functions(self) -> dict[str, str]:
+        """The function of each frame, if known."""
+        return {f.frame: f.function for f in self.frames if f.frame is not None and f.function}
+
+    @property
+    def ran(self) -> set[str]:
+        """The frames and variants that ran within the window, as torch writes them."""
+        return {f"{f.frame}/{variant}" for f in self.frames for variant in f.variants}
+
 
 def frames_of(forest: Forest) -> Frames:
     """Group regions by frame, and graphs by the region around them."""
@@ -214,7 +229,7 @@ def frames_of(forest: Forest) -> Frames:
 
     def frame(region: int) -> Frame:
         label = labels[forest.name[region]][0] if region >= 0 else None
-        return found.setdefault(label, Frame(label, {}))
+        return found.setdefault(label, Frame(label))
 
     own = forest.own_ns(is_region, compiling)
     for region, time in zip(regions.tolist(), own.tolist(), strict=True):
@@ -223,7 +238,7 @@ def frames_of(forest: Forest) -> Frames:
         entry.time_ns += time
         variant = labels[forest.name[region]][1]
         if variant is not None:
-            entry.variants[variant] = entry.variants.get(variant, 0) + 1
+            entry.variants[str(variant)] = entry.variants.get(str(variant), 0) + 1
     _, firsts = np.unique(forest.name[regions], return_index=True)
     for region, function in zip(
         regions[firsts].tolist(), forest.functions(regions[firsts]), strict=True
@@ -251,6 +266,8 @@ def frames_of(forest: Forest) -> Frames:
             if around[graph] < 0 and above[graph] < 0:
                 entry.calls += 1
                 entry.time_ns += int(nodes.end[graph] - nodes.begin[graph])
+    for entry in found.values():
+        entry.variants = dict(sorted(entry.variants.items(), key=lambda item: int(item[0])))
     outermost = regions[around[regions] < 0]
     backward_count = int((forest.role == BACKWARD).sum())
     top = np.flatnonzero((forest.role == GRAPH) & (above < 0))
@@ -290,28 +307,29 @@ NO_WORK = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Break:
+class Break(Figures, frozen=True):
     """All graph breaks between two frames; times in ns."""
 
     before: str
     """The frame before the break; `?` if regions have no numbers."""
     after: str
     """The frame that continues."""
-    count: int
-    time_ns: int | None
+    line: str | None
+    """The line of the break, if the trace has Python stacks."""
+    count: Count
+    time_ns: Ns | None
     """From the end of a graph or region to the begin of the next one, without compilation. None if
     the trace shows no graphs, as with backends that create none, because graphs and the time
     between them cannot be distinguished then."""
-    operators: dict[str, int] | None
+    operators: dict[str, Count] | None
     """The operators outside of graphs between them, with counts; None like `time_ns`."""
-    called: dict[str, int]
+    called: dict[str, Count]
     """The frames that were called between them, with counts. They are compiled separately."""
-    nodes: Rows
+    nodes: Internal[Rows]
     """The regions that continued, in the order of time."""
 
 
-def breaks_of(forest: Forest) -> list[Break]:
+def breaks_of(forest: Forest, functions: dict[str, str]) -> list[Break]:
     """Find graph breaks: regions inside regions, the most frequent pair of frames first.
 
     A region inside a graph is not a break: there, an operator calls another compiled function.
@@ -362,6 +380,7 @@ def breaks_of(forest: Forest) -> list[Break]:
             Break(
                 before,
                 following,
+                functions.get(following),
                 len(members),
                 int(time[index].sum()) if shown else None,
                 dict(operators.most_common()) if shown else None,
@@ -434,18 +453,16 @@ _LIBRARY_KERNEL = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Figures, frozen=True):
     """One operator or kernel in compiled graphs (or a user's Triton kernel anywhere); in ns."""
 
-    of: str
-    """One of CLASSES."""
+    of: Annotated[str, one_of(CLASSES)]
     name: str
-    calls: int
+    calls: Count
     """Calls of the operator, or launches of the kernel if no operator is around it."""
-    host_ns: int | None
+    host_ns: Ns | None
     """Host time; for Inductor's C++, the graph's own time. None for kernels without an operator."""
-    device_ns: int | None
+    device_ns: Ns | None
     """Total time of the kernels that it launched; None without a device."""
 
 
@@ -567,17 +584,18 @@ def _inside(forest: Forest, calls: Rows) -> Rows:
     return found
 
 
-def triton_by_kind(forest: Forest) -> dict[str, tuple[int, int]]:
+def triton_by_kind(forest: Forest) -> dict[str, CountedTime]:
     """Return count and time of Inductor's Triton kernels, by kind (poi, red, ...)."""
     trace = forest.trace
     rows = device_work(trace).kernels
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, CountedTime] = {}
     names = trace.events.name[rows].astype(np.int64)
     for group in grouped(names, trace.events.dur_ns[rows]):
         kind = inductor_kind(trace.names[group.code])
         if kind is not None:
-            count, time = found.get(kind, (0, 0))
-            found[kind] = (count + group.count, time + group.time_ns)
+            so_far = found.get(kind, CountedTime(0, 0))
+            count, time = so_far.count + group.count, so_far.time_ns + group.time_ns
+            found[kind] = CountedTime(count, time)
     return found
 
 
@@ -605,10 +623,10 @@ def eager_calls(forest: Forest) -> Rows:
     return found
 
 
-def lookups(forest: Forest) -> tuple[int, int]:
+def lookups(forest: Forest) -> CountedTime:
     """Return the number and the time of dynamo's look-ups of compiled code."""
     index = np.flatnonzero(forest.having(LOOKUP))
-    return len(index), int(forest.dur_ns(index).sum())
+    return CountedTime(len(index), int(forest.dur_ns(index).sum()))
 
 
 # --- Time spent compiling ---
@@ -668,46 +686,56 @@ _MARK = re.compile(r"^(?:dynamo|entire_frame_compile)_data: .*?compile_id=\S+$")
 _ID = re.compile(r"compile_id=(?P<frame>\S+)/(?P<variant>\d{1,9})$")
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
+class CompileStep(Figures, frozen=True):
+    """A timed part of the compiler."""
+
+    step: str
+    self_ns: Ns
+    count: Count
+    """The number of runs."""
+
+
+class Compilation(Figures, frozen=True):
     """One frame that was compiled within the window; times in ns."""
 
-    frame: str | None
-    variant: int | None
-    """0 for the first compilation of the frame; None if the trace does not show the number."""
-    row: int
-    time_ns: int
-    refused: bool = False
+    id: str | None
+    """Frame and variant as torch writes them."""
+    begin_ns: Ns
+    """From the start of the trace's window."""
+    time_ns: Ns
+    recompilation: bool | None
+    """Whether the frame had been compiled before; None if the trace does not show the variant."""
+    refused: bool
     """Whether Dynamo did not trace the frame because of the limit of recompilations."""
+    ran: bool | None
+    """False if there is no region, for example because Dynamo skipped the frame."""
+    frame: Internal[str | None]
+    variant: Internal[int | None]
+    """0 for the first compilation of the frame; None if the trace does not show the number."""
+    row: Internal[int]
 
     @property
     def again(self) -> bool:
         """Whether the frame had been compiled before."""
-        return bool(self.variant) and not self.refused
-
-    @property
-    def id(self) -> str | None:
-        """Frame and variant as torch writes them."""
-        return None if self.frame is None else f"{self.frame}/{self.variant}"
+        return bool(self.recompilation)
 
 
-@dataclass(frozen=True, slots=True)
-class CompileTime:
-    """The compilation in all threads; times in ns."""
+class CompileTime(Figures, frozen=True):
+    """The compilation in all threads within the window; times in ns."""
 
-    time_ns: int
-    phases: dict[str, int]
-    """Time by PHASES, the most first; they sum to `time_ns`."""
-    steps: list[tuple[str, int, int]]
-    """The timed parts: name, own time, and number of runs."""
-    compilations: list[Compilation]
-    first_phases: dict[str, int]
+    time_ns: Ns
+    percent_of_window: float
+    phases: dict[Annotated[str, one_of(PHASES)], Ns] = msgspec.field(name="phases_us")
+    """The most time first; the times sum to `time_ns`."""
+    steps: Annotated[list[CompileStep], first(MOST_IN_JSON)]
+    compilations: Annotated[list[Compilation], first(MOST_IN_JSON)]
+    first_phases: Internal[dict[str, int]]
     """The same as `phases`, without frames that had been compiled before."""
-    first_steps: list[tuple[str, int, int]]
+    first_steps: Internal[list[CompileStep]]
     """The same as `steps`, without frames that had been compiled before."""
 
 
-def compile_time(forest: Forest) -> CompileTime | None:
+def compile_time(forest: Forest, ran: set[str]) -> CompileTime | None:
     """Sum up the times measured by dynamo; None if nothing was compiled in the window."""
     trace, events = forest.trace, forest.trace.events
     index = np.flatnonzero(forest.having(COMPILING))
@@ -727,27 +755,46 @@ def compile_time(forest: Forest) -> CompileTime | None:
     traced = np.searchsorted(nodes.begin[parts], nodes.begin[frames]) < np.searchsorted(
         nodes.begin[parts], nodes.end[frames]
     )
-    compilations = [
-        Compilation(
-            *ids[at],
-            int(nodes.rows[node]),
-            int(events.dur_ns[nodes.rows[node]]),
-            refused=bool(ids[at][1]) and not traced[at],
+    begin, end = window_of(trace) or (0, 0)
+    compilations = []
+    for at, node in enumerate(frames.tolist()):
+        (frame, variant), row = ids[at], int(nodes.rows[node])
+        id_ = None if frame is None else f"{frame}/{variant}"
+        refused = bool(variant) and not traced[at]
+        compilations.append(
+            Compilation(
+                id=id_,
+                begin_ns=int(events.begin_ns[row]) - begin,
+                time_ns=int(events.dur_ns[row]),
+                recompilation=None if variant is None else bool(variant) and not refused,
+                refused=bool(refused),
+                ran=None if id_ is None else id_ in ran,
+                frame=frame,
+                variant=variant,
+                row=row,
+            )
         )
-        for at, node in enumerate(frames.tolist())
-    ]
     again = frames[np.array([each.again for each in compilations], dtype=np.bool_)]
     # The last element is for parts before the first of these frames.
     within = np.searchsorted(nodes.begin[again], timed.begin, side="right") - 1
-    first = timed.begin >= np.append(nodes.end[again], np.iinfo(np.int64).min)[within]
+    is_first = timed.begin >= np.append(nodes.end[again], np.iinfo(np.int64).min)[within]
     phases, steps = _by_part(trace, name, own)
-    first_phases, first_steps = _by_part(trace, name[first], own[first])
-    return CompileTime(int(own.sum()), phases, steps, compilations, first_phases, first_steps)
+    first_phases, first_steps = _by_part(trace, name[is_first], own[is_first])
+    time = int(own.sum())
+    return CompileTime(
+        time_ns=time,
+        percent_of_window=share(time, end - begin),
+        phases=phases,
+        steps=steps,
+        compilations=compilations,
+        first_phases=first_phases,
+        first_steps=first_steps,
+    )
 
 
 def _by_part(
     trace: Trace, name: Numbers, own_ns: Numbers
-) -> tuple[dict[str, int], list[tuple[str, int, int]]]:
+) -> tuple[dict[str, int], list[CompileStep]]:
     """Return the own times of timed parts by phase and by part, the most time first."""
     steps: dict[str, tuple[int, int]] = {}
     phases: dict[str, int] = {}
@@ -759,7 +806,7 @@ def _by_part(
         phases[_phase(step)] = phases.get(_phase(step), 0) + group.time_ns
     return (
         dict(sorted(phases.items(), key=lambda item: -item[1])),
-        [(step, *both) for step, both in sorted(steps.items(), key=lambda s: -s[1][0])],
+        [CompileStep(step, *both) for step, both in sorted(steps.items(), key=lambda s: -s[1][0])],
     )
 
 

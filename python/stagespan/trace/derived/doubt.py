@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import steps_without_work
@@ -28,7 +28,7 @@ def with_doubt(trace: Trace, findings: Iterable[Finding]) -> list[Finding]:
     if unknown is None or window is None:
         return found
     return [
-        replace(each, severity=_LOWER[each.severity])
+        structs.replace(each, severity=_LOWER[each.severity])
         if _rests_on(each, unknown, window[0])
         else each
         for each in found

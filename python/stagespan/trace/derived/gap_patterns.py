@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -13,7 +12,7 @@ from stagespan.trace.derived.call_site import CallSites
 from stagespan.trace.derived.gaps import AFTER, BEFORE, DURING, NAMES, UNKNOWN, Gaps, IdleParts
 from stagespan.trace.derived.idle_causes import Cause
 from stagespan.trace.derived.threads import names_with
-from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import Evidence, evidence, window_of
@@ -36,61 +35,28 @@ _MOST_STARTS = 20
 _FIRST = 10
 
 
-class PatternFigures(Figures, frozen=True):
-    """A `Pattern` in JSON."""
+class Pattern(Figures, frozen=True):
+    """Gaps of about one length before the same device work; times in ns."""
 
     cause: Cause
-    next_on_device: str
+    next: str = msgspec.field(name="next_on_device")
+    """The device work after the gaps."""
     gaps: Count
     idle_ns: Ns
     least_ns: Ns
     most_ns: Ns
     every_ns: Ns | None
-    one_a_step: bool
-    launched_before: Count
-    launched_later: Count
-    launch_unknown: Count
-    begun_after_launch_ns: Ns | None
-    stream_wait: str | None
-    host_call: str | None
-    host_call_in_gaps: Count
-    host_call_ns: Ns | None
-    host_operator: str | None
-    host_annotation: str | None
-    python: str | None
-
-
-class StartUpFigures(Figures, frozen=True):
-    """A `StartUp` in JSON."""
-
-    where: str = msgspec.field(name="in")
-    idle_ns: Ns
-    gaps: Count
-    by_cause_ns: dict[Cause, Ns]
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Gaps of about one length before the same device work; times in ns."""
-
-    cause: str
-    next: str
-    """The device work after the gaps."""
-    gaps: int
-    idle_ns: int
-    least_ns: int
-    most_ns: int
-    every_ns: int | None
     """The distance of the gaps if they are evenly spaced and at least three, otherwise None."""
     one_a_step: bool
     """Whether the gaps are as far apart as the steps."""
-    graph_call: str | None
+    graph_call: Internal[str | None]
     """The call that launched the graphs of which this work is the first recorded; None if some of
     it is not of a graph."""
-    issued: tuple[int, int, int]
-    """The number of gaps whose next launch was issued before the gap, was issued later, or is
-    unknown."""
-    delay_ns: int | None
+    launched_before: Count
+    """The number of gaps whose next launch was issued before the gap."""
+    launched_later: Count
+    launch_unknown: Count
+    delay_ns: Ns | None = msgspec.field(name="begun_after_launch_us")
     """For the longest gap: from the end of the next launch to the start of its work on the device;
     None if unknown."""
     stream_wait: str | None
@@ -98,65 +64,32 @@ class Pattern:
     one."""
     host_call: str | None
     """The call in which a thread of the host spent at least half of most of the gaps."""
-    host_gaps: int
+    host_gaps: Count = msgspec.field(name="host_call_in_gaps")
     """The number of examined gaps for which this is true."""
-    host_call_ns: int | None
+    host_call_ns: Ns | None
     """The time that this call took in the longest of these gaps."""
     host_operator: str | None
     host_annotation: str | None
     """The innermost annotation around that call, or around the host's other work."""
-    line: str | None
-    evidence: tuple[Evidence, ...]
-
-    def figures(self) -> PatternFigures:
-        """For JSON."""
-        before, later, unknown = self.issued
-        return PatternFigures(
-            cause=self.cause,
-            next_on_device=self.next,
-            gaps=self.gaps,
-            idle_ns=self.idle_ns,
-            least_ns=self.least_ns,
-            most_ns=self.most_ns,
-            every_ns=self.every_ns,
-            one_a_step=self.one_a_step,
-            launched_before=before,
-            launched_later=later,
-            launch_unknown=unknown,
-            begun_after_launch_ns=self.delay_ns,
-            stream_wait=self.stream_wait,
-            host_call=self.host_call,
-            host_call_in_gaps=self.host_gaps,
-            host_call_ns=self.host_call_ns,
-            host_operator=self.host_operator,
-            host_annotation=self.host_annotation,
-            python=self.line,
-        )
+    line: str | None = msgspec.field(name="python")
+    evidence: Internal[tuple[Evidence, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class StartUp:
+class StartUp(Figures, frozen=True):
     """Idle time for causes on the host while a program, or a library in it, started."""
 
-    rows: Rows
-    """The gaps, as indices."""
-    where: str
+    where: str = msgspec.field(name="in")
     """The annotation of a warm-up, or the operator whose first call it was."""
-    first_call: bool
+    idle_ns: Ns
+    gaps: Count
+    by_cause: dict[Cause, Ns] = msgspec.field(name="by_cause_us")
+    """The longest first."""
+    rows: Internal[Rows]
+    """The gaps, as indices."""
+    first_call: Internal[bool]
     """Whether it is the operator."""
-    by_cause: dict[str, int]
-    """The time in ns by cause, the longest first."""
-    evidence: tuple[Evidence, ...]
+    evidence: Internal[tuple[Evidence, ...]]
     """The longest call in each of the largest gaps, with its time."""
-
-    @property
-    def idle_ns(self) -> int:
-        """The total idle time."""
-        return sum(self.by_cause.values())
-
-    def figures(self) -> StartUpFigures:
-        """For JSON."""
-        return StartUpFigures(self.where, self.idle_ns, len(self.rows), self.by_cause)
 
 
 def patterns(where: CallSites, gaps: Gaps, parts: IdleParts, step_begins: Numbers) -> list[Pattern]:
@@ -213,11 +146,9 @@ def _pattern(
         every_ns=every,
         one_a_step=_one_a_step(every, step_begins),
         graph_call=_graph_call(trace, gaps.first_call[mine]),
-        issued=(
-            int((issued == BEFORE).sum()),
-            int(((issued == DURING) | (issued == AFTER)).sum()),
-            int((issued == UNKNOWN).sum()),
-        ),
+        launched_before=int((issued == BEFORE).sum()),
+        launched_later=int(((issued == DURING) | (issued == AFTER)).sum()),
+        launch_unknown=int((issued == UNKNOWN).sum()),
         delay_ns=None if call < 0 else max(int(gaps.end_ns[longest] - events.end_ns[call]), 0),
         stream_wait=_stream_wait_before(where, call),
         host_call=name(host) if host >= 0 else None,
@@ -324,11 +255,13 @@ def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> St
             shown.append(Evidence(name, int(events.begin_ns[row]) - begin, spent, "ns"))
         shown.append(evidence(trace, of[rows.index(at)]))
     return StartUp(
-        np.array(rows, dtype=np.intp),
-        trace.names[int(events.name[of[0]])],
-        not _WARM_UP.search(trace.names[int(events.name[of[0]])]),
-        dict(sorted(by_cause.items(), key=lambda item: -item[1])),
-        tuple(dict.fromkeys(shown)),
+        where=trace.names[int(events.name[of[0]])],
+        idle_ns=sum(by_cause.values()),
+        gaps=len(rows),
+        by_cause=dict(sorted(by_cause.items(), key=lambda item: -item[1])),
+        rows=np.array(rows, dtype=np.intp),
+        first_call=not _WARM_UP.search(trace.names[int(events.name[of[0]])]),
+        evidence=tuple(dict.fromkeys(shown)),
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import Earlier, earlier_work, step_extents
-from stagespan.trace.figures import Count, Figures, Ns, one_of
+from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -20,36 +21,37 @@ from stagespan.trace.result import in_words, window_of
 _LEAST_SHARE = 0.5
 
 
-class BaseFigures(Figures, frozen=True):
-    """The time that shares refer to."""
+class BaseWindow(Figures, frozen=True):
+    """The time range that shares refer to; times in ns."""
 
     of: Annotated[str, one_of(("steps", "trace"))]
     steps: Count
+    """The number of steps in it; the time between them is included. 0 for the whole trace."""
     time_ns: Ns
     """When it begins, from the start of the trace's window."""
     whole_ns: Ns
     """Its length."""
-    unrecorded_work_ns: Ns
-
-
-@dataclass(frozen=True, slots=True)
-class BaseWindow:
-    """The time range that shares refer to; times in ns, as in the trace."""
-
-    begin_ns: int
-    end_ns: int
-    origin_ns: int
-    """The time at which the trace's window begins."""
-    steps: int
-    """The number of steps in it; the time between them is included. 0 for the whole trace."""
-    unrecorded_ns: int = 0
-    """How long before `begin_ns`, since the first step or the trace began, the device was busy
+    unrecorded_ns: Ns = msgspec.field(name="unrecorded_work_us")
+    """How long before it begins, since the first step or the trace began, the device was busy
     with work that was launched before the trace began and that is not in the trace."""
+    begin_ns: Internal[int]
+    """When it begins, as in the trace."""
+    end_ns: Internal[int]
 
-    @property
-    def whole_ns(self) -> int:
-        """Its length."""
-        return self.end_ns - self.begin_ns
+    @classmethod
+    def between(
+        cls, begin_ns: int, end_ns: int, origin_ns: int, steps: int = 0, unrecorded_ns: int = 0
+    ) -> BaseWindow:
+        """Return the range between two times of a trace whose window begins at `origin_ns`."""
+        return cls(
+            of="steps" if steps else "trace",
+            steps=steps,
+            time_ns=begin_ns - origin_ns,
+            whole_ns=end_ns - begin_ns,
+            unrecorded_ns=unrecorded_ns,
+            begin_ns=begin_ns,
+            end_ns=end_ns,
+        )
 
     @property
     def label(self) -> str:
@@ -63,16 +65,6 @@ class BaseWindow:
         """Its name with its length: "the step's 382.536 ms"."""
         ending = "'" if self.steps > 1 else "'s"
         return f"{self.label}{ending} {in_words(self.whole_ns, 'ns')}"
-
-    def figures(self) -> BaseFigures:
-        """For JSON."""
-        return BaseFigures(
-            of="steps" if self.steps else "trace",
-            steps=self.steps,
-            time_ns=self.begin_ns - self.origin_ns,
-            whole_ns=self.whole_ns,
-            unrecorded_work_ns=self.unrecorded_ns,
-        )
 
 
 @once
@@ -91,7 +83,7 @@ def base_window(trace: Trace) -> BaseWindow | None:
         begin, end = int(extents.begin_ns[0]), int(extents.end_ns[-1])
         if begin < end and _holds_the_work(trace, begin, end, extents.earlier):
             unrecorded = _unrecorded(extents.earlier, int(ranges.begin_ns[0]), begin)
-            return BaseWindow(begin, end, window[0], len(ranges), unrecorded)
+            return BaseWindow.between(begin, end, window[0], len(ranges), unrecorded)
     earlier = earlier_work(trace)
     begin = window[0]
     if not earlier.recorded and earlier.end_ns is not None:
@@ -99,7 +91,9 @@ def base_window(trace: Trace) -> BaseWindow | None:
         begins = np.maximum(events.begin_ns[rows], earlier.end_ns)
         if covered(begins, np.maximum(events.end_ns[rows], begins)) > 0:
             begin = earlier.end_ns  # if not, all work in the trace is earlier work
-    return BaseWindow(begin, window[1], window[0], 0, _unrecorded(earlier, window[0], begin))
+    return BaseWindow.between(
+        begin, window[1], window[0], 0, _unrecorded(earlier, window[0], begin)
+    )
 
 
 def _unrecorded(earlier: Earlier, since_ns: int, begin_ns: int) -> int:

@@ -14,19 +14,27 @@ from stagespan.trace.analysis import SCHEMA_VERSION, TraceFigures, result_types
 from stagespan.trace.compare.comparison import Comparison
 from stagespan.trace.figures import Figures, schema_of
 from stagespan.trace.ranks.report import Ranks
-from stagespan.trace.result import FindingFigures, Result, UnknownFigures
+from stagespan.trace.result import Finding, Result, UnknownFigures
 
 
 def figure_types() -> dict[str, type[Figures]]:
     """Return the figures of every result, by its key in the JSON."""
     results: dict[str, type[Result]] = {"against": Comparison, "ranks": Ranks, **result_types()}
-    return {name: get_type_hints(each.figures)["return"] for name, each in results.items()}
+    return {name: _figures_of(each) for name, each in results.items()}
+
+
+def _figures_of(result: type[Result]) -> type[Figures]:
+    """Return the struct that describes the JSON of a result; many results are structs."""
+    if issubclass(result, Figures):
+        return result
+    figures: type[Figures] = get_type_hints(result.figures)["return"]
+    return figures
 
 
 def json_schema() -> dict[str, Any]:
     """Return the schema, for draft 2020-12."""
     named = figure_types()
-    types: list[type[Figures]] = [TraceFigures, FindingFigures, UnknownFigures, *named.values()]
+    types: list[type[Figures]] = [TraceFigures, Finding, UnknownFigures, *named.values()]
     (trace, finding, unknown, *analyses), definitions = schema_of(types)
     results = dict(zip(named, analyses, strict=True))
     return {

@@ -497,7 +497,7 @@ def test_work_whose_launch_is_not_in_the_trace(tmp_path: Path) -> None:
     assert set(found.by_cause) == {causes.NOT_TRACED}
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("idle.unexplained", "high")
-    assert found.patterns[0].issued == (0, 0, 4)
+    assert found.patterns[0].launch_unknown == 4
     assert verdict_of(trace).verdict == "cannot tell"
     assert isinstance(analyze(trace).results["launches"], Unavailable)
 

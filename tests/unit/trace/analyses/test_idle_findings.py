@@ -163,7 +163,7 @@ def test_idle_time_without_a_cause_is_reported_with_known_facts(tmp_path: Path) 
     assert codes(found)[0] == "idle.unexplained"
     (pattern,) = [each for each in found.patterns if each.cause == causes.NOT_TRACED]
     assert (pattern.gaps, pattern.idle_ns, pattern.next) == (6, 6 * 5 * MS, "late")
-    assert pattern.issued == (6, 0, 0)
+    assert (pattern.launched_before, pattern.launched_later, pattern.launch_unknown) == (6, 0, 0)
     assert pattern.one_a_step
     assert (pattern.host_call, pattern.host_gaps) == ("cudaMemcpyAsync", 6)
     assert (pattern.host_operator, pattern.host_annotation) == ("aten::copy_", "## exchange ##")
@@ -406,7 +406,7 @@ def test_six_equal_gaps(real: Callable[[str], Trace]) -> None:
     assert (pattern.next, pattern.gaps) == ("Memset (Device)", 6)
     assert pattern.one_a_step
     assert (pattern.least_ns, pattern.most_ns) == (63_324 * US, 64_652 * US)
-    assert pattern.issued == (5, 0, 1)
+    assert (pattern.launched_before, pattern.launched_later, pattern.launch_unknown) == (5, 0, 1)
     assert (pattern.host_call, pattern.host_gaps) == ("cudaMemcpyAsync", 5)
     assert pattern.host_annotation == "## sparse_data_dist ##"
     assert {"idle.unexplained", "idle.graph"} <= set(codes(found))

@@ -14,7 +14,7 @@ from real_traces import read_real
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import memory
-from stagespan.trace.analyses.memory import DeviceMemory, Memory
+from stagespan.trace.analyses.memory import DeviceMemory, Memory, StepMemory
 from stagespan.trace.result import Unavailable
 
 US = 1_000
@@ -135,7 +135,7 @@ def test_the_peak_is_before_the_first_event(tmp_path: Path) -> None:
     # THEN the peak is that of the first step, and no operator reached it
     assert found.growth is not None
     assert (found.peak_bytes, found.before_bytes) == (500 * MIB, 500 * MIB)
-    assert found.growth.steps[0] == ("ProfilerStep#0", 500 * MIB, 400 * MIB)
+    assert found.growth.steps[0] == StepMemory("ProfilerStep#0", 500 * MIB, 400 * MIB)
     assert (found.peak_ns, found.step, found.holder) == (2 * US, "ProfilerStep#0", None)
     assert (found.first_bytes, found.reserved_bytes, found.unused_bytes) == (400 * MIB, None, None)
     assert found.curve[:2] == [(2 * US, 500 * MIB), (2 * US, 400 * MIB)]
@@ -247,8 +247,8 @@ def test_a_leak_is_found_with_its_operator(tmp_path: Path) -> None:
     # THEN the growth is known to the byte
     assert growth is not None
     assert (growth.growing, growth.left_bytes) == (6, 42 * MIB)
-    assert [end // MIB for _, _, end in growth.steps] == [10, 10, 17, 24, 31, 38, 45, 52]
-    assert [peak // MIB for _, peak, _ in growth.steps][-1] == 152
+    assert [step.end_bytes // MIB for step in growth.steps] == [10, 10, 17, 24, 31, 38, 45, 52]
+    assert growth.steps[-1].peak_bytes // MIB == 152
     # AND reported as a finding, with the operator
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("memory.growth", "high")
@@ -358,7 +358,7 @@ def test_an_event_that_does_not_say_what_is_reserved(tmp_path: Path) -> None:
         None,
         5 * MIB,
     )
-    assert found.figures().to_dict()["reserved_unused_at_peak_bytes"] is None
+    assert found.to_dict()["reserved_unused_at_peak_bytes"] is None
 
 
 def test_only_memory_events(tmp_path: Path) -> None:

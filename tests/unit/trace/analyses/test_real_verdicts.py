@@ -144,8 +144,8 @@ def test_all_analyses_have_one_definition_of_communication(traces: Path) -> None
     assert isinstance(steps, Steps)
     assert isinstance(use, Use)
     # THEN these kernels are communication in each of them
-    assert use.parts.custom_ns > 0
+    assert use.custom_comm_ns > 0
     assert steps.parts[COMMUNICATING] == verdict.parts_ns["communicating"]
-    assert use.parts.exposed_communication_ns == verdict.parts_ns["communicating"]
+    assert use.exposed_communication_ns == verdict.parts_ns["communicating"]
     # AND the figures of collective libraries alone do not contain them
-    assert use.use.communication_ns == use.parts.communication_ns - use.parts.custom_ns
+    assert use.nccl_ns == use.communication_ns - use.custom_comm_ns

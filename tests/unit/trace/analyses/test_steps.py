@@ -12,7 +12,7 @@ from real_traces import read_real
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import steps
-from stagespan.trace.analyses.steps import Steps
+from stagespan.trace.analyses.steps import Quartiles, Steps
 from stagespan.trace.result import Unavailable, in_words
 
 US = 1_000
@@ -134,13 +134,13 @@ def test_one_step_by_hand(tmp_path: Path) -> None:
         "other": 20 * US,
     }
     assert [step.parts for step in found.steps] == [expected, expected]
-    assert found.quartiles_ns == (90 * US,) * 5
+    assert found.step_ns == Quartiles(90 * US, *(90 * US,) * 5)
     assert [step.after_host_ns for step in found.steps] == [0, 0]
     # AND between the kernels are the end of the wait, Python, and the time before the next kernel
     (gap,) = found.gaps.largest
     assert gap.dur_ns == (2 + 20 + 10 + CALL + LATENCY) * US == found.gaps.total_ns
     assert gap.parts["other"] == 20 * US
-    assert found.outside == (0, 0)
+    assert (found.outside, found.outside_ns) == (0, 0)
 
 
 def test_work_after_the_mark_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_work_after_the_mark_belongs_to_the_step_that_launched_it(tmp_path: Path
     assert third.after_host_ns == 100 * US
     assert second.begin_ns == first.begin_ns + first.dur_ns
     # AND the kernel that no step launched is distinguished
-    assert found.outside == (1, 40 * US)
-    assert in_words(found.outside[1], "ns") in found.tables()[0].note
+    assert (found.outside, found.outside_ns) == (1, 40 * US)
+    assert in_words(found.outside_ns, "ns") in found.tables()[0].note
     # AND no step is called slow because of the time that the first one had to wait
     assert found.findings() == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import device_use, launches, verdict
 from stagespan.trace.analyses.device_use import Use
 from stagespan.trace.analyses.idle import Idle
-from stagespan.trace.analyses.launches import Launches
+from stagespan.trace.analyses.launches import Launches, Percentiles, QueueDepth
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
@@ -343,11 +342,6 @@ def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: P
     assert found.times_ns["device-busy"] == 1_000 * US
     (differing,) = found.differs
     assert differing.startswith("device 1: ")
-    # AND if several differ, the first is named and the others are counted
-    found = replace(found, differs=("device 1: it computed", "device 2", "device 3"))
-    assert found.sentence.endswith(
-        "This does not apply to device 1: it computed. It also does not apply to 2 other devices."
-    )
     # AND a table shows them in columns
     titles = [table.title for table in use.tables()]
     assert titles == ["Device", "Devices", "Streams"]
@@ -416,6 +410,12 @@ def test_a_device_that_differs_from_most_is_named(tmp_path: Path) -> None:
     assert (found.time_ns, found.whole_ns) == (3_000 * US, 5_000 * US)
     (differing,) = found.differs
     assert differing.startswith("device 2: ")
+    # AND if several differ, the first is named and the others are counted
+    work = [("ncclKernel", device, 0, 1_000) for device in (5, 6)]
+    work += [("gemm", device, 0, 1_000) for device in range(5)]
+    sentence = judged(devices_only(tmp_path, *work, ("ncclKernel", 7, 0, 1_000))).sentence
+    assert "This does not apply to device 5: " in sentence
+    assert sentence.endswith(" It also does not apply to 2 other devices.")
 
 
 def test_devices_that_take_turns(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
     # THEN a device that is idle while the other works is distinguished from both being idle
     assert (found.span_ns, found.whole_ns) == (600 * US, 800 * US)
     assert found.times_ns == {"cannot tell": 450 * US, "device-busy": 350 * US}
-    assert found.parts_ns["idle_beside"] == 350 * US
+    assert found.parts_ns["other_device_busy"] == 350 * US
     # AND it is reported if it takes most of the time
     late = judged(
         devices_only(
@@ -460,7 +460,7 @@ def test_time_between_the_work_of_two_devices_counts_for_both(tmp_path: Path) ->
     # THEN the time in between is counted, although it is in neither device's span
     assert (found.span_ns, found.whole_ns) == (1_000 * US, 2_000 * US)
     assert found.times_ns == {"cannot tell": 1_980 * US, "device-busy": 20 * US}
-    assert found.parts_ns["idle_beside"] == 20 * US
+    assert found.parts_ns["other_device_busy"] == 20 * US
     assert found.cause == "not_traced"
 
 
@@ -500,10 +500,41 @@ def test_kernels_that_communicate_without_nccl(kernel: str, tmp_path: Path) -> N
     assert (numbers["time_ns"], numbers["whole_ns"]) == (900 * US, 1_000 * US)
     assert numbers["percent"] == 90
     assert use.tables()[0].rows[1] == ("communicating, nothing else", 900 * US, 90)
-    # AND the keys for NCCL only are unchanged, in addition to the figure for the others
-    assert (written["comm_union_us"], written["compute_union_us"]) == (0, 1_000)
+    # AND every figure of communication has the same definition; that of NCCL alone is separate
+    assert (written["comm_union_us"], written["exposed_comm_us"]) == (900, 900)
+    assert (written["nccl_union_us"], written["compute_union_us"]) == (0, 100)
     assert written["custom_comm_us"] == written["per_device_us"]["0"]["comm"] == 900
     assert in_words(900 * US, "ns") in use.tables()[0].note
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "void cross_device_reduce_1stage<__half, 2>(RankData*, RankSignals)",
+        "void deep_ep::internode_ll::dispatch<true, 4096>(void*, float*)",
+    ],
+)
+def test_communication_has_one_definition(tmp_path: Path, kernel: str) -> None:
+    # GIVEN steps with a computing kernel of 500 µs, 300 µs of one library's communication during
+    # it, and 100 µs of NCCL's during the latter
+    work = [
+        entry
+        for begin in range(0, 3_000, 1_000)
+        for entry in (
+            ("gemm", "kernel", 7, begin, begin + 500),
+            (kernel, "kernel", 20, begin + 100, begin + 400),
+            ("ncclDevKernel_AllGather", "kernel", 21, begin + 200, begin + 300),
+        )
+    ]
+    # WHEN the use is summed up
+    written = use_of(device_only(tmp_path, *work)).to_dict()
+    # THEN communication is that of both: exposed and hidden communication are its parts
+    assert written["comm_union_us"] == written["per_device_us"]["0"]["comm"] == 900
+    assert written["exposed_comm_us"] + written["hidden_comm_us"] == 900
+    assert (written["exposed_comm_us"], written["hidden_comm_percent"]) == (0, 100)
+    assert written["compute_union_us"] == written["per_device_us"]["0"]["compute"] == 1_500
+    # AND there is one key for each of the two kinds
+    assert (written["nccl_union_us"], written["custom_comm_us"]) == (300, 900)
 
 
 def test_the_layout_of_an_exchange_is_not_communication(tmp_path: Path) -> None:
@@ -512,8 +543,8 @@ def test_the_layout_of_an_exchange_is_not_communication(tmp_path: Path) -> None:
     # WHEN the device's use is summed up
     use = use_of(device_only(tmp_path, (kernel, "kernel", 7, 0, 100)))
     # THEN it computes
-    assert use.parts.compute_ns == 100 * US
-    assert use.parts.communication_ns == 0
+    assert use.compute_ns == 100 * US
+    assert use.communication_ns == 0
 
 
 def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
@@ -555,8 +586,8 @@ def test_two_npus_in_one_trace_are_two_devices(tmp_path: Path) -> None:
     path.write_text(json.dumps(entries))
     # WHEN the use is summed up THEN each has its own times
     assert {name: each.busy_ns for name, each in use_of(read_trace(path)).devices.items()} == {
-        0: 100 * US,
-        1: 100 * US,
+        "0": 100 * US,
+        "1": 100 * US,
     }
 
 
@@ -586,7 +617,7 @@ def test_work_launched_before_the_window_is_counted_separately(tmp_path: Path) -
     # WHEN the use is summed up
     use = use_of(program.trace(tmp_path))
     # THEN they are distinguished, and are part of the sums
-    assert use.before_window == 2
+    assert use.without_launch == 2
     assert use.to_dict()["gpu_events_without_launch_us"] == 60
     assert use.to_dict()["kernel_dur_sum_us"] == 90
     assert use.before_window_ns == 60 * US
@@ -601,7 +632,7 @@ def test_a_launch_by_the_first_event_is_in_the_trace(tmp_path: Path) -> None:
     use = use_of(program.trace(tmp_path))
     # THEN all work has a launch, none counts as launched earlier, and no time is a sum over devices
     assert use.to_dict()["gpu_events_without_launch_in_trace"] == 0
-    assert (use.before_window, use.before_window_ns) == (0, 0)
+    assert (use.without_launch, use.before_window_ns) == (0, 0)
     assert "sums over" not in use.tables()[0].note
 
 
@@ -628,7 +659,7 @@ def test_processes_with_the_same_correlations_do_not_get_each_others_launches(
     # THEN only the one with a correlation that a single process has is matched, the others are
     # unknown
     assert found.tolist() == [-1, -1, 4]
-    assert use_of(trace).before_window == 2
+    assert use_of(trace).without_launch == 2
     # AND if none is left, all are unknown
     path.write_text(json.dumps(entries[:4]))
     assert launch_of(read_trace(path), np.array(kernels[:2])).tolist() == [-1, -1]
@@ -645,10 +676,10 @@ def test_a_queue_that_grows(tmp_path: Path) -> None:
     assert isinstance(found, Launches)
     delays = [LATENCY + n * (100 - CALL) for n in range(10)]
     assert found.delay_ns is not None
-    assert found.delay_ns[2] == delays[-1] * US
-    assert found.delay_ns[0] == (delays[4] + delays[5]) * US // 2
+    assert found.delay_ns.max == delays[-1] * US
+    assert found.delay_ns.median == (delays[4] + delays[5]) * US // 2
     # When the second is launched, the first has not begun; when the third is launched, it has.
-    assert found.depth == ((0 + 1 + 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / 10, 8)
+    assert found.depth == QueueDepth((0 + 1 + 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / 10, 8)
     assert found.found_empty == 1
 
 
@@ -705,9 +736,9 @@ def test_a_starved_device_is_found_empty(tmp_path: Path) -> None:
     found = launches.analyze(program.trace(tmp_path))
     # THEN every launch found the device empty
     assert isinstance(found, Launches)
-    assert (found.found_empty, found.depth) == (10, (0.0, 0))
-    assert found.delay_ns == (LATENCY * US,) * 3
-    assert found.call_ns == (CALL * US,) * 3
+    assert (found.found_empty, found.depth) == (10, QueueDepth(0.0, 0))
+    assert found.delay_ns == Percentiles(*(LATENCY * US,) * 3)
+    assert found.call_ns == Percentiles(*(CALL * US,) * 3)
 
 
 def test_an_unknown_analysis_is_refused(tmp_path: Path) -> None:

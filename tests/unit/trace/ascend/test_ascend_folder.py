@@ -298,7 +298,7 @@ def test_a_trace_without_its_folder_is_analysed_too(tmp_path: Path) -> None:
     found = analysed(file)
     # THEN everything in the trace is there
     assert found["head_overhead"]["calls"] == 1
-    assert found["ascend_steps"]["source"] == "lanes"
+    assert found["ascend_steps"]["source"] == "tracks"
     assert [each["name"] for each in found["ascend_cores"]["ai_cpu_operators"]] == ["c_Nonzero"]
     # AND the file's tables are not reported as missing
     assert "ascend_operators" not in found

@@ -45,7 +45,7 @@ def test_a_gap_is_split_along_the_next_operators_way(tmp_path: Path) -> None:
     assert sum(found.parts.values()) == found.free_ns == 900_000
     assert (found.host_ns, found.span_ns, found.gaps) == (650_000, 1_200_000, 1)
     (gap,) = found.largest
-    assert (gap.begin_ns, gap.time_ns, gap.following.event) == (100_000, 900_000, "b_Mul")
+    assert (gap.begin_ns, gap.time_ns, gap.following) == (100_000, 900_000, "b_Mul")
 
 
 def test_level_0_shows_where_calls_began(tmp_path: Path) -> None:

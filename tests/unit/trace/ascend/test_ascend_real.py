@@ -23,7 +23,7 @@ def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
     found = analysed(folder)
     # THEN the figures equal step_trace_time.csv
     (step,), (row,) = found["ascend_steps"]["steps"], rows_of(files / "step_trace_time.csv")
-    assert found["ascend_steps"]["source"] == "lanes"
+    assert found["ascend_steps"]["source"] == "tracks"
     assert step["step"] == row["Step"]
     for key, column in {
         "computing_us": "Computing",
@@ -82,7 +82,7 @@ def test_the_real_folder_has_the_findings_of_an_expert(traces: Path) -> None:
     assert (longest["event"], longest["operator"]) == ("Notify Wait", "hcom_allReduce__586_0_1")
     assert longest["wait_us"] == pytest.approx(78_764.614, abs=0.001)
     event = next(wait for wait in waits["largest"] if wait["kind"] == "event")
-    assert event["beside"] == "hcom_allReduce__586_0_1"
+    assert event["overlapped_by"] == "hcom_allReduce__586_0_1"
     # AND the host waited for it in item, called where the loss is printed
     assert host[0]["operator"] == "aten::item"
     assert host[0]["python"] == "main.py(483): __str__"

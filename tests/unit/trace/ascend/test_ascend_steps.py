@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import unstated
+from msgspec import structs
 from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace import read_trace
@@ -66,7 +67,7 @@ def test_lanes_and_operators_give_the_same_steps(tmp_path: Path) -> None:
     # GIVEN two steps with figures known by hand
     found = steps_of(tmp_path, None)
     # WHEN the lanes are summed up
-    assert found.source == "lanes"
+    assert found.source == "tracks"
     assert [step.step for step in found.steps] == ["7", "8"]
     # THEN these are the figures; the time from the last work of a step to the next is the first's
     assert figures(found) == [FIRST, SECOND]
@@ -169,7 +170,7 @@ def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
         "step 7: computing 350.000 µs, communicating alone 100.000 µs, free 450.000 µs,"
         " stage 900.000 µs, preparing 200.000 µs"
     )
-    many = AscendSteps("lanes", found.steps * 5, {})
+    many = structs.replace(found, steps=found.steps * 5)
     assert many.headlines[4:] == ["and 6 more: see --markdown"]
 
 

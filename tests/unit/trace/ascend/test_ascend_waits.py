@@ -45,16 +45,17 @@ def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
     found = waits_in(it.trace(tmp_path))
     # THEN the wait, what waited and what overlapped it are known
     (wait,) = found.largest
-    assert (wait.event.event, wait.event.time_ns, wait.event.figure) == (
-        "EVENT_WAIT",
-        100_000,
-        600_000,
+    assert (wait.event, wait.time_ns, wait.wait_ns) == ("EVENT_WAIT", 100_000, 600_000)
+    assert (wait.operator, wait.overlapped_by, wait.stream) == (
+        "c_Mul",
+        "hcom_allReduce__1",
+        "Stream 2",
     )
-    assert (wait.operator, wait.beside, wait.stream) == ("c_Mul", "hcom_allReduce__1", "Stream 2")
-    assert (found.total_ns, found.exposed_ns) == ({"event": 600_000}, {"event": 500_000})
+    (kind,) = found.by_kind.values()
+    assert (kind.total_ns, kind.exposed_ns) == (600_000, 500_000)
     assert wait.exposed_ns == 500_000
     # AND the 10 µs of it without a collective are distinguished
-    assert found.communicating_ns == {"event": 490_000}
+    assert kind.communicating_ns == 490_000
 
 
 def test_a_wait_for_other_work_is_a_finding(tmp_path: Path) -> None:
@@ -107,11 +108,11 @@ def test_waits_for_other_ranks_are_distinguished(tmp_path: Path) -> None:
     it.wait("Notify Wait", 310_000, 410_000, stream=5)
     found = waits_in(it.trace(tmp_path))
     # THEN their sum counts both planes, and the wall time only one
-    assert found.count == {"notify": 2}
-    assert (found.total_ns, found.exposed_ns) == ({"notify": 690_000}, {"notify": 590_000})
+    kind = found.by_kind["notify"]
+    assert (kind.count, kind.total_ns, kind.exposed_ns) == (2, 690_000, 590_000)
     assert found.largest[0].operator == "hcom_allReduce__1"
     # AND all of it is exposed communication, whose finding covers it
-    assert found.communicating_ns == {"notify": 590_000}
+    assert kind.communicating_ns == 590_000
     assert found.findings() == []
 
 
@@ -134,7 +135,7 @@ def test_waits_hidden_by_computation_are_not_a_finding(tmp_path: Path) -> None:
     it.wait("EVENT_WAIT", 100_000, 900_000, stream=3)
     it.kernel("b_Add", 900_000, 910_000, stream=3)
     found = waits_in(it.trace(tmp_path))
-    assert found.exposed_ns == {"event": 0}
+    assert found.by_kind["event"].exposed_ns == 0
     assert found.findings() == []
     clean = SyntheticAscend()
     clean.kernel("a_MatMul", 0, 1_000_000)
@@ -165,7 +166,7 @@ def test_item_and_to_are_named_with_their_waits(tmp_path: Path) -> None:
         ("aten::to", SYNCHRONISE, 1, 100_000, 0),
     ]
     assert (found.total_ns, found.window_ns) == (1_300_000, 4_000_000)
-    assert [(name, wait.time_ns, wait.figure) for name, wait in found.longest] == [
+    assert [(wait.operator, wait.time_ns, wait.wait_ns) for wait in found.longest] == [
         ("aten::item", 10_000, 400_000),
         ("aten::item", 1_010_000, 400_000),
         ("aten::item", 2_010_000, 400_000),

@@ -164,11 +164,11 @@ def test_sums_of_all_traces_are_correct(traces: Path) -> None:
         if isinstance(use, Unavailable) or stretch is None:
             continue
         account = attribute(trace, stretch)
-        assert sum(account.idle_ns.values()) == use.use.idle_ns
+        assert sum(account.idle_ns.values()) == use.idle_ns
         # For several devices, the sum over the devices differs from the union.
         if len(use.devices) > 1:
             continue
-        assert account.time_ns[account.kind == COMPUTE].sum() == use.parts.compute_ns
+        assert account.time_ns[account.kind == COMPUTE].sum() == use.compute_ns
         exposed = account.time_ns[account.kind == COMMUNICATION].sum()
-        assert exposed == use.parts.exposed_communication_ns
-        assert account.time_ns[account.kind == COPY].sum() == use.parts.exposed_copy_ns
+        assert exposed == use.exposed_communication_ns
+        assert account.time_ns[account.kind == COPY].sum() == use.exposed_copy_ns
