@@ -63,10 +63,12 @@ class FlameFrame(Figures, frozen=True):
     children: list[FlameFrame]
 
 
+# Apart from `Flame`, whose columns have one element for each frame: these nest the longest frames,
+# which only the JSON needs.
 class FlameFigures(Figures, frozen=True):
     """The tree of frames."""
 
-    told_from: Annotated[str, one_of(("frames", "call_stack"))]
+    source: Annotated[str, one_of(("frames", "call_stack"))]
     frames: Count
     total_ns: Ns
     tree: FlameFrame
@@ -84,13 +86,13 @@ class Flame(Result):
     total_ns: Numbers
     works: NDArray[np.bool_]
     """Whether each is an operator or a call of the runtime."""
-    told_from: str
+    source: str
     """"frames": events of Python's functions; "call_stack": an argument of operators."""
 
     def figures(self) -> FlameFigures:
         """Nested frames; short frames of one caller are combined."""
         return FlameFigures(
-            told_from=self.told_from,
+            source=self.source,
             frames=len(self.names),
             total_ns=int(self.self_ns.sum()),
             tree=_nested(self, self._kept()),

@@ -138,6 +138,8 @@ class HostTime(Figures, frozen=True):
     count: Count
 
 
+# Apart from `Kernels`, which has a column of each figure for all rows: these are sums over the
+# columns by several keys, which only the JSON needs.
 class KernelsFigures(Figures, frozen=True):
     """Time by kind, name, shape, operator and stage: lists have 50 rows, sums are over all."""
 
