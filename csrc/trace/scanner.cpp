@@ -9,7 +9,7 @@ namespace stagespan::trace {
 
 namespace {
 
-constexpr const char* kNoObject = "entry that is no object";
+constexpr const char* kNoObject = "entry that is not an object";
 
 enum Field : std::uint8_t { kPhase, kName, kCategory, kPid, kTid, kId, kBegin, kDuration, kArguments, kOther };
 

@@ -84,12 +84,12 @@ void Tables::add(const Entry& entry) {
   if (letter == 'B' || letter == 'E') return add_half(entry, letter == 'B');
   const char* const cause = cause_of_phase(letter);
   looks_like_a_trace = looks_like_a_trace || cause != nullptr;
-  ++left_out[cause != nullptr ? cause : "entry of no known phase"];
+  ++left_out[cause != nullptr ? cause : "entry of an unknown phase"];
 }
 
 void Tables::finish() {
   for (const auto& [thread, opened] : open_)
-    if (!opened.empty()) left_out["begin without an end"] += opened.size();
+    if (!opened.empty()) left_out["begin event without an end event"] += opened.size();
   open_.clear();
 }
 
@@ -121,7 +121,7 @@ void Tables::add_event(const Entry& entry, EventTable* table, std::int64_t begin
 }
 
 void Tables::add_arguments(const Entry& entry, EventTable* table) {
-  if (entry.arguments_as_written.kind > Kind::kNull) ++adjusted["arguments that are no object"];
+  if (entry.arguments_as_written.kind > Kind::kNull) ++adjusted["arguments that are not an object"];
   table->shape.push(static_cast<std::int32_t>(entry.shape));
   if (entry.arguments.empty()) return;
   if (table->arguments.size() < keys.texts().size()) table->arguments.resize(keys.texts().size());
@@ -135,7 +135,7 @@ void Tables::add_argument(const Argument& argument, EventTable* table) {
   bool as_text = false;
   if (role == Role::kTaskType) {
     as_text = value.kind != Kind::kString;
-    if (as_text) ++adjusted["argument 'Task Type' that is no text"];
+    if (as_text) ++adjusted["argument 'Task Type' that is not a text"];
   } else if (role != Role::kNone && value.kind != Kind::kString) {
     std::int64_t integer = 0;
     if (value.kind == Kind::kNumber && !value.number.whole && as_integer(value.number, &integer)) {
@@ -145,7 +145,7 @@ void Tables::add_argument(const Argument& argument, EventTable* table) {
       return column.add(whole, false, &texts, &scratch_);
     }
     as_text = value.kind != Kind::kNumber || !value.number.whole;
-    if (as_text) ++adjusted[std::string("argument '") + name_of(role) + "' that is no number or text"];
+    if (as_text) ++adjusted[std::string("argument '") + name_of(role) + "' that is not a number or text"];
   }
   column.add(value, as_text, &texts, &scratch_);
 }
@@ -168,7 +168,7 @@ void Tables::add_naming(const Entry& entry) {
   looks_like_a_trace = true;
   std::string what(text(entry.name, "name"));
   if (what != "process_name" && what != "process_labels" && what != "thread_name") {
-    ++left_out["metadata entry that is no name"];
+    ++left_out["metadata entry"];
     return;
   }
   const std::string_view wanted = what == "process_labels" ? "labels" : "name";
@@ -191,7 +191,7 @@ void Tables::add_half(const Entry& entry, bool begins) {
     return;
   }
   if (opened.empty()) {
-    ++left_out["end without a begin"];
+    ++left_out["end event without a begin event"];
     return;
   }
   const auto [written, begin_ns] = std::move(opened.back());
@@ -217,7 +217,7 @@ std::string_view Tables::text(const Value& value, const char* what) {
       unescape(value.written, &scratch_);
       return scratch_;
     default:
-      ++adjusted[std::string(what) + " that is no text"];
+      ++adjusted[std::string(what) + " that is not a text"];
       return value.written;
   }
 }
@@ -237,7 +237,7 @@ std::int64_t Tables::id(const Value& value, const char* what) {
     default:
       break;
   }
-  ++adjusted[std::string(what) + " that is no number or text"];
+  ++adjusted[std::string(what) + " that is not a number or text"];
   return ids.of_text(value.written);
 }
 

@@ -40,7 +40,7 @@ void check(Scanner* scanner) {
   ASSERT_EQ(tables.namings.size(), 1u);
   EXPECT_EQ(tables.namings[0].name, "python");
   EXPECT_EQ(tables.total, 11u);
-  EXPECT_EQ(tables.left_out, (std::map<std::string, std::uint64_t>{{"entry that is no object", 4}}));
+  EXPECT_EQ(tables.left_out, (std::map<std::string, std::uint64_t>{{"entry that is not an object", 4}}));
   EXPECT_EQ(tables.adjusted, (std::map<std::string, std::uint64_t>{{"begin and end, joined to one event", 1},
                                                                    {"no duration, taken as 0", 1}}));
   const auto key = [&](std::string_view text) { return tables.keys.texts().code(text); };

@@ -160,6 +160,6 @@ def test_any_values_as_entries(values: list[Any], chunk_bytes: int, indent: int 
     # THEN each is counted, and the entries around them are read
     objects = sum(isinstance(value, dict) for value in values)
     assert trace.total == len(entries)
-    assert trace.left_out.get("entry that is no object", 0) == len(values) - objects
+    assert trace.left_out.get("entry that is not an object", 0) == len(values) - objects
     assert [trace.names[code] for code in trace.events.name] == ["first", "last"]
     assert trace.incomplete is None

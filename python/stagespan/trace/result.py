@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from stagespan.trace import kernel_names as names
-from stagespan.trace.figures import Figures, Internal, Ns, in_us, one_of
+from stagespan.trace.figures import Figures, Ns, in_us, one_of
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 

@@ -67,6 +67,148 @@ _LEAST_NS = 1_000_000
 _LEAST_LOOKUPS = 10
 
 
+def analyze(trace: Trace) -> Compiled | Unavailable:
+    """Analyse the use of torch.compile; Unavailable if the trace shows no sign of it."""
+    if not any(map(SIGNS.search, trace.names)):
+        return _NOTHING
+    forest = forest_of(trace)
+    if forest is None:
+        return Unavailable(
+            "The times in this trace are damaged: its events are years apart.", "damaged_times"
+        )
+    frames = frames_of(forest)
+    compiling = compile_time(forest, frames.ran)
+    triton = triton_by_kind(forest)
+    if not frames.frames and compiling is None and not triton:
+        return _NOTHING
+    begin, end = window_of(trace) or (0, 0)
+    breaks = breaks_of(forest, frames.functions) if frames.regions else None
+    eager, seen = eager_calls(forest), breaks is not None
+    return Compiled(
+        regions=frames.regions if seen else None,
+        calls=frames.calls if seen else None,
+        frames_run=frames.frames,
+        graphs=GraphCounts(frames.forward_graphs, frames.backward_graphs, frames.linked),
+        breaks=breaks,
+        recompilations=_recompilations(frames, compiling),
+        compiling=compiling,
+        lookups=lookups(forest),
+        eager_calls=len(eager) + _refused(compiling) if seen else None,
+        work=work_in_graphs(forest),
+        triton=triton,
+        forest=forest,
+        window_ns=end - begin,
+        frames=frames,
+        eager=eager,
+    )
+
+
+class Compiled(StructResult, frozen=True):
+    """What the trace shows of torch.compile; times in ns."""
+
+    regions: Count | None
+    calls: Count | None
+    """The number of regions that no other region has called."""
+    frames_run: Annotated[list[Frame], first(MOST_IN_JSON)] = msgspec.field(name="frames")
+    graphs: GraphCounts
+    breaks: Annotated[list[Break], first(MOST_IN_JSON)] | None = msgspec.field(name="graph_breaks")
+    """None for a trace without regions (before torch 2.2), which does not show them."""
+    recompilations: list[Recompilation]
+    compiling: CompileTime | None = msgspec.field(name="compile_time")
+    """None when nothing was compiled within the window."""
+    lookups: CountedTime = msgspec.field(name="cache_lookups")
+    """Look-ups of compiled code, which include guards."""
+    eager_calls: Count | None
+    """The number of calls that found no compiled version and were not compiled; None for a trace
+    without regions."""
+    work: Annotated[list[Work], first(MOST_IN_JSON)] = msgspec.field(name="in_graphs")
+    triton: dict[str, CountedTime] = msgspec.field(name="triton_kinds")
+    """Inductor's Triton kernels by kind."""
+    forest: Internal[Forest]
+    window_ns: Internal[int]
+    frames: Internal[Frames] = msgspec.field(name="every_frame")
+    eager: Internal[Rows]
+    """The look-ups after which the call ran eagerly, as nodes of the forest."""
+
+    @property
+    def number_of_eager_calls(self) -> int:
+        """As `eager_calls`, also for a trace without regions."""
+        return len(self.eager) + _refused(self.compiling)
+
+    def findings(self) -> list[Finding]:
+        """Breaks, recompilations, compiling within the window, and what was not compiled."""
+        return compiled_findings(self)
+
+    def tables(self) -> list[Table]:
+        """Frames, breaks, compiling by phase and by frame, and work in graphs."""
+        tables = [self._frame_table(), self._break_table()]
+        if self.compiling is not None:
+            tables += _compile_tables(self.compiling)
+        tables += [self._work_table(), self._triton_table()]
+        return [table for table in tables if table.rows]
+
+    def line(self) -> str:
+        """The numbers of graphs, breaks, recompilations and eager calls."""
+        again = self.recompilations
+        counts = (
+            (self.frames.forward_graphs, "forward graph", ""),
+            (self.frames.backward_graphs, "backward graph", ""),
+            (sum(each.count for each in self.breaks or []), "graph break", ""),
+            (sum(each.in_window for each in again), "recompilation", ""),
+            (sum(each.before_window for each in again), "recompilation", " before the trace"),
+            (self.eager_calls or 0, "call", " that ran eagerly"),
+        )
+        return ", ".join(f"{counted(n, what)}{more}" for n, what, more in counts if n)
+
+    def _frame_table(self) -> Table:
+        unseen = "" if self.breaks is not None else " Graph breaks cannot be seen without regions."
+        return Table.of(
+            "Compiled frames",
+            self.frames.frames[:_SHOWN],
+            ("frame", "frame", ""),
+            ("function", "function", ""),
+            (lambda frame: ", ".join(frame.variants) or None, "variants that ran", ""),
+            ("calls", "calls", ""),
+            ("time_ns", "time", "ns"),
+            ("graph_ns", "in graphs", "ns"),
+            ("backward_calls", "backward calls", ""),
+            ("backward_ns", "backward", "ns"),
+            note=f"Host time, without compilation and without called frames.{unseen}",
+        )
+
+    def _break_table(self) -> Table:
+        return Table.of(
+            "Graph breaks",
+            (self.breaks or [])[:_SHOWN],
+            ("before", "from frame", ""),
+            ("after", "to frame", ""),
+            ("line", "line", ""),
+            ("count", "count", ""),
+            ("time_ns", "time", "ns"),
+            (_between, "between", ""),
+        )
+
+    def _work_table(self) -> Table:
+        left = len(self.work) - _SHOWN
+        return Table.of(
+            "Work in compiled graphs",
+            self.work[:_SHOWN],
+            (lambda work: CLASSES[work.of], "what", ""),
+            ("name", "name", ""),
+            ("calls", "calls", ""),
+            ("host_ns", "host", "ns"),
+            ("device_ns", "device", "ns"),
+            note=f"{left:,} more are not shown." if left > 0 else "",
+        )
+
+    def _triton_table(self) -> Table:
+        return Table(
+            "Triton kernels of Inductor",
+            (("kind", ""), ("kernels", ""), ("time", "ns")),
+            [(kind, each.count, each.time_ns) for kind, each in self.triton.items()],
+        )
+
+
 def compiled_findings(compiled: Compiled) -> list[Finding]:
     """Return findings about graph breaks, recompilations and work that was not compiled."""
     found = [
@@ -352,15 +494,16 @@ def _time(work: Work) -> int:
     return work.device_ns if work.device_ns is not None else work.host_ns or 0
 
 
-# --- The analysis ---
-
-
 _NOTHING = Unavailable(
     "The trace contains no sign of torch.compile: no compiled region, no graph, no kernel of"
     " Inductor.",
     "not_compiled",
 )
+
+
 _YES = {True: "yes", False: "no", None: None}
+
+
 _SHOWN = 15
 
 
@@ -382,112 +525,6 @@ class Recompilation(Figures, frozen=True):
     compiled: list[str]
     time_ns: Ns
     variants_run: list[str]
-
-
-class Compiled(StructResult, frozen=True):
-    """What the trace shows of torch.compile; times in ns."""
-
-    regions: Count | None
-    calls: Count | None
-    """The number of regions that no other region has called."""
-    frames_run: Annotated[list[Frame], first(MOST_IN_JSON)] = msgspec.field(name="frames")
-    graphs: GraphCounts
-    breaks: Annotated[list[Break], first(MOST_IN_JSON)] | None = msgspec.field(name="graph_breaks")
-    """None for a trace without regions (before torch 2.2), which does not show them."""
-    recompilations: list[Recompilation]
-    compiling: CompileTime | None = msgspec.field(name="compile_time")
-    """None when nothing was compiled within the window."""
-    lookups: CountedTime = msgspec.field(name="cache_lookups")
-    """Look-ups of compiled code, which include guards."""
-    eager_calls: Count | None
-    """The number of calls that found no compiled version and were not compiled; None for a trace
-    without regions."""
-    work: Annotated[list[Work], first(MOST_IN_JSON)] = msgspec.field(name="in_graphs")
-    triton: dict[str, CountedTime] = msgspec.field(name="triton_kinds")
-    """Inductor's Triton kernels by kind."""
-    forest: Internal[Forest]
-    window_ns: Internal[int]
-    frames: Internal[Frames] = msgspec.field(name="every_frame")
-    eager: Internal[Rows]
-    """The look-ups after which the call ran eagerly, as nodes of the forest."""
-
-    @property
-    def number_of_eager_calls(self) -> int:
-        """As `eager_calls`, also for a trace without regions."""
-        return len(self.eager) + _refused(self.compiling)
-
-    def findings(self) -> list[Finding]:
-        """Breaks, recompilations, compiling within the window, and what was not compiled."""
-        return compiled_findings(self)
-
-    def tables(self) -> list[Table]:
-        """Frames, breaks, compiling by phase and by frame, and work in graphs."""
-        tables = [self._frame_table(), self._break_table()]
-        if self.compiling is not None:
-            tables += _compile_tables(self.compiling)
-        tables += [self._work_table(), self._triton_table()]
-        return [table for table in tables if table.rows]
-
-    def line(self) -> str:
-        """The numbers of graphs, breaks, recompilations and eager calls."""
-        again = self.recompilations
-        counts = (
-            (self.frames.forward_graphs, "forward graph", ""),
-            (self.frames.backward_graphs, "backward graph", ""),
-            (sum(each.count for each in self.breaks or []), "graph break", ""),
-            (sum(each.in_window for each in again), "recompilation", ""),
-            (sum(each.before_window for each in again), "recompilation", " before the trace"),
-            (self.eager_calls or 0, "call", " that ran eagerly"),
-        )
-        return ", ".join(f"{counted(n, what)}{more}" for n, what, more in counts if n)
-
-    def _frame_table(self) -> Table:
-        unseen = "" if self.breaks is not None else " Graph breaks cannot be seen without regions."
-        return Table.of(
-            "Compiled frames",
-            self.frames.frames[:_SHOWN],
-            ("frame", "frame", ""),
-            ("function", "function", ""),
-            (lambda frame: ", ".join(frame.variants) or None, "variants that ran", ""),
-            ("calls", "calls", ""),
-            ("time_ns", "time", "ns"),
-            ("graph_ns", "in graphs", "ns"),
-            ("backward_calls", "backward calls", ""),
-            ("backward_ns", "backward", "ns"),
-            note=f"Host time, without compilation and without called frames.{unseen}",
-        )
-
-    def _break_table(self) -> Table:
-        return Table.of(
-            "Graph breaks",
-            (self.breaks or [])[:_SHOWN],
-            ("before", "from frame", ""),
-            ("after", "to frame", ""),
-            ("line", "line", ""),
-            ("count", "count", ""),
-            ("time_ns", "time", "ns"),
-            (_between, "between", ""),
-        )
-
-    def _work_table(self) -> Table:
-        left = len(self.work) - _SHOWN
-        return Table.of(
-            "Work in compiled graphs",
-            self.work[:_SHOWN],
-            (lambda work: CLASSES[work.of], "what", ""),
-            ("name", "name", ""),
-            ("calls", "calls", ""),
-            ("host_ns", "host", "ns"),
-            ("device_ns", "device", "ns"),
-            note=f"{left:,} more are not shown." if left > 0 else "",
-        )
-
-    def _triton_table(self) -> Table:
-        return Table(
-            "Triton kernels of Inductor",
-            (("kind", ""), ("kernels", ""), ("time", "ns")),
-            [(kind, each.count, each.time_ns) for kind, each in self.triton.items()],
-        )
 
 
 def _between(each: Break) -> str | None:
@@ -524,42 +561,6 @@ def _compile_tables(compiling: CompileTime) -> list[Table]:
             note="Dynamo may have skipped frames that did not run.",
         ),
     ]
-
-
-def analyze(trace: Trace) -> Compiled | Unavailable:
-    """Analyse the use of torch.compile; Unavailable if the trace shows no sign of it."""
-    if not any(map(SIGNS.search, trace.names)):
-        return _NOTHING
-    forest = forest_of(trace)
-    if forest is None:
-        return Unavailable(
-            "The times in this trace are damaged: its events are years apart.", "damaged_times"
-        )
-    frames = frames_of(forest)
-    compiling = compile_time(forest, frames.ran)
-    triton = triton_by_kind(forest)
-    if not frames.frames and compiling is None and not triton:
-        return _NOTHING
-    begin, end = window_of(trace) or (0, 0)
-    breaks = breaks_of(forest, frames.functions) if frames.regions else None
-    eager, seen = eager_calls(forest), breaks is not None
-    return Compiled(
-        regions=frames.regions if seen else None,
-        calls=frames.calls if seen else None,
-        frames_run=frames.frames,
-        graphs=GraphCounts(frames.forward_graphs, frames.backward_graphs, frames.linked),
-        breaks=breaks,
-        recompilations=_recompilations(frames, compiling),
-        compiling=compiling,
-        lookups=lookups(forest),
-        eager_calls=len(eager) + _refused(compiling) if seen else None,
-        work=work_in_graphs(forest),
-        triton=triton,
-        forest=forest,
-        window_ns=end - begin,
-        frames=frames,
-        eager=eager,
-    )
 
 
 def _refused(compiling: CompileTime | None) -> int:

@@ -54,11 +54,62 @@ _PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)
 WITHIN_DEVICE, PAGEABLE, PINNED = "within_device", "pageable", "other"
 
 
-class _NamedTime(NamedTuple):
-    """A row of the tables of devices and streams."""
-
-    name: str
-    time: DeviceTime
+def analyze(trace: Trace) -> Use | Unavailable:
+    """Sum up the device's time; Unavailable if the trace has no device events."""
+    use = device_use(trace)
+    if use.span_ns is None:
+        return Unavailable(
+            "The trace has no device events, so the use of the device is unknown: record it with"
+            " the device's activity.",
+            "no_device",
+            use,
+        )
+    work, events, base = device_work(trace), trace.events, base_window(trace)
+    assert base is not None
+    within = base.begin_ns, base.end_ns
+    kind = work.kind
+    sorts = _sorts_of_copies(trace)
+    longest: dict[tuple[int, int], Evidence] = {}
+    copies: dict[int, str] = {}
+    shares_stream: dict[tuple[int, int], bool] = {}
+    for device, mine in device_rows(trace).items():
+        for each in (COMMUNICATION, COPY):
+            rows = mine[kind[mine] == each]
+            if len(rows) == 0:
+                continue
+            shares_stream[device, each] = _on_computing_stream(trace, mine, kind, each)
+            if each == COPY:
+                of_sort = {name: rows[chosen[events.name[rows]]] for name, chosen in sorts.items()}
+                times = {
+                    name: int(events.dur_ns[mine].sum())
+                    for name, mine in of_sort.items()
+                    if len(mine)
+                }
+                copies[device] = max(times, key=lambda name: times[name])
+                rows = of_sort[copies[device]]
+            longest[device, each] = evidence(trace, int(rows[np.argmax(events.dur_ns[rows])]))
+    outside = work.rows[launch_of(trace, work.rows) < 0]
+    devices = device_times(trace)
+    whole = together(devices.values())
+    hidden = whole.hidden_communication_ns
+    return Use(
+        **structs.asdict(use),
+        overlap_ns=_overlap(trace),
+        hidden_comm_ns=hidden,
+        hidden_comm_percent=share(hidden, whole.communication_ns)
+        if whole.communication_ns
+        else None,
+        custom_comm_ns=whole.custom_ns,
+        devices={str(number): time for number, time in devices.items()},
+        stream_times=streams_by_name(trace),
+        before_window_ns=int(events.dur_ns[outside].sum()),
+        longest=longest,
+        base=base,
+        within=device_times(trace, within),
+        streams_within=stream_times(trace, within),
+        copies=copies,
+        shares_stream=shares_stream,
+    )
 
 
 class Use(DeviceUse, StructResult, frozen=True):
@@ -235,62 +286,11 @@ class Use(DeviceUse, StructResult, frozen=True):
         return note
 
 
-def analyze(trace: Trace) -> Use | Unavailable:
-    """Sum up the device's time; Unavailable if the trace has no device events."""
-    use = device_use(trace)
-    if use.span_ns is None:
-        return Unavailable(
-            "The trace has no device events, so the use of the device is unknown: record it with"
-            " the device's activity.",
-            "no_device",
-            use,
-        )
-    work, events, base = device_work(trace), trace.events, base_window(trace)
-    assert base is not None
-    within = base.begin_ns, base.end_ns
-    kind = work.kind
-    sorts = _sorts_of_copies(trace)
-    longest: dict[tuple[int, int], Evidence] = {}
-    copies: dict[int, str] = {}
-    shares_stream: dict[tuple[int, int], bool] = {}
-    for device, mine in device_rows(trace).items():
-        for each in (COMMUNICATION, COPY):
-            rows = mine[kind[mine] == each]
-            if len(rows) == 0:
-                continue
-            shares_stream[device, each] = _on_computing_stream(trace, mine, kind, each)
-            if each == COPY:
-                of_sort = {name: rows[chosen[events.name[rows]]] for name, chosen in sorts.items()}
-                times = {
-                    name: int(events.dur_ns[mine].sum())
-                    for name, mine in of_sort.items()
-                    if len(mine)
-                }
-                copies[device] = max(times, key=lambda name: times[name])
-                rows = of_sort[copies[device]]
-            longest[device, each] = evidence(trace, int(rows[np.argmax(events.dur_ns[rows])]))
-    outside = work.rows[launch_of(trace, work.rows) < 0]
-    devices = device_times(trace)
-    whole = together(devices.values())
-    hidden = whole.hidden_communication_ns
-    return Use(
-        **structs.asdict(use),
-        overlap_ns=_overlap(trace),
-        hidden_comm_ns=hidden,
-        hidden_comm_percent=share(hidden, whole.communication_ns)
-        if whole.communication_ns
-        else None,
-        custom_comm_ns=whole.custom_ns,
-        devices={str(number): time for number, time in devices.items()},
-        stream_times=streams_by_name(trace),
-        before_window_ns=int(events.dur_ns[outside].sum()),
-        longest=longest,
-        base=base,
-        within=device_times(trace, within),
-        streams_within=stream_times(trace, within),
-        copies=copies,
-        shares_stream=shares_stream,
-    )
+class _NamedTime(NamedTuple):
+    """A row of the tables of devices and streams."""
+
+    name: str
+    time: DeviceTime
 
 
 def _sorts_of_copies(trace: Trace) -> dict[str, Mask]:

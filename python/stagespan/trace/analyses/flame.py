@@ -53,23 +53,18 @@ _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _WIDTH = 58
 
 
-class FlameFrame(Figures, frozen=True):
-    """All calls of a frame by the same callers."""
-
-    name: str
-    self_ns: Ns
-    """The time without the frames that it called."""
-    total_ns: Ns
-    children: list[FlameFrame]
-
-
-class FlameFigures(Figures, frozen=True):
-    """The tree of frames."""
-
-    told_from: Annotated[str, one_of(("frames", "call_stack"))]
-    frames: Count
-    total_ns: Ns
-    tree: FlameFrame
+def analyze(trace: Trace) -> Flame | Unavailable:
+    """Build the tree; Unavailable if the trace has no stacks."""
+    if bool(trace.rows_of(["python_function"]).any()):
+        return _of_frames(trace)
+    found = _of_stacks(trace)
+    if found is not None:
+        return found
+    return Unavailable(
+        "The trace has no Python stacks, so nothing is known about lines of code: record it"
+        " with stacks (with_stack=True).",
+        "no_stacks",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +79,13 @@ class Flame(Result):
     total_ns: Numbers
     works: NDArray[np.bool_]
     """Whether each is an operator or a call of the runtime."""
-    told_from: str
+    source: str
     """"frames": events of Python's functions; "call_stack": an argument of operators."""
 
     def figures(self) -> FlameFigures:
         """Nested frames; short frames of one caller are combined."""
         return FlameFigures(
-            told_from=self.told_from,
+            source=self.source,
             frames=len(self.names),
             total_ns=int(self.self_ns.sum()),
             tree=_nested(self, self._kept()),
@@ -179,18 +174,25 @@ class Flame(Result):
         return result
 
 
-def analyze(trace: Trace) -> Flame | Unavailable:
-    """Build the tree; Unavailable if the trace has no stacks."""
-    if bool(trace.rows_of(["python_function"]).any()):
-        return _of_frames(trace)
-    found = _of_stacks(trace)
-    if found is not None:
-        return found
-    return Unavailable(
-        "The trace has no Python stacks, so nothing is known about lines of code: record it"
-        " with stacks (with_stack=True).",
-        "no_stacks",
-    )
+class FlameFrame(Figures, frozen=True):
+    """All calls of a frame by the same callers."""
+
+    name: str
+    self_ns: Ns
+    """The time without the frames that it called."""
+    total_ns: Ns
+    children: list[FlameFrame]
+
+
+# Apart from `Flame`, whose columns have one element for each frame: these nest the longest frames,
+# which only the JSON needs.
+class FlameFigures(Figures, frozen=True):
+    """The tree of frames."""
+
+    source: Annotated[str, one_of(("frames", "call_stack"))]
+    frames: Count
+    total_ns: Ns
+    tree: FlameFrame
 
 
 def folded_of(found: Result | Unavailable | None) -> str:

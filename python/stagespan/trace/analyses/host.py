@@ -73,56 +73,6 @@ _SENTENCES = {
 _Part = Annotated[str, one_of(PARTS)]
 
 
-class Host(StructResult, frozen=True):
-    """Times of the whole process in ns. Each moment belongs to the first of PARTS that applies."""
-
-    span_ns: Ns
-    """From the first operator's begin to the end of the last."""
-    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
-    """They sum to `span_ns`."""
-    operators: Count
-    operator_ns: Ns = msgspec.field(name="median_operator_us")
-    """Median duration of an operator."""
-    filled: dict[_Part, dict[str, Ns]] = msgspec.field(name="instead_of_operators_us")
-    """The time in ns by the name of what ran instead of operators, for each such part."""
-    evidence: Internal[dict[str, tuple[Evidence, ...]]]
-    facts: Internal[Facts]
-
-    def findings(self) -> list[Finding]:
-        """Findings about parts other than operators that took much of the time."""
-        found = []
-        for part, time in sorted(self.parts.items(), key=lambda item: -item[1]):
-            percent = share(time, self.span_ns)
-            severity = _SHARES.severity(percent)
-            if severity is None or part == OPERATORS:
-                continue
-            if part == BETWEEN_OPERATORS and percent < _BETWEEN_LEAST:
-                continue
-            span = f"the {in_words(self.span_ns, 'ns')} from the first operator to the last"
-            sentence = f"For {in_words(time, 'ns')} of {span} ({percent:.1f} %) "
-            sentence += _SENTENCES[part]
-            numbers = {"time_ns": time, "percent": percent, "whole_ns": self.span_ns}
-            if part == BETWEEN_OPERATORS:
-                numbers |= {"operators": self.operators, "median_operator_ns": self.operator_ns}
-                sentence += (
-                    f": there are {self.operators:,} operators, and the median operator takes"
-                    f" {in_words(self.operator_ns, 'ns')}"
-                )
-            elif self.filled.get(part):
-                name, inside = next(iter(self.filled[part].items()))
-                numbers["longest_ns"] = inside
-                sentence += f", mostly in {shortened(name, 90)} ({in_words(inside, 'ns')})"
-            sentence = f"{sentence}. {advice_on(f'host.{part}', self.facts)}".rstrip()
-            shown = self.evidence[part]
-            found.append(Finding(severity, sentence, shown, _CODES[part], numbers=numbers))
-        return found
-
-    def tables(self) -> list[Table]:
-        """Time by part."""
-        rows = [(PARTS[part], time, share(time, self.span_ns)) for part, time in self.parts.items()]
-        return [Table("Host", (("", ""), ("time", "ns"), ("of all", "%")), rows)]
-
-
 @once
 def analyze(trace: Trace) -> Host | Unavailable:
     """Sum up the host's time; Unavailable for traces with a device, or without operators."""
@@ -190,6 +140,56 @@ def analyze(trace: Trace) -> Host | Unavailable:
         filled={part: times for part, times in filled.items() if times},
         facts=Facts(trace),
     )
+
+
+class Host(StructResult, frozen=True):
+    """Times of the whole process in ns. Each moment belongs to the first of PARTS that applies."""
+
+    span_ns: Ns
+    """From the first operator's begin to the end of the last."""
+    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
+    """They sum to `span_ns`."""
+    operators: Count
+    operator_ns: Ns = msgspec.field(name="median_operator_us")
+    """Median duration of an operator."""
+    filled: dict[_Part, dict[str, Ns]] = msgspec.field(name="instead_of_operators_us")
+    """The time in ns by the name of what ran instead of operators, for each such part."""
+    evidence: Internal[dict[str, tuple[Evidence, ...]]]
+    facts: Internal[Facts]
+
+    def findings(self) -> list[Finding]:
+        """Findings about parts other than operators that took much of the time."""
+        found = []
+        for part, time in sorted(self.parts.items(), key=lambda item: -item[1]):
+            percent = share(time, self.span_ns)
+            severity = _SHARES.severity(percent)
+            if severity is None or part == OPERATORS:
+                continue
+            if part == BETWEEN_OPERATORS and percent < _BETWEEN_LEAST:
+                continue
+            span = f"the {in_words(self.span_ns, 'ns')} from the first operator to the last"
+            sentence = f"For {in_words(time, 'ns')} of {span} ({percent:.1f} %) "
+            sentence += _SENTENCES[part]
+            numbers = {"time_ns": time, "percent": percent, "whole_ns": self.span_ns}
+            if part == BETWEEN_OPERATORS:
+                numbers |= {"operators": self.operators, "median_operator_ns": self.operator_ns}
+                sentence += (
+                    f": there are {self.operators:,} operators, and the median operator takes"
+                    f" {in_words(self.operator_ns, 'ns')}"
+                )
+            elif self.filled.get(part):
+                name, inside = next(iter(self.filled[part].items()))
+                numbers["longest_ns"] = inside
+                sentence += f", mostly in {shortened(name, 90)} ({in_words(inside, 'ns')})"
+            sentence = f"{sentence}. {advice_on(f'host.{part}', self.facts)}".rstrip()
+            shown = self.evidence[part]
+            found.append(Finding(severity, sentence, shown, _CODES[part], numbers=numbers))
+        return found
+
+    def tables(self) -> list[Table]:
+        """Time by part."""
+        rows = [(PARTS[part], time, share(time, self.span_ns)) for part, time in self.parts.items()]
+        return [Table("Host", (("", ""), ("time", "ns"), ("of all", "%")), rows)]
 
 
 def _placed(axis: Axis, trace: Trace, which: Mask) -> tuple[Numbers, Numbers]:

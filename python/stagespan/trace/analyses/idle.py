@@ -50,6 +50,126 @@ _BLOCKING = (causes.SYNCHRONISATION, causes.MEMORY_ALLOCATION)
 _Issued = Annotated[str, one_of(each for each in ISSUED if each)]
 
 
+def analyze(trace: Trace) -> Idle | Unavailable:
+    """Find every gap of the device and its cause; Unavailable without device events."""
+    within = base_idle(trace)
+    if within is None:
+        return Unavailable(_NO_DEVICE, "no_device")
+    (found, parts), events, where = split_gaps(trace), trace.events, call_sites(trace)
+    counts, idle = _gaps_by_cause(parts), int(found.dur_ns.sum())
+    span = int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min())
+    groups = group_by_culprit(where, parts)
+    alike = patterns(where, found, parts, step_begins(trace))
+    started = start_up(where, found, parts, span)
+    if within.gaps is found:
+        report = _idle_findings(trace, within, where, groups, alike, started)
+    else:
+        report = _idle_findings(
+            trace,
+            within,
+            where,
+            group_by_culprit(where, within.parts),
+            patterns(where, within.gaps, within.parts, step_begins(trace)),
+            start_up(where, within.gaps, within.parts, within.base.whole_ns),
+        )
+    return Idle(
+        span_ns=span,
+        idle_ns=idle,
+        idle_percent=share(idle, span),
+        causes={
+            cause: IdleCause(causes.CAUSES[cause], time, share(time, idle), counts[cause])
+            for cause, time in sums_by_cause(parts).items()
+        },
+        gaps=len(found.begin_ns),
+        largest=[describe(where, found, parts, at) for at in _largest(found.dur_ns, TOP)],
+        groups=groups,
+        patterns=alike,
+        start=started,
+        reported=tuple(report.findings()),
+        devices=report.devices,
+    )
+
+
+class Idle(StructResult, frozen=True):
+    """The device's idle time by cause."""
+
+    span_ns: Ns
+    idle_ns: Ns
+    idle_percent: float
+    """`idle_ns` in percent of `span_ns`."""
+    gaps: Count
+    causes: dict[Cause, IdleCause] = msgspec.field(name="by_cause")
+    """Every cause that occurs, the longest first; their times sum to `idle_ns`."""
+    groups: list[Culprit] = msgspec.field(name="blocking_calls")
+    """Waits and allocations by operator and call, the one that cost most first."""
+    largest: list[IdleGap] = msgspec.field(name="largest_gaps")
+    """The largest gaps, each with what is known about it."""
+    patterns: list[Pattern]
+    """Gaps that the trace does not explain, grouped by the work that follows them."""
+    start: StartUp | None = msgspec.field(name="start_up")
+    """The gaps in which the program started up; None if there are none."""
+    reported: Internal[tuple[Finding, ...]]
+    devices: Internal[int]
+    """The number of devices; with several, only the time in which none works counts."""
+
+    @property
+    def by_cause(self) -> dict[str, int]:
+        """The time in ns by cause."""
+        return {cause: each.idle_ns for cause, each in self.causes.items()}
+
+    @property
+    def gaps_by_cause(self) -> dict[str, int]:
+        """The number of gaps by their largest cause."""
+        return {cause: each.gaps for cause, each in self.causes.items()}
+
+    def findings(self) -> list[Finding]:
+        """Causes of at least 3 % of the device's time, including unknown ones."""
+        return list(self.reported)
+
+    def tables(self) -> list[Table]:
+        """Idle time by cause, blocking calls, and the largest gaps."""
+        by_cause = Table.of(
+            "Why the device was idle" if self.devices == 1 else "Why all devices were idle",
+            self.causes.values(),
+            ("meaning", "cause", ""),
+            ("idle_ns", "idle", "ns"),
+            ("percent_of_idle", "of idle", "%"),
+            ("gaps", "gaps", ""),
+            note=f"Idle {in_words(self.idle_ns, 'ns')} of the {in_words(self.span_ns, 'ns')} from"
+            " the device's first work to the end of its last.",
+        )
+        calls = Table.of(
+            "Calls during which the device was idle",
+            self.groups,
+            ("operator", "operator", ""),
+            ("call", "call", ""),
+            ("waited_for", "waited for", ""),
+            ("line", "Python", ""),
+            ("idle_ns", "idle", "ns"),
+            ("calls", "calls", ""),
+        )
+        largest = Table.of(
+            "Largest gaps",
+            self.largest,
+            ("time_ns", "at", "ns"),
+            ("dur_ns", "idle", "ns"),
+            (lambda gap: causes.CAUSES[gap.cause], "cause", ""),
+            ("issued", "next launch", ""),
+            ("culprit", "host", ""),
+            ("waited_for", "waited for", ""),
+            ("line", "Python", ""),
+            ("next", "next on device", ""),
+        )
+        return [table for table in (by_cause, calls, largest) if table.rows]
+
+    def chart(self) -> Chart | None:
+        """Cause, its meaning, idle time and gaps, the longest first."""
+        rows = [
+            (cause, each.meaning, each.idle_ns, each.gaps) for cause, each in self.causes.items()
+        ]
+        return {"kind": "idle_causes", "causes": rows} if rows else None
+
+
 class IdleGap(Figures, frozen=True):
     """One gap; times in ns."""
 
@@ -223,13 +343,19 @@ def _culprit(
 
 # Percent of the base (the steps, or the trace): less idle time is not reported.
 SHARES = Thresholds(25.0, 10.0, 3.0)
+
+
 # Percent of the idle time: smaller causes are not listed among several.
 _LEAST_NAMED = 10.0
+
+
 CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
     causes.DATA_LOADING: "idle.data_loader",
     causes.NOT_TRACED: "idle.unexplained",
 }
 """The code of the finding for each cause."""
+
+
 _NOT_SEEN = {
     causes.NOT_TRACED: "and the trace does not show why",
     causes.HOST_UNSEEN: "the host launched nothing meanwhile, and the trace does not show what it"
@@ -450,10 +576,9 @@ def _of_pattern(pattern: Pattern) -> str:
     return f"{text}."
 
 
-# --- The analysis ---
-
-
 TOP = 20
+
+
 _NO_DEVICE = (
     "The trace has no device events: record it with the device's activity, otherwise the use of the"
     " device is unknown."
@@ -468,86 +593,6 @@ class IdleCause(Figures, frozen=True):
     percent_of_idle: float
     gaps: Count
     """Gaps of which it has the largest part."""
-
-
-class Idle(StructResult, frozen=True):
-    """The device's idle time by cause."""
-
-    span_ns: Ns
-    idle_ns: Ns
-    idle_percent: float
-    """`idle_ns` in percent of `span_ns`."""
-    gaps: Count
-    causes: dict[Cause, IdleCause] = msgspec.field(name="by_cause")
-    """Every cause that occurs, the longest first; their times sum to `idle_ns`."""
-    groups: list[Culprit] = msgspec.field(name="blocking_calls")
-    """Waits and allocations by operator and call, the one that cost most first."""
-    largest: list[IdleGap] = msgspec.field(name="largest_gaps")
-    """The largest gaps, each with what is known about it."""
-    patterns: list[Pattern]
-    """Gaps that the trace does not explain, grouped by the work that follows them."""
-    start: StartUp | None = msgspec.field(name="start_up")
-    """The gaps in which the program started up; None if there are none."""
-    reported: Internal[tuple[Finding, ...]]
-    devices: Internal[int]
-    """The number of devices; with several, only the time in which none works counts."""
-
-    @property
-    def by_cause(self) -> dict[str, int]:
-        """The time in ns by cause."""
-        return {cause: each.idle_ns for cause, each in self.causes.items()}
-
-    @property
-    def gaps_by_cause(self) -> dict[str, int]:
-        """The number of gaps by their largest cause."""
-        return {cause: each.gaps for cause, each in self.causes.items()}
-
-    def findings(self) -> list[Finding]:
-        """Causes of at least 3 % of the device's time, including unknown ones."""
-        return list(self.reported)
-
-    def tables(self) -> list[Table]:
-        """Idle time by cause, blocking calls, and the largest gaps."""
-        by_cause = Table.of(
-            "Why the device was idle" if self.devices == 1 else "Why all devices were idle",
-            self.causes.values(),
-            ("meaning", "cause", ""),
-            ("idle_ns", "idle", "ns"),
-            ("percent_of_idle", "of idle", "%"),
-            ("gaps", "gaps", ""),
-            note=f"Idle {in_words(self.idle_ns, 'ns')} of the {in_words(self.span_ns, 'ns')} from"
-            " the device's first work to the end of its last.",
-        )
-        calls = Table.of(
-            "Calls during which the device was idle",
-            self.groups,
-            ("operator", "operator", ""),
-            ("call", "call", ""),
-            ("waited_for", "waited for", ""),
-            ("line", "Python", ""),
-            ("idle_ns", "idle", "ns"),
-            ("calls", "calls", ""),
-        )
-        largest = Table.of(
-            "Largest gaps",
-            self.largest,
-            ("time_ns", "at", "ns"),
-            ("dur_ns", "idle", "ns"),
-            (lambda gap: causes.CAUSES[gap.cause], "cause", ""),
-            ("issued", "next launch", ""),
-            ("culprit", "host", ""),
-            ("waited_for", "waited for", ""),
-            ("line", "Python", ""),
-            ("next", "next on device", ""),
-        )
-        return [table for table in (by_cause, calls, largest) if table.rows]
-
-    def chart(self) -> Chart | None:
-        """Cause, its meaning, idle time and gaps, the longest first."""
-        rows = [
-            (cause, each.meaning, each.idle_ns, each.gaps) for cause, each in self.causes.items()
-        ]
-        return {"kind": "idle_causes", "causes": rows} if rows else None
 
 
 @once
@@ -618,46 +663,6 @@ def base_idle(trace: Trace) -> BaseIdle | None:
         idle[FINISHING] = after
     name = None if preparing < 0 else trace.names[int(events.name[preparing])]
     return BaseIdle(base, found, parts, idle, name)
-
-
-def analyze(trace: Trace) -> Idle | Unavailable:
-    """Find every gap of the device and its cause; Unavailable without device events."""
-    within = base_idle(trace)
-    if within is None:
-        return Unavailable(_NO_DEVICE, "no_device")
-    (found, parts), events, where = split_gaps(trace), trace.events, call_sites(trace)
-    counts, idle = _gaps_by_cause(parts), int(found.dur_ns.sum())
-    span = int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min())
-    groups = group_by_culprit(where, parts)
-    alike = patterns(where, found, parts, step_begins(trace))
-    started = start_up(where, found, parts, span)
-    if within.gaps is found:
-        report = _idle_findings(trace, within, where, groups, alike, started)
-    else:
-        report = _idle_findings(
-            trace,
-            within,
-            where,
-            group_by_culprit(where, within.parts),
-            patterns(where, within.gaps, within.parts, step_begins(trace)),
-            start_up(where, within.gaps, within.parts, within.base.whole_ns),
-        )
-    return Idle(
-        span_ns=span,
-        idle_ns=idle,
-        idle_percent=share(idle, span),
-        causes={
-            cause: IdleCause(causes.CAUSES[cause], time, share(time, idle), counts[cause])
-            for cause, time in sums_by_cause(parts).items()
-        },
-        gaps=len(found.begin_ns),
-        largest=[describe(where, found, parts, at) for at in _largest(found.dur_ns, TOP)],
-        groups=groups,
-        patterns=alike,
-        start=started,
-        reported=tuple(report.findings()),
-        devices=report.devices,
-    )
 
 
 def _idle_findings(

@@ -65,6 +65,129 @@ _KINDS_IN_LINE = 4
 _Kind = Annotated[str, one_of(KINDS)]
 
 
+@once
+def analyze(trace: Trace) -> Kernels | Unavailable:
+    """Break a trace down; Unavailable if it has neither device events nor operators."""
+    host = host_operators(trace)
+    work = device_work(trace)
+    rows = work.rows
+    if len(rows) == 0 and (host is None or len(host.rows) == 0):
+        return Unavailable(
+            "The trace has neither kernels nor operators: record it with the activities of the CPU"
+            " and of the device.",
+            "no_operators",
+        )
+    if len(rows) == 0:
+        assert host is not None
+        return _of_host(trace, host)
+    found = launch_sources(trace, rows)
+    if found is None:
+        return Unavailable(
+            "The times in this trace are damaged: its events are years apart.", "damaged_times"
+        )
+    events = trace.events
+    operator = _names(trace, found.operator)
+    shape, shapes = _shapes(trace, found.operator)
+    return Kernels(
+        trace=trace,
+        on_device=True,
+        rows=rows,
+        time_ns=events.dur_ns[rows],
+        is_kernel=work.is_kernel[rows],
+        kind=_of_optimizer(
+            trace, found.stage, _kinds(trace, events.name[rows].astype(np.int64), operator)
+        ),
+        name=events.name[rows].astype(np.int64),
+        operator=np.where(found.of_graph, _names(trace, found.calls), operator),
+        stage=_names(trace, found.stage),
+        forward=_names(trace, found.forward),
+        call=np.where(found.of_graph, found.calls, found.operator),
+        shape=np.where(found.of_graph, -1, shape),
+        shapes=shapes,
+        launched=found,
+        host=host,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels(Result):
+    """The kernels of a trace with their launches; for a trace without a device, its operators.
+
+    `rows` are device events, including copies and memsets, or else operators with their own time.
+    All arrays have one element per row; codes of names are those of `Trace.names`, -1 for unknown.
+    """
+
+    trace: Trace
+    on_device: bool
+    rows: Rows
+    time_ns: Numbers
+    is_kernel: NDArray[np.bool_]
+    """Whether the row is a kernel, and not a copy or memset."""
+    kind: NDArray[np.int64]
+    """Index into KINDS."""
+    name: NDArray[np.int64]
+    operator: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    forward: NDArray[np.int64]
+    call: Rows
+    """The row in `Trace.events` of the call of the operator, or of the graph's launch; -1 if it is
+    unknown."""
+    shape: NDArray[np.int64]
+    """Index into `shapes`, or -1 if none was recorded."""
+    shapes: list[str]
+    launched: LaunchSources | None
+    """The launch of each row; None without a device."""
+    host: HostOperators | None
+
+    @property
+    def total_ns(self) -> int:
+        """The sum over all rows."""
+        return int(self.time_ns.sum())
+
+    @property
+    def kind_of_name(self) -> dict[int, int]:
+        """The kind of each kernel name; if there are several, the one with the most time."""
+        return self.prevailing(self.kind)
+
+    def by_kind(self) -> list[RowGroup]:
+        """Time by index into KINDS."""
+        return grouped(self.kind, self.time_ns)
+
+    def by_name(self) -> list[RowGroup]:
+        """Time of kernels, or operators, by name."""
+        return grouped(self.name[self.is_kernel], self.time_ns[self.is_kernel])
+
+    def prevailing(self, other: NDArray[np.int64]) -> dict[int, int]:
+        """Return the code in `other`, such as the operator, with most time of each kernel name."""
+        chosen = self.is_kernel
+        return prevailing(self.name[chosen], other[chosen], self.time_ns[chosen])
+
+    def figures(self) -> KernelsFigures:
+        """By kind, name, shape, operator and stage."""
+        return _figures(self)
+
+    def findings(self) -> list[Finding]:
+        """Findings about kernels that take much of the device's time."""
+        return kernel_findings(self)
+
+    def tables(self) -> list[Table]:
+        """By kind, by name, by operator, by stage, by shape."""
+        return as_tables(self)
+
+    def line(self) -> str:
+        """The kinds of work that took the most time."""
+        count = counted(len(self.rows), "device event" if self.on_device else "operator")
+        kinds = "; ".join(self.kinds(_KINDS_IN_LINE))
+        return f"{kinds} of the {in_words(float(self.total_ns), 'ns')} of {count}"
+
+    def kinds(self, most: int) -> list[str]:
+        """The kinds of work that took the most time, at most `most`, each with its percentage."""
+        return [
+            f"{KINDS[_KINDS[group.code]]} {share(group.time_ns, self.total_ns):.1f} %"
+            for group in self.by_kind()[:most]
+        ]
+
+
 class KindTime(Figures, frozen=True):
     """The time of one kind of work."""
 
@@ -138,6 +261,8 @@ class HostTime(Figures, frozen=True):
     count: Count
 
 
+# Apart from `Kernels`, which has a column of each figure for all rows: these are sums over the
+# columns by several keys, which only the JSON needs.
 class KernelsFigures(Figures, frozen=True):
     """Time by kind, name, shape, operator and stage: lists have 50 rows, sums are over all."""
 
@@ -407,31 +532,69 @@ def _stem(path: str) -> str:
 
 # Shorter traces are not representative of a program.
 _FEWEST_KERNELS = 100
+
+
 _LEAST_NS = 1_000_000
+
+
 _DOMINANT = 50.0
+
+
 _TINY_NS = 5_000
+
+
 _TINY_LEAST = 10_000
+
+
 _TINY_SHARE = 50.0
+
+
 _FUSIBLE = tuple(_KINDS.index(kind) for kind in (ELEMENTWISE, COPY, NORM, REDUCTION))
+
+
 _FUSIBLE_SHARES = Thresholds(60.0, 40.0, 30.0)
+
+
 _ELEMENTWISE_LEAST = 10.0
+
+
 # These already read memory only once, or cannot be fused with elementwise kernels.
 _FUSED = re.compile(
     r"multi_?tensor|foreach|softmax|pool|sort|topk|scan|cub::|rocprim", re.IGNORECASE
 )
+
+
 _LAYOUT_SHARES = Thresholds(20.0, 5.0)
+
+
 _ASCEND_LAYOUT = re.compile("TransData")
+
+
 _MIOPEN_LAYOUT = re.compile(r"^batched_transpose_\d")
+
+
 _COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph")
+
+
 _SINGLE = re.compile(
     r"(?:^|_)(?:volta|turing|ampere|hopper|sm[789]\d)_s(?:gemm|cudnn)_|cutlass_[789]\d_simt_sgemm"
     r"|^sm\d+_xmma_gemm_f32f32_f32f32_f32"
 )
+
+
 # These have matrix units only for half precision.
 _HALF_ALONE = re.compile(r"volta|turing|sm7\d|cutlass_7")
+
+
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+
+
 _SOFTMAX_SHARES = Thresholds(30.0, 10.0)
+
+
 _BATCHED = re.compile(r"^aten::(?:bmm|baddbmm)$")
+
+
 # On the matrix units such work takes less than half of its time.
 _SINGLE_SHARES = Thresholds(80.0, 40.0, 20.0)
 
@@ -635,134 +798,8 @@ def _longest(kernels: Kernels, chosen: Mask) -> Evidence:
     return evidence(kernels.trace, int(rows[kernels.time_ns[chosen].argmax()]))
 
 
-# --- The analysis ---
-
-
 # Annotations that torch makes around the methods of optimizers.
 _OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels(Result):
-    """The kernels of a trace with their launches; for a trace without a device, its operators.
-
-    `rows` are device events, including copies and memsets, or else operators with their own time.
-    All arrays have one element per row; codes of names are those of `Trace.names`, -1 for unknown.
-    """
-
-    trace: Trace
-    on_device: bool
-    rows: Rows
-    time_ns: Numbers
-    is_kernel: NDArray[np.bool_]
-    """Whether the row is a kernel, and not a copy or memset."""
-    kind: NDArray[np.int64]
-    """Index into KINDS."""
-    name: NDArray[np.int64]
-    operator: NDArray[np.int64]
-    stage: NDArray[np.int64]
-    forward: NDArray[np.int64]
-    call: Rows
-    """The row in `Trace.events` of the call of the operator, or of the graph's launch; -1 if it is
-    unknown."""
-    shape: NDArray[np.int64]
-    """Index into `shapes`, or -1 if none was recorded."""
-    shapes: list[str]
-    launched: LaunchSources | None
-    """The launch of each row; None without a device."""
-    host: HostOperators | None
-
-    @property
-    def total_ns(self) -> int:
-        """The sum over all rows."""
-        return int(self.time_ns.sum())
-
-    @property
-    def kind_of_name(self) -> dict[int, int]:
-        """The kind of each kernel name; if there are several, the one with the most time."""
-        return self.prevailing(self.kind)
-
-    def by_kind(self) -> list[RowGroup]:
-        """Time by index into KINDS."""
-        return grouped(self.kind, self.time_ns)
-
-    def by_name(self) -> list[RowGroup]:
-        """Time of kernels, or operators, by name."""
-        return grouped(self.name[self.is_kernel], self.time_ns[self.is_kernel])
-
-    def prevailing(self, other: NDArray[np.int64]) -> dict[int, int]:
-        """Return the code in `other`, such as the operator, with most time of each kernel name."""
-        chosen = self.is_kernel
-        return prevailing(self.name[chosen], other[chosen], self.time_ns[chosen])
-
-    def figures(self) -> KernelsFigures:
-        """By kind, name, shape, operator and stage."""
-        return _figures(self)
-
-    def findings(self) -> list[Finding]:
-        """Findings about kernels that take much of the device's time."""
-        return kernel_findings(self)
-
-    def tables(self) -> list[Table]:
-        """By kind, by name, by operator, by stage, by shape."""
-        return as_tables(self)
-
-    def line(self) -> str:
-        """The kinds of work that took the most time."""
-        count = counted(len(self.rows), "device event" if self.on_device else "operator")
-        kinds = "; ".join(self.kinds(_KINDS_IN_LINE))
-        return f"{kinds} of the {in_words(float(self.total_ns), 'ns')} of {count}"
-
-    def kinds(self, most: int) -> list[str]:
-        """The kinds of work that took the most time, at most `most`, each with its percentage."""
-        return [
-            f"{KINDS[_KINDS[group.code]]} {share(group.time_ns, self.total_ns):.1f} %"
-            for group in self.by_kind()[:most]
-        ]
-
-
-@once
-def analyze(trace: Trace) -> Kernels | Unavailable:
-    """Break a trace down; Unavailable if it has neither device events nor operators."""
-    host = host_operators(trace)
-    work = device_work(trace)
-    rows = work.rows
-    if len(rows) == 0 and (host is None or len(host.rows) == 0):
-        return Unavailable(
-            "The trace has neither kernels nor operators: record it with the activities of the CPU"
-            " and of the device.",
-            "no_operators",
-        )
-    if len(rows) == 0:
-        assert host is not None
-        return _of_host(trace, host)
-    found = launch_sources(trace, rows)
-    if found is None:
-        return Unavailable(
-            "The times in this trace are damaged: its events are years apart.", "damaged_times"
-        )
-    events = trace.events
-    operator = _names(trace, found.operator)
-    shape, shapes = _shapes(trace, found.operator)
-    return Kernels(
-        trace=trace,
-        on_device=True,
-        rows=rows,
-        time_ns=events.dur_ns[rows],
-        is_kernel=work.is_kernel[rows],
-        kind=_of_optimizer(
-            trace, found.stage, _kinds(trace, events.name[rows].astype(np.int64), operator)
-        ),
-        name=events.name[rows].astype(np.int64),
-        operator=np.where(found.of_graph, _names(trace, found.calls), operator),
-        stage=_names(trace, found.stage),
-        forward=_names(trace, found.forward),
-        call=np.where(found.of_graph, found.calls, found.operator),
-        shape=np.where(found.of_graph, -1, shape),
-        shapes=shapes,
-        launched=found,
-        host=host,
-    )
 
 
 def _of_host(trace: Trace, host: HostOperators) -> Kernels:

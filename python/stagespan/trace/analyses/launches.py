@@ -15,29 +15,39 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import StructResult, Table, Unavailable, share
 
 
-class Graph(Figures, frozen=True):
-    """All launches of graphs by one kind of call; times in ns."""
-
-    call: str
-    launches: Count
-    device_events: Count
-    device_ns: Ns
-    """Sum of the events' durations."""
-
-
-class Percentiles(Figures, frozen=True):
-    """Percentiles of times in ns."""
-
-    median: Ns
-    p90: Ns
-    max: Ns
-
-
-class QueueDepth(Figures, frozen=True):
-    """The number of launches that the device had not begun, at each launch."""
-
-    mean: float
-    max: Count
+def analyze(trace: Trace) -> Launches | Unavailable:
+    """Join device events with their launches; Unavailable if the trace lacks either."""
+    events = trace.events
+    rows = device_work(trace).rows
+    if len(rows) == 0:
+        return Unavailable(
+            "The trace has no device events, so the launches are unknown.", "no_device"
+        )
+    calls = launch_of(trace, rows)
+    if not (calls >= 0).any():
+        if shared_correlations(trace):
+            return Unavailable(
+                "Calls of several processes have the same correlations, so it is unknown which of"
+                " them launched the device's work: analyse the trace of each rank on its own.",
+                "shared_correlations",
+            )
+        return Unavailable(
+            "The trace contains none of the calls that launched the device's work: also record the"
+            " host's activity.",
+            "no_launch_calls",
+        )
+    of_graph = graph_calls(trace, calls)
+    single = (calls >= 0) & ~of_graph
+    launched, call = rows[single], calls[single]
+    begin, issued = events.begin_ns[launched], events.end_ns[call]
+    return Launches(
+        launched=len(launched),
+        without_launch=int((calls < 0).sum()),
+        delay_ns=_percentiles(np.maximum(begin - issued, 0)),
+        call_ns=_percentiles(events.dur_ns[call]),
+        **_queue(trace, launched, call),
+        graphs=_graphs(trace, rows[of_graph], calls[of_graph]),
+    )
 
 
 class Launches(StructResult, frozen=True):
@@ -91,39 +101,29 @@ class Launches(StructResult, frozen=True):
         return [table for table in tables if table.rows]
 
 
-def analyze(trace: Trace) -> Launches | Unavailable:
-    """Join device events with their launches; Unavailable if the trace lacks either."""
-    events = trace.events
-    rows = device_work(trace).rows
-    if len(rows) == 0:
-        return Unavailable(
-            "The trace has no device events, so the launches are unknown.", "no_device"
-        )
-    calls = launch_of(trace, rows)
-    if not (calls >= 0).any():
-        if shared_correlations(trace):
-            return Unavailable(
-                "Calls of several processes have the same correlations, so it is unknown which of"
-                " them launched the device's work: analyse the trace of each rank on its own.",
-                "shared_correlations",
-            )
-        return Unavailable(
-            "The trace contains none of the calls that launched the device's work: also record the"
-            " host's activity.",
-            "no_launch_calls",
-        )
-    of_graph = graph_calls(trace, calls)
-    single = (calls >= 0) & ~of_graph
-    launched, call = rows[single], calls[single]
-    begin, issued = events.begin_ns[launched], events.end_ns[call]
-    return Launches(
-        launched=len(launched),
-        without_launch=int((calls < 0).sum()),
-        delay_ns=_percentiles(np.maximum(begin - issued, 0)),
-        call_ns=_percentiles(events.dur_ns[call]),
-        **_queue(trace, launched, call),
-        graphs=_graphs(trace, rows[of_graph], calls[of_graph]),
-    )
+class Graph(Figures, frozen=True):
+    """All launches of graphs by one kind of call; times in ns."""
+
+    call: str
+    launches: Count
+    device_events: Count
+    device_ns: Ns
+    """Sum of the events' durations."""
+
+
+class Percentiles(Figures, frozen=True):
+    """Percentiles of times in ns."""
+
+    median: Ns
+    p90: Ns
+    max: Ns
+
+
+class QueueDepth(Figures, frozen=True):
+    """The number of launches that the device had not begun, at each launch."""
+
+    mean: float
+    max: Count
 
 
 def _queue(trace: Trace, rows: Numbers, calls: Numbers) -> dict[str, Any]:

@@ -60,6 +60,94 @@ _FEW = 0.1
 _LEAST_SHARE = 0.05
 
 
+def analyze(trace: Trace) -> Layers | Unavailable:
+    """Find layers by modules, or else by repetition; Unavailable if there is neither."""
+    modules = modules_of(trace) if len(trace.events) else None
+    if modules is not None and _has_large_class(modules):
+        return Layers.of(modules, None)
+    blocks = blocks_of(trace, step_ranges(trace)) if len(trace.events) else None
+    if modules is not None or blocks is not None:
+        return Layers.of(modules, blocks)
+    return Unavailable(
+        "Layers are unknown: the trace contains no modules, and no block of kernels repeats."
+        " Record it with stacks (with_stack=True), which name the modules.",
+        "no_layers",
+    )
+
+
+class Layers(StructResult, frozen=True):
+    """The modules; if they do not show the layers, also the repeated blocks."""
+
+    source: Annotated[str, one_of(("modules", "repetition"))]
+    """What shows the layers."""
+    inferred: bool
+    shown: list[Module] = msgspec.field(name="modules")
+    """The modules or, if there are many, those with the most time."""
+    modules_left_out: Count
+    outside: Count | None = msgspec.field(name="device_events_outside")
+    outside_ns: Ns | None = msgspec.field(name="device_events_outside_us")
+    repeated: list[LayerBlock] = msgspec.field(name="blocks")
+    what: Annotated[str, one_of(("kernels", "operators"))] | None = msgspec.field(name="blocks_of")
+    step: str | None = msgspec.field(name="blocks_in_step")
+    modules: Internal[Modules | None] = msgspec.field(name="every_module")
+    blocks: Internal[Blocks | None] = msgspec.field(name="every_block")
+
+    @classmethod
+    def of(cls, modules: Modules | None, blocks: Blocks | None) -> Layers:
+        """Return the result on modules and blocks."""
+        every = modules.modules if modules else []
+        shown = largest(every, _MOST_IN_JSON, lambda module: module.host_ns)
+        return cls(
+            source="modules" if modules else "repetition",
+            inferred=modules is None,
+            shown=shown,
+            modules_left_out=len(every) - len(shown),
+            outside=modules.outside if modules else None,
+            outside_ns=modules.outside_ns if modules else None,
+            repeated=blocks.blocks if blocks else [],
+            what=blocks.what if blocks else None,
+            step=blocks.step if blocks else None,
+            modules=modules,
+            blocks=blocks,
+        )
+
+    def findings(self) -> list[Finding]:
+        """Findings about modules that take much longer than the same module in other layers."""
+        found = []
+        for module in self.modules.modules if self.modules else []:
+            median, most = module.call_ns.median, module.call_ns.max
+            whole = self.modules.device_ns if self.modules else None
+            if not whole or module.instances < _LEAST_LIKE or most <= _TIMES * median:
+                continue
+            extra = (most - median) * module.calls // module.instances
+            if median and share(extra, whole) >= _LEAST_PERCENT:
+                sentence = (
+                    f"{shortened(module.slowest)} takes {in_words(most, 'ns')} of device time per"
+                    f" call. The median of its {module.instances:,} instances"
+                    f" ({shortened(' / '.join(module.path), 80)}) is {in_words(median, 'ns')}."
+                )
+                shown = Evidence(f"nn.Module: {module.slowest}", None, most, "ns")
+                found.append(
+                    Finding(
+                        "low",
+                        sentence,
+                        (shown,),
+                        "layers.slow_module",
+                        numbers={
+                            "call_ns": most,
+                            "median_call_ns": median,
+                            "instances": module.instances,
+                        },
+                    )
+                )
+        return found[:2]
+
+    def tables(self) -> list[Table]:
+        """The modules, or the blocks."""
+        tables = [] if self.modules is None else [_modules_table(self.modules)]
+        return tables if self.blocks is None else [*tables, _blocks_table(self.blocks)]
+
+
 class Spread(Figures, frozen=True):
     """The spread of several times in ns."""
 
@@ -220,6 +308,8 @@ def _outermost(trace: Trace) -> Rows:
 
 
 _MODULE = re.compile(r"^nn\.Module: ")
+
+
 _CLASS = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")
 
 
@@ -367,102 +457,17 @@ def _spread(
     return found
 
 
-# --- The analysis ---
-
-
 _SHOWN = 40
+
+
 _MOST_IN_JSON = 2_000
+
+
 # A module is reported if it takes this many times the median, and this part of the whole.
 _LEAST_CLASS_SHARE = 40.0
+
+
 _TIMES, _LEAST_PERCENT, _LEAST_LIKE = 1.5, 5.0, 4
-
-
-class Layers(StructResult, frozen=True):
-    """The modules; if they do not show the layers, also the repeated blocks."""
-
-    source: Annotated[str, one_of(("modules", "repetition"))]
-    """What shows the layers."""
-    inferred: bool
-    shown: list[Module] = msgspec.field(name="modules")
-    """The modules or, if there are many, those with the most time."""
-    modules_left_out: Count
-    outside: Count | None = msgspec.field(name="device_events_outside")
-    outside_ns: Ns | None = msgspec.field(name="device_events_outside_us")
-    repeated: list[LayerBlock] = msgspec.field(name="blocks")
-    what: Annotated[str, one_of(("kernels", "operators"))] | None = msgspec.field(name="blocks_of")
-    step: str | None = msgspec.field(name="blocks_in_step")
-    modules: Internal[Modules | None] = msgspec.field(name="every_module")
-    blocks: Internal[Blocks | None] = msgspec.field(name="every_block")
-
-    @classmethod
-    def of(cls, modules: Modules | None, blocks: Blocks | None) -> Layers:
-        """Return the result on modules and blocks."""
-        every = modules.modules if modules else []
-        shown = largest(every, _MOST_IN_JSON, lambda module: module.host_ns)
-        return cls(
-            source="modules" if modules else "repetition",
-            inferred=modules is None,
-            shown=shown,
-            modules_left_out=len(every) - len(shown),
-            outside=modules.outside if modules else None,
-            outside_ns=modules.outside_ns if modules else None,
-            repeated=blocks.blocks if blocks else [],
-            what=blocks.what if blocks else None,
-            step=blocks.step if blocks else None,
-            modules=modules,
-            blocks=blocks,
-        )
-
-    def findings(self) -> list[Finding]:
-        """Findings about modules that take much longer than the same module in other layers."""
-        found = []
-        for module in self.modules.modules if self.modules else []:
-            median, most = module.call_ns.median, module.call_ns.max
-            whole = self.modules.device_ns if self.modules else None
-            if not whole or module.instances < _LEAST_LIKE or most <= _TIMES * median:
-                continue
-            extra = (most - median) * module.calls // module.instances
-            if median and share(extra, whole) >= _LEAST_PERCENT:
-                sentence = (
-                    f"{shortened(module.slowest)} takes {in_words(most, 'ns')} of device time per"
-                    f" call. The median of its {module.instances:,} instances"
-                    f" ({shortened(' / '.join(module.path), 80)}) is {in_words(median, 'ns')}."
-                )
-                shown = Evidence(f"nn.Module: {module.slowest}", None, most, "ns")
-                found.append(
-                    Finding(
-                        "low",
-                        sentence,
-                        (shown,),
-                        "layers.slow_module",
-                        numbers={
-                            "call_ns": most,
-                            "median_call_ns": median,
-                            "instances": module.instances,
-                        },
-                    )
-                )
-        return found[:2]
-
-    def tables(self) -> list[Table]:
-        """The modules, or the blocks."""
-        tables = [] if self.modules is None else [_modules_table(self.modules)]
-        return tables if self.blocks is None else [*tables, _blocks_table(self.blocks)]
-
-
-def analyze(trace: Trace) -> Layers | Unavailable:
-    """Find layers by modules, or else by repetition; Unavailable if there is neither."""
-    modules = modules_of(trace) if len(trace.events) else None
-    if modules is not None and _has_large_class(modules):
-        return Layers.of(modules, None)
-    blocks = blocks_of(trace, step_ranges(trace)) if len(trace.events) else None
-    if modules is not None or blocks is not None:
-        return Layers.of(modules, blocks)
-    return Unavailable(
-        "Layers are unknown: the trace contains no modules, and no block of kernels repeats."
-        " Record it with stacks (with_stack=True), which name the modules.",
-        "no_layers",
-    )
 
 
 def _has_large_class(modules: Modules) -> bool:

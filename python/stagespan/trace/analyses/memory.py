@@ -46,6 +46,93 @@ _DEVICES = {
 }  # fmt: skip
 
 
+def analyze(trace: Trace) -> Memory | Unavailable:
+    """Analyse the memory of each device; Unavailable if the trace has no memory events."""
+    found, left_out = memory_events(trace)
+    if not found:
+        return Unavailable(
+            "The trace has no memory events, so the use of memory is unknown: record it with"
+            " profile_memory=True.",
+            "no_memory_events",
+        )
+    ranges = step_ranges(trace) if len(trace.events) else None
+    begin, _ = window_of(trace) or (int(found[0].time_ns[0]), 0)
+    place = Place(trace)
+    devices = [_device_of(trace, events, ranges, place, begin) for events in found]
+    return Memory(devices, left_out)
+
+
+class Memory(StructResult, frozen=True):
+    """All devices, that with the highest peak first."""
+
+    devices: list[DeviceMemory]
+    left_out: Count = msgspec.field(name="events_left_out")
+    """The number of events without a valid size."""
+
+    def findings(self) -> list[Finding]:
+        """Findings about memory that grows with each step."""
+        found = []
+        for device in self.devices:
+            finding = None
+            if device.growth is not None:
+                finding = device.growth.finding(device.device, device.peak_bytes)
+            if finding is not None:
+                found.append(finding)
+        return found
+
+    def tables(self) -> list[Table]:
+        """Peaks, and the operators that held the memory."""
+        note = ""
+        if any(not each.is_total for each in self.devices):
+            note = (
+                "The trace does not show what was allocated before it began; figures do not"
+                " include it."
+            )
+        if self.left_out:
+            note += f" Skipped {counted(self.left_out, 'event')} without a size."
+        tables = [
+            Table.of(
+                "Memory",
+                self.devices,
+                ("device", "device", ""),
+                ("peak_bytes", "peak", "bytes"),
+                (_time_of_peak, "at", ""),
+                (lambda device: device.holder and device.holder.operator, "reached in", ""),
+                ("last_bytes", "at the end", "bytes"),
+                ("most_reserved_bytes", "most reserved", "bytes"),
+                ("unused_bytes", "reserved, unused at the peak", "bytes"),
+                note=note.strip(),
+            )
+        ]
+        least = min(_LEAST_REPORTED, self.devices[0].peak_bytes)
+        for each in self.devices:
+            if each.peak_bytes < least:
+                continue
+            tables.append(_holders_table(each))
+            if each.growth is not None:
+                tables.append(each.growth.table(each.device))
+        return tables
+
+    def chart(self) -> Chart | None:
+        """Bytes over time, of each device."""
+        devices = [
+            {"device": shortened(each.device, LONGEST_NAME), "curve": each.curve}
+            for each in self.devices
+            if len(each.curve) > 1
+        ]
+        return {"kind": "memory", "devices": devices} if devices else None
+
+    def line(self) -> str:
+        """The highest peak."""
+        first = self.devices[0]
+        if first.peak_bytes < _LEAST_REPORTED:
+            return ""
+        return (
+            f"at most {in_words(first.peak_bytes, 'bytes')} on {shortened(first.device, 30)},"
+            f" at {in_words(first.peak_ns, 'ns')}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryEvents:
     """The events of one device in the order of time. All arrays have one element for each event."""
@@ -292,11 +379,21 @@ class _Forest:
 
 # Memory must grow in this many consecutive steps. The first steps are a warm-up.
 _LEAST_STEPS = 4
+
+
 # Percent of the peak, and bytes: less growth, such as of a list of losses, is not reported.
 _LEAST_PERCENT = 0.1
+
+
 _LEAST_BYTES = 1 << 16
+
+
 _SHARES = Thresholds(20.0, 5.0, 0.0)
+
+
 _SHOWN = 20
+
+
 _MOST_IN_JSON = 2_000
 
 
@@ -407,13 +504,16 @@ def _allocated_in(
     return trace.names[code], int(sizes[code])
 
 
-# --- The analysis ---
-
-
 _HOLDERS = 20
+
+
 _POINTS = 400
+
+
 # A device with a lower peak, such as the host with its scalars, has no tables of its own.
 _LEAST_REPORTED = 1 << 20
+
+
 # The number of holders whose line of Python is looked up.
 _WITH_LINES = 5
 
@@ -464,93 +564,6 @@ class DeviceMemory(Figures, frozen=True):
     """The growth by step; None without steps."""
     curve: list[tuple[Ns, int]]
     """Time and bytes of the peak in each of some hundred intervals."""
-
-
-class Memory(StructResult, frozen=True):
-    """All devices, that with the highest peak first."""
-
-    devices: list[DeviceMemory]
-    left_out: Count = msgspec.field(name="events_left_out")
-    """The number of events without a valid size."""
-
-    def findings(self) -> list[Finding]:
-        """Findings about memory that grows with each step."""
-        found = []
-        for device in self.devices:
-            finding = None
-            if device.growth is not None:
-                finding = device.growth.finding(device.device, device.peak_bytes)
-            if finding is not None:
-                found.append(finding)
-        return found
-
-    def tables(self) -> list[Table]:
-        """Peaks, and the operators that held the memory."""
-        note = ""
-        if any(not each.is_total for each in self.devices):
-            note = (
-                "The trace does not show what was allocated before it began; figures do not"
-                " include it."
-            )
-        if self.left_out:
-            note += f" Skipped {counted(self.left_out, 'event')} without a size."
-        tables = [
-            Table.of(
-                "Memory",
-                self.devices,
-                ("device", "device", ""),
-                ("peak_bytes", "peak", "bytes"),
-                (_time_of_peak, "at", ""),
-                (lambda device: device.holder and device.holder.operator, "reached in", ""),
-                ("last_bytes", "at the end", "bytes"),
-                ("most_reserved_bytes", "most reserved", "bytes"),
-                ("unused_bytes", "reserved, unused at the peak", "bytes"),
-                note=note.strip(),
-            )
-        ]
-        least = min(_LEAST_REPORTED, self.devices[0].peak_bytes)
-        for each in self.devices:
-            if each.peak_bytes < least:
-                continue
-            tables.append(_holders_table(each))
-            if each.growth is not None:
-                tables.append(each.growth.table(each.device))
-        return tables
-
-    def chart(self) -> Chart | None:
-        """Bytes over time, of each device."""
-        devices = [
-            {"device": shortened(each.device, LONGEST_NAME), "curve": each.curve}
-            for each in self.devices
-            if len(each.curve) > 1
-        ]
-        return {"kind": "memory", "devices": devices} if devices else None
-
-    def line(self) -> str:
-        """The highest peak."""
-        first = self.devices[0]
-        if first.peak_bytes < _LEAST_REPORTED:
-            return ""
-        return (
-            f"at most {in_words(first.peak_bytes, 'bytes')} on {shortened(first.device, 30)},"
-            f" at {in_words(first.peak_ns, 'ns')}"
-        )
-
-
-def analyze(trace: Trace) -> Memory | Unavailable:
-    """Analyse the memory of each device; Unavailable if the trace has no memory events."""
-    found, left_out = memory_events(trace)
-    if not found:
-        return Unavailable(
-            "The trace has no memory events, so the use of memory is unknown: record it with"
-            " profile_memory=True.",
-            "no_memory_events",
-        )
-    ranges = step_ranges(trace) if len(trace.events) else None
-    begin, _ = window_of(trace) or (int(found[0].time_ns[0]), 0)
-    place = Place(trace)
-    devices = [_device_of(trace, events, ranges, place, begin) for events in found]
-    return Memory(devices, left_out)
 
 
 def _device_of(

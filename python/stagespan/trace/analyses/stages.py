@@ -45,147 +45,58 @@ _DIGITS = re.compile(r"\d+")
 _MOST_NAMES = 300
 
 
-@dataclass(frozen=True, slots=True)
-class StageTree:
-    """Stages by path; times in ns. `rows`, `node` and `folded` have one element for each call."""
-
-    rows: Rows
-    """The annotations, rows of `trace.events`."""
-    node: Rows
-    """The stage of each call."""
-    folded: NDArray[np.bool_]
-    """Calls at too great a depth, which count as part of the enclosing stage."""
-    names: list[str]
-    """The name of each stage; stages come after the enclosing stage."""
-    parent: Rows
-    """The enclosing stage of each stage, or -1."""
-    calls: Numbers
-    host_ns: Numbers
-    host_self_ns: Numbers
-    """Less the stages within it."""
-    device_rows: Rows
-    """All device events."""
-    stage_of: Rows
-    """The innermost call (an index into `rows`) around the launch of each of them, or -1."""
-    by_time: int
-    """The number of them that were assigned to the stage of another thread at that time."""
-    calls_made: Numbers
-    """The number of launching calls in each stage, without nested stages."""
-    idle_ns: Numbers | None
-    """The idle time of all devices during the calls of each stage, without nested stages; None
-    without a device."""
-
-    def of_node(self, figure: Numbers) -> Numbers:
-        """Sum a figure of the device events by stage, without nested stages."""
-        node = np.where(self.stage_of >= 0, self.node[self.stage_of], -1)
-        return sums(node, figure, len(self.names))
-
-    def inclusive(self, own: Numbers) -> Numbers:
-        """Return for each stage its own figure plus those of nested stages."""
-        return with_those_below(self.parent, own)
-
-
-def stage_tree(trace: Trace) -> StageTree | None:
-    """Find the stages, and the stage that launched each device event; None without stages."""
+def analyze(trace: Trace) -> Stages | Unavailable:
+    """Sum up the stages; Unavailable if the trace has no annotations."""
+    tree = stage_tree(trace) if len(trace.events) else None
+    if tree is None:
+        return Unavailable(
+            "The trace has no annotations, so its stages are unknown: mark them with"
+            " torch.profiler.record_function or stagespan.span.",
+            "no_annotations",
+        )
     events = trace.events
-    marks = stage_calls(trace)
-    if marks is None:
-        return None
-    rows, lane, tree = marks.rows, marks.lane, marks.tree
-    device = device_work(trace).rows
-    calls = launch_of(trace, device)
-    names, word = _words(trace, rows)
-    paths = Paths(tree.parent, word)
-    sources = launch_sources(trace, device)
-    origin = calls if sources is None else sources.origin
-    stage_of = marks.index(stages_around(trace, origin))
-    known = np.flatnonzero(stage_of >= 0)
-    by_time = lane[stage_of[known]] != threads_of(marks.threads, trace, origin[known])
-    known = known[calls[known] >= 0]
-    launch, first = np.unique(calls[known], return_index=True)
-    launched_in = paths.node[stage_of[known[first]]]
-    return StageTree(
-        rows=rows,
-        node=paths.node,
-        names=[names[code] for code in paths.word],
-        parent=paths.parent,
-        folded=paths.folded,
-        calls=np.bincount(paths.node[~paths.folded], minlength=len(paths)),
-        host_ns=paths.sums(np.where(paths.folded, 0, events.dur_ns[rows])),
-        host_self_ns=paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane)),
-        device_rows=device,
-        stage_of=stage_of,
-        by_time=int(by_time.sum()),
-        calls_made=sums(launched_in, np.ones_like(launch), len(paths)),
-        idle_ns=paths.sums(_idle(trace, tree, device, len(rows))) if len(device) else None,
+    durations = events.dur_ns[tree.device_rows]
+    own_device = tree.of_node(durations)
+    own_count = tree.of_node(np.ones_like(durations))
+    outside = tree.stage_of < 0
+    on_device = len(durations) > 0
+    per_step = _per_step(trace, tree)
+    device, launched = tree.inclusive(own_device), tree.inclusive(own_count)
+    separate = np.flatnonzero(~tree.folded)
+    rows, nodes = tree.rows[separate], tree.node[separate]
+    longest = rows[np.lexsort((-events.dur_ns[rows], nodes))]
+    firsts = np.searchsorted(np.sort(nodes), np.arange(len(tree.names)))
+    paths = paths_to(tree.parent, tree.names)
+    stages = []
+    for node in range(len(tree.names)):
+        steps, step_host, step_device = per_step[node] if per_step else (None, None, None)
+        stages.append(
+            Stage(
+                path=paths[node],
+                calls=int(tree.calls[node]),
+                host_ns=int(tree.host_ns[node]),
+                host_self_ns=int(tree.host_self_ns[node]),
+                device_ns=int(device[node]) if on_device else None,
+                device_self_ns=int(own_device[node]) if on_device else None,
+                launched=int(launched[node]) if on_device else None,
+                launched_self=int(own_count[node]) if on_device else None,
+                calls_made=int(tree.calls_made[node]),
+                idle_self_ns=None if tree.idle_ns is None else int(tree.idle_ns[node]),
+                steps=steps,
+                step_host_ns=step_host,
+                step_device_ns=step_device if on_device else None,
+                longest=evidence(trace, int(longest[firsts[node]])),
+            )
+        )
+    return Stages.of(
+        _as_read(tree, stages),
+        work_ns=length_of_work(trace),
+        device_ns=int(durations.sum()) if on_device else None,
+        outside=int(outside.sum()),
+        outside_ns=int(durations[outside].sum()),
+        by_time=tree.by_time,
+        deeper=int(tree.folded.sum()),
     )
-
-
-def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
-    """Return how long the device was idle while each of `count` events was the innermost one."""
-    events = trace.events
-    origin = int(events.begin_ns.min())
-    busy = Cover(events.begin_ns[device] - origin, events.end_ns[device] - origin)
-    owner, begin, end = tree.stretches()
-    idle = end - begin - busy.within(begin - origin, end - origin)
-    return sums(owner, idle, count)
-
-
-def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the names of stages and calls, without numbers if there are too many names."""
-    codes, word = np.unique(trace.events.name[rows], return_inverse=True)
-    names = [trace.names[code] for code in codes]
-    if len(names) <= _MOST_NAMES:
-        return names, word.reshape(-1).astype(np.int64)
-    plain = [_DIGITS.sub("#", name) for name in names]
-    number = {name: at for at, name in enumerate(dict.fromkeys(plain))}
-    of = np.array([number[name] for name in plain], dtype=np.int64)
-    return list(number), of[word.reshape(-1)]
-
-
-# --- The analysis ---
-
-
-_SHOWN = 40
-_MOST_IN_JSON = 1_000
-_MOST_CELLS = 5_000_000
-# A finding needs at least this many launches per call, each with at most this much work.
-_LEAST_LAUNCHES = 20
-_MOST_KERNEL_NS = 20_000
-# The most host time per launch. If it takes longer, the host also does other work.
-_MOST_LAUNCH_NS = 300_000
-# The least percentage of the time from the first work to the end of the last.
-_SHARES = Thresholds(50.0, 25.0, 10.0)
-_MOST_FINDINGS = 2
-
-
-class Stage(Figures, frozen=True):
-    """All calls of a stage at one place in the tree; times in ns, on all threads."""
-
-    path: Path
-    """The names of the enclosing stages, and its own name."""
-    calls: Count
-    host_ns: Ns
-    host_self_ns: Ns
-    """Less the stages within it."""
-    device_ns: Ns | None
-    """Durations of the work that it launched, with overlaps counted twice; None without a
-    device."""
-    device_self_ns: Ns | None
-    """Device time without nested stages."""
-    launched: Count | None = msgspec.field(name="device_events")
-    launched_self: Count | None = msgspec.field(name="device_events_self")
-    calls_made: Count = msgspec.field(name="launches_self")
-    """The number of launching calls; the launch of a graph starts many kernels."""
-    idle_self_ns: Ns | None = msgspec.field(name="device_idle_self_us")
-    """Idle time of all devices during its calls, without nested stages."""
-    steps: Count | None
-    """The number of steps that contain it; None if the trace has no steps."""
-    step_host_ns: Ns | None = msgspec.field(name="host_us_a_step")
-    """The median of its time in these steps."""
-    step_device_ns: Ns | None = msgspec.field(name="device_us_a_step")
-    longest: Internal[Evidence]
-    """Its longest call."""
 
 
 class Stages(StructResult, frozen=True):
@@ -318,58 +229,158 @@ class Stages(StructResult, frozen=True):
         return [Table.of("Stages", kept, *columns, note=note.strip())]
 
 
-def analyze(trace: Trace) -> Stages | Unavailable:
-    """Sum up the stages; Unavailable if the trace has no annotations."""
-    tree = stage_tree(trace) if len(trace.events) else None
-    if tree is None:
-        return Unavailable(
-            "The trace has no annotations, so its stages are unknown: mark them with"
-            " torch.profiler.record_function or stagespan.span.",
-            "no_annotations",
-        )
+@dataclass(frozen=True, slots=True)
+class StageTree:
+    """Stages by path; times in ns. `rows`, `node` and `folded` have one element for each call."""
+
+    rows: Rows
+    """The annotations, rows of `trace.events`."""
+    node: Rows
+    """The stage of each call."""
+    folded: NDArray[np.bool_]
+    """Calls at too great a depth, which count as part of the enclosing stage."""
+    names: list[str]
+    """The name of each stage; stages come after the enclosing stage."""
+    parent: Rows
+    """The enclosing stage of each stage, or -1."""
+    calls: Numbers
+    host_ns: Numbers
+    host_self_ns: Numbers
+    """Less the stages within it."""
+    device_rows: Rows
+    """All device events."""
+    stage_of: Rows
+    """The innermost call (an index into `rows`) around the launch of each of them, or -1."""
+    by_time: int
+    """The number of them that were assigned to the stage of another thread at that time."""
+    calls_made: Numbers
+    """The number of launching calls in each stage, without nested stages."""
+    idle_ns: Numbers | None
+    """The idle time of all devices during the calls of each stage, without nested stages; None
+    without a device."""
+
+    def of_node(self, figure: Numbers) -> Numbers:
+        """Sum a figure of the device events by stage, without nested stages."""
+        node = np.where(self.stage_of >= 0, self.node[self.stage_of], -1)
+        return sums(node, figure, len(self.names))
+
+    def inclusive(self, own: Numbers) -> Numbers:
+        """Return for each stage its own figure plus those of nested stages."""
+        return with_those_below(self.parent, own)
+
+
+def stage_tree(trace: Trace) -> StageTree | None:
+    """Find the stages, and the stage that launched each device event; None without stages."""
     events = trace.events
-    durations = events.dur_ns[tree.device_rows]
-    own_device = tree.of_node(durations)
-    own_count = tree.of_node(np.ones_like(durations))
-    outside = tree.stage_of < 0
-    on_device = len(durations) > 0
-    per_step = _per_step(trace, tree)
-    device, launched = tree.inclusive(own_device), tree.inclusive(own_count)
-    separate = np.flatnonzero(~tree.folded)
-    rows, nodes = tree.rows[separate], tree.node[separate]
-    longest = rows[np.lexsort((-events.dur_ns[rows], nodes))]
-    firsts = np.searchsorted(np.sort(nodes), np.arange(len(tree.names)))
-    paths = paths_to(tree.parent, tree.names)
-    stages = []
-    for node in range(len(tree.names)):
-        steps, step_host, step_device = per_step[node] if per_step else (None, None, None)
-        stages.append(
-            Stage(
-                path=paths[node],
-                calls=int(tree.calls[node]),
-                host_ns=int(tree.host_ns[node]),
-                host_self_ns=int(tree.host_self_ns[node]),
-                device_ns=int(device[node]) if on_device else None,
-                device_self_ns=int(own_device[node]) if on_device else None,
-                launched=int(launched[node]) if on_device else None,
-                launched_self=int(own_count[node]) if on_device else None,
-                calls_made=int(tree.calls_made[node]),
-                idle_self_ns=None if tree.idle_ns is None else int(tree.idle_ns[node]),
-                steps=steps,
-                step_host_ns=step_host,
-                step_device_ns=step_device if on_device else None,
-                longest=evidence(trace, int(longest[firsts[node]])),
-            )
-        )
-    return Stages.of(
-        _as_read(tree, stages),
-        work_ns=length_of_work(trace),
-        device_ns=int(durations.sum()) if on_device else None,
-        outside=int(outside.sum()),
-        outside_ns=int(durations[outside].sum()),
-        by_time=tree.by_time,
-        deeper=int(tree.folded.sum()),
+    marks = stage_calls(trace)
+    if marks is None:
+        return None
+    rows, lane, tree = marks.rows, marks.lane, marks.tree
+    device = device_work(trace).rows
+    calls = launch_of(trace, device)
+    names, word = _words(trace, rows)
+    paths = Paths(tree.parent, word)
+    sources = launch_sources(trace, device)
+    origin = calls if sources is None else sources.origin
+    stage_of = marks.index(stages_around(trace, origin))
+    known = np.flatnonzero(stage_of >= 0)
+    by_time = lane[stage_of[known]] != threads_of(marks.threads, trace, origin[known])
+    known = known[calls[known] >= 0]
+    launch, first = np.unique(calls[known], return_index=True)
+    launched_in = paths.node[stage_of[known[first]]]
+    return StageTree(
+        rows=rows,
+        node=paths.node,
+        names=[names[code] for code in paths.word],
+        parent=paths.parent,
+        folded=paths.folded,
+        calls=np.bincount(paths.node[~paths.folded], minlength=len(paths)),
+        host_ns=paths.sums(np.where(paths.folded, 0, events.dur_ns[rows])),
+        host_self_ns=paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane)),
+        device_rows=device,
+        stage_of=stage_of,
+        by_time=int(by_time.sum()),
+        calls_made=sums(launched_in, np.ones_like(launch), len(paths)),
+        idle_ns=paths.sums(_idle(trace, tree, device, len(rows))) if len(device) else None,
     )
+
+
+def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
+    """Return how long the device was idle while each of `count` events was the innermost one."""
+    events = trace.events
+    origin = int(events.begin_ns.min())
+    busy = Cover(events.begin_ns[device] - origin, events.end_ns[device] - origin)
+    owner, begin, end = tree.stretches()
+    idle = end - begin - busy.within(begin - origin, end - origin)
+    return sums(owner, idle, count)
+
+
+def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the names of stages and calls, without numbers if there are too many names."""
+    codes, word = np.unique(trace.events.name[rows], return_inverse=True)
+    names = [trace.names[code] for code in codes]
+    if len(names) <= _MOST_NAMES:
+        return names, word.reshape(-1).astype(np.int64)
+    plain = [_DIGITS.sub("#", name) for name in names]
+    number = {name: at for at, name in enumerate(dict.fromkeys(plain))}
+    of = np.array([number[name] for name in plain], dtype=np.int64)
+    return list(number), of[word.reshape(-1)]
+
+
+_SHOWN = 40
+
+
+_MOST_IN_JSON = 1_000
+
+
+_MOST_CELLS = 5_000_000
+
+
+# A finding needs at least this many launches per call, each with at most this much work.
+_LEAST_LAUNCHES = 20
+
+
+_MOST_KERNEL_NS = 20_000
+
+
+# The most host time per launch. If it takes longer, the host also does other work.
+_MOST_LAUNCH_NS = 300_000
+
+
+# The least percentage of the time from the first work to the end of the last.
+_SHARES = Thresholds(50.0, 25.0, 10.0)
+
+
+_MOST_FINDINGS = 2
+
+
+class Stage(Figures, frozen=True):
+    """All calls of a stage at one place in the tree; times in ns, on all threads."""
+
+    path: Path
+    """The names of the enclosing stages, and its own name."""
+    calls: Count
+    host_ns: Ns
+    host_self_ns: Ns
+    """Less the stages within it."""
+    device_ns: Ns | None
+    """Durations of the work that it launched, with overlaps counted twice; None without a
+    device."""
+    device_self_ns: Ns | None
+    """Device time without nested stages."""
+    launched: Count | None = msgspec.field(name="device_events")
+    launched_self: Count | None = msgspec.field(name="device_events_self")
+    calls_made: Count = msgspec.field(name="launches_self")
+    """The number of launching calls; the launch of a graph starts many kernels."""
+    idle_self_ns: Ns | None = msgspec.field(name="device_idle_self_us")
+    """Idle time of all devices during its calls, without nested stages."""
+    steps: Count | None
+    """The number of steps that contain it; None if the trace has no steps."""
+    step_host_ns: Ns | None = msgspec.field(name="host_us_a_step")
+    """The median of its time in these steps."""
+    step_device_ns: Ns | None = msgspec.field(name="device_us_a_step")
+    longest: Internal[Evidence]
+    """Its longest call."""
 
 
 def _as_read(tree: StageTree, stages: list[Stage]) -> list[Stage]:

@@ -56,6 +56,190 @@ _HOST = ("cpu_op", "user_annotation", "python_function", "overhead")
 _Part = Annotated[str, one_of([*PARTS, *(part for part in HOST_PARTS if part not in PARTS)])]
 
 
+def analyze(trace: Trace) -> Steps | Unavailable:
+    """Split each step's time; Unavailable if the trace shows no steps."""
+    ranges = step_ranges(trace) if len(trace.events) else None
+    window = window_of(trace)
+    if ranges is None or window is None:
+        return Unavailable(
+            "Steps are unknown: none are marked, and nothing repeats. Call profiler.step() after"
+            " each step, or annotate each step with the same name.",
+            "no_steps",
+        )
+    times = step_times(trace, ranges)
+    origin = window[0]
+    on_device = len(times.device_rows) > 0
+    outside = times.device_rows[times.step_of < 0]
+    edges = edges_of(trace, times)
+    steps = _rows(ranges, times, origin, on_device)
+    earlier_ns = _earlier(ranges, times)
+    return Steps(
+        count=len(steps),
+        source=ranges.source,
+        how=ranges.how,
+        inferred=ranges.inferred,
+        step_ns=_quartiles(times.end_ns - times.begin_ns),
+        parts={part: int(time.sum()) for part, time in times.parts.items()},
+        steps=steps,
+        steps_left_out=max(len(steps) - _MOST_IN_JSON, 0) + ranges.overlapping,
+        without_work=len(steps_without_work(trace)) if on_device else None,
+        gaps=step_gaps(trace, ranges, times, origin),
+        before_device_ns=sum(edge.dur_ns for edge in edges if edge.first),
+        behind_device_ns=sum(edge.dur_ns for edge in edges if not edge.first),
+        outliers=outliers(trace, ranges, times, origin),
+        earlier_ns=earlier_ns,
+        earlier_recorded=None if earlier_ns is None else times.earlier.recorded,
+        outside=len(outside),
+        outside_ns=int(trace.events.dur_ns[outside].sum()),
+        edges=edges,
+        ranges=ranges,
+    )
+
+
+class Steps(StructResult, frozen=True):
+    """All steps, and sums over them; times in ns."""
+
+    count: Count
+    source: Source
+    """How the steps were found: see `step_ranges`."""
+    how: str
+    """A sentence about this."""
+    inferred: bool
+    step_ns: Quartiles
+    """The steps' durations."""
+    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
+    """All steps' time by part."""
+    steps: Annotated[list[Step], first(_MOST_IN_JSON)]
+    steps_left_out: Count
+    """Those that are not in the JSON, and marks that overlap an earlier step."""
+    without_work: Count | None = msgspec.field(name="steps_without_device_events")
+    """Steps of which the trace should have device events, but has none; None without a device."""
+    gaps: StepGaps = msgspec.field(name="between")
+    before_device_ns: Ns
+    behind_device_ns: Ns
+    outliers: list[Outlier]
+    earlier_ns: Ns | None = msgspec.field(name="earlier_work_us")
+    """The time from the first step's mark until the device had finished earlier work, which was
+    launched before the trace began. The first step begins after it. None if there is none."""
+    earlier_recorded: bool | None = msgspec.field(name="earlier_work_recorded")
+    """Whether the trace contains the events of that work."""
+    outside: Count = msgspec.field(name="device_events_outside")
+    """The number of device events that were not launched in a step."""
+    outside_ns: Ns = msgspec.field(name="device_events_outside_us")
+    """Their total duration."""
+    edges: Internal[list[Edge]]
+    ranges: Internal[StepRanges]
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the trace has device events."""
+        return self.without_work is not None
+
+    @property
+    def total_ns(self) -> int:
+        """All steps' time."""
+        return sum(self.parts.values())
+
+    def findings(self) -> list[Finding]:
+        """Findings about time at the edges of the trace, and about unusually long steps."""
+        total = self.total_ns
+        found = [
+            finding for edge in self.edges if (finding := edge.finding(total, len(self.steps)))
+        ]
+        return found + outlier_findings(self.outliers, total, len(self.steps), self.on_device)
+
+    def tables(self) -> list[Table]:
+        """Tables of the time by part, the first steps, and the gaps between steps."""
+        meaning = PARTS if self.on_device else HOST_PARTS
+        total = self.total_ns
+        count = len(self.steps)
+        spread = self.step_ns
+        note = self.how
+        if self.without_work:
+            note += (
+                f" {self.without_work:,} of the {counted(count, 'step')}"
+                f" {'has' if self.without_work == 1 else 'have'} no device events."
+            )
+        if count > 1:
+            note += (
+                f" {count:,} steps: the median is {in_words(spread.median, 'ns')}, half of them"
+                f" took {in_words(spread.first_quartile, 'ns')} to"
+                f" {in_words(spread.third_quartile, 'ns')}, and all took"
+                f" {in_words(spread.min, 'ns')} to {in_words(spread.max, 'ns')}."
+            )
+        after = max((step.after_host_ns or 0 for step in self.steps), default=0)
+        if after:
+            note += (
+                " Work belongs to the step that launched it, even if it runs after the step's mark"
+                f" (here up to {in_words(after, 'ns')})."
+            )
+        if self.outside:
+            note += (
+                f" {counted(self.outside, 'device event')} ({in_words(self.outside_ns, 'ns')})"
+                f" {'was' if self.outside == 1 else 'were'} not launched in a step."
+            )
+        if self.earlier_ns:
+            note += (
+                f" For the first {in_words(self.earlier_ns, 'ns')} of the first step's mark the"
+                " device was still busy with work that was launched before the trace began"
+                f"{'' if self.earlier_recorded else ' and is not in it'}. The step begins after"
+                " that."
+            )
+        tables = [
+            Table.of(
+                "Where the steps' time went",
+                [(part, time) for part, time in self.parts.items() if time],
+                (lambda part: meaning[part[0]], "", ""),
+                (itemgetter(1), "time", "ns"),
+                (lambda part: part[1] // count, "per step", "ns"),
+                (lambda part: share(part[1], total), _of(count), "%"),
+                note=note,
+            )
+        ]
+        shown = [part for part, time in self.parts.items() if time]
+        tables.append(
+            Table(
+                "Steps",
+                (("step", ""), ("time", "ns"), *((part.replace("_", " "), "ns") for part in shown)),
+                [
+                    (shortened(step.name), step.dur_ns, *(step.parts[part] for part in shown))
+                    for step in self.steps[:_STEPS_SHOWN]
+                ],
+                f"The first {_STEPS_SHOWN} of {count:,}." if count > _STEPS_SHOWN else "",
+            )
+        )
+        between = self.gaps.table()
+        return tables if between is None else [*tables, between]
+
+    def chart(self) -> Chart | None:
+        """The parts of each step or, if there are many, of the first steps."""
+        steps = self.steps[:MOST_DRAWN]
+        if len(steps) < 2:
+            return None
+        words = PARTS if self.on_device else HOST_PARTS
+        times = {part: [step.parts.get(part, 0) for step in steps] for part in self.parts}
+        left = len(self.steps) - len(steps)
+        return {
+            "kind": "steps",
+            "names": [shortened(step.name, LONGEST_NAME) for step in steps],
+            "on_device": self.on_device,
+            "parts": [(part, words.get(part, part), of) for part, of in times.items() if any(of)],
+            "note": f"Not drawn: {counted(left, 'step')}." if left > 0 else "",
+        }
+
+    def line(self) -> str:
+        """The number and the durations of the steps, and what they are if they are not marked."""
+        spread = self.step_ns
+        is_plain = self.source == "profiler" and not self.ranges.overlapping
+        how = "" if is_plain else f". {self.how}"
+        if len(self.steps) == 1:
+            return f"1, {in_words(float(self.total_ns), 'ns')}{how}"
+        return (
+            f"{len(self.steps):,}, {in_words(spread.median, 'ns')} in the median"
+            f" ({in_words(spread.min, 'ns')} to {in_words(spread.max, 'ns')}){how}"
+        )
+
+
 class StepGap(Figures, frozen=True):
     """The time between two steps without device work of any step; times in ns."""
 
@@ -225,17 +409,33 @@ def _host_events(trace: Trace) -> TimeIndex:
 
 
 _FEWEST_STEPS = 4
+
+
 # The least distance from the median: in median deviations, relative to it, and in how many steps.
 _DISTANCES = 7.0
+
+
 _LEAST_TIMES = 1.2
+
+
 _MOST_SHARE = 1 / 3
+
+
 # Of more steps than that, only those are outliers that exceed the median of these by this factor.
 _FAR_TIMES = 3.0
+
+
 # The least excess of an outlier over the median, as a part of all steps' time.
 _OUTLIER_SHARES = Thresholds(25.0, 10.0, 3.0)
+
+
 # A step that is slower by this factor is reported regardless of the number of steps.
 _ALWAYS_TIMES = 1.5
+
+
 _OUTLIERS_SHOWN = 3
+
+
 _MOST_REPORTED = 10
 
 
@@ -378,11 +578,12 @@ def _by_name(trace: Trace, rows: Rows) -> Numbers:
     return result
 
 
-# --- The analysis ---
-
-
 _STEPS_SHOWN = 20
+
+
 _MOST_IN_JSON = 2_000
+
+
 MOST_DRAWN = 400
 
 
@@ -416,190 +617,6 @@ class Quartiles(Figures, frozen=True):
     median: Ns
     third_quartile: Ns
     max: Ns
-
-
-class Steps(StructResult, frozen=True):
-    """All steps, and sums over them; times in ns."""
-
-    count: Count
-    source: Source
-    """How the steps were found: see `step_ranges`."""
-    how: str
-    """A sentence about this."""
-    inferred: bool
-    step_ns: Quartiles
-    """The steps' durations."""
-    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
-    """All steps' time by part."""
-    steps: Annotated[list[Step], first(_MOST_IN_JSON)]
-    steps_left_out: Count
-    """Those that are not in the JSON, and marks that overlap an earlier step."""
-    without_work: Count | None = msgspec.field(name="steps_without_device_events")
-    """Steps of which the trace should have device events, but has none; None without a device."""
-    gaps: StepGaps = msgspec.field(name="between")
-    before_device_ns: Ns
-    behind_device_ns: Ns
-    outliers: list[Outlier]
-    earlier_ns: Ns | None = msgspec.field(name="earlier_work_us")
-    """The time from the first step's mark until the device had finished earlier work, which was
-    launched before the trace began. The first step begins after it. None if there is none."""
-    earlier_recorded: bool | None = msgspec.field(name="earlier_work_recorded")
-    """Whether the trace contains the events of that work."""
-    outside: Count = msgspec.field(name="device_events_outside")
-    """The number of device events that were not launched in a step."""
-    outside_ns: Ns = msgspec.field(name="device_events_outside_us")
-    """Their total duration."""
-    edges: Internal[list[Edge]]
-    ranges: Internal[StepRanges]
-
-    @property
-    def on_device(self) -> bool:
-        """Whether the trace has device events."""
-        return self.without_work is not None
-
-    @property
-    def total_ns(self) -> int:
-        """All steps' time."""
-        return sum(self.parts.values())
-
-    def findings(self) -> list[Finding]:
-        """Findings about time at the edges of the trace, and about unusually long steps."""
-        total = self.total_ns
-        found = [
-            finding for edge in self.edges if (finding := edge.finding(total, len(self.steps)))
-        ]
-        return found + outlier_findings(self.outliers, total, len(self.steps), self.on_device)
-
-    def tables(self) -> list[Table]:
-        """Tables of the time by part, the first steps, and the gaps between steps."""
-        meaning = PARTS if self.on_device else HOST_PARTS
-        total = self.total_ns
-        count = len(self.steps)
-        spread = self.step_ns
-        note = self.how
-        if self.without_work:
-            note += (
-                f" {self.without_work:,} of the {counted(count, 'step')}"
-                f" {'has' if self.without_work == 1 else 'have'} no device events."
-            )
-        if count > 1:
-            note += (
-                f" {count:,} steps: the median is {in_words(spread.median, 'ns')}, half of them"
-                f" took {in_words(spread.first_quartile, 'ns')} to"
-                f" {in_words(spread.third_quartile, 'ns')}, and all took"
-                f" {in_words(spread.min, 'ns')} to {in_words(spread.max, 'ns')}."
-            )
-        after = max((step.after_host_ns or 0 for step in self.steps), default=0)
-        if after:
-            note += (
-                " Work belongs to the step that launched it, even if it runs after the step's mark"
-                f" (here up to {in_words(after, 'ns')})."
-            )
-        if self.outside:
-            note += (
-                f" {counted(self.outside, 'device event')} ({in_words(self.outside_ns, 'ns')})"
-                f" {'was' if self.outside == 1 else 'were'} not launched in a step."
-            )
-        if self.earlier_ns:
-            note += (
-                f" For the first {in_words(self.earlier_ns, 'ns')} of the first step's mark the"
-                " device was still busy with work that was launched before the trace began"
-                f"{'' if self.earlier_recorded else ' and is not in it'}. The step begins after"
-                " that."
-            )
-        tables = [
-            Table.of(
-                "Where the steps' time went",
-                [(part, time) for part, time in self.parts.items() if time],
-                (lambda part: meaning[part[0]], "", ""),
-                (itemgetter(1), "time", "ns"),
-                (lambda part: part[1] // count, "per step", "ns"),
-                (lambda part: share(part[1], total), _of(count), "%"),
-                note=note,
-            )
-        ]
-        shown = [part for part, time in self.parts.items() if time]
-        tables.append(
-            Table(
-                "Steps",
-                (("step", ""), ("time", "ns"), *((part.replace("_", " "), "ns") for part in shown)),
-                [
-                    (shortened(step.name), step.dur_ns, *(step.parts[part] for part in shown))
-                    for step in self.steps[:_STEPS_SHOWN]
-                ],
-                f"The first {_STEPS_SHOWN} of {count:,}." if count > _STEPS_SHOWN else "",
-            )
-        )
-        between = self.gaps.table()
-        return tables if between is None else [*tables, between]
-
-    def chart(self) -> Chart | None:
-        """The parts of each step or, if there are many, of the first steps."""
-        steps = self.steps[:MOST_DRAWN]
-        if len(steps) < 2:
-            return None
-        words = PARTS if self.on_device else HOST_PARTS
-        times = {part: [step.parts.get(part, 0) for step in steps] for part in self.parts}
-        left = len(self.steps) - len(steps)
-        return {
-            "kind": "steps",
-            "names": [shortened(step.name, LONGEST_NAME) for step in steps],
-            "on_device": self.on_device,
-            "parts": [(part, words.get(part, part), of) for part, of in times.items() if any(of)],
-            "note": f"Not drawn: {counted(left, 'step')}." if left > 0 else "",
-        }
-
-    def line(self) -> str:
-        """The number and the durations of the steps, and what they are if they are not marked."""
-        spread = self.step_ns
-        is_plain = self.source == "profiler" and not self.ranges.overlapping
-        how = "" if is_plain else f". {self.how}"
-        if len(self.steps) == 1:
-            return f"1, {in_words(float(self.total_ns), 'ns')}{how}"
-        return (
-            f"{len(self.steps):,}, {in_words(spread.median, 'ns')} in the median"
-            f" ({in_words(spread.min, 'ns')} to {in_words(spread.max, 'ns')}){how}"
-        )
-
-
-def analyze(trace: Trace) -> Steps | Unavailable:
-    """Split each step's time; Unavailable if the trace shows no steps."""
-    ranges = step_ranges(trace) if len(trace.events) else None
-    window = window_of(trace)
-    if ranges is None or window is None:
-        return Unavailable(
-            "Steps are unknown: none are marked, and nothing repeats. Call profiler.step() after"
-            " each step, or annotate each step with the same name.",
-            "no_steps",
-        )
-    times = step_times(trace, ranges)
-    origin = window[0]
-    on_device = len(times.device_rows) > 0
-    outside = times.device_rows[times.step_of < 0]
-    edges = edges_of(trace, times)
-    steps = _rows(ranges, times, origin, on_device)
-    earlier_ns = _earlier(ranges, times)
-    return Steps(
-        count=len(steps),
-        source=ranges.source,
-        how=ranges.how,
-        inferred=ranges.inferred,
-        step_ns=_quartiles(times.end_ns - times.begin_ns),
-        parts={part: int(time.sum()) for part, time in times.parts.items()},
-        steps=steps,
-        steps_left_out=max(len(steps) - _MOST_IN_JSON, 0) + ranges.overlapping,
-        without_work=len(steps_without_work(trace)) if on_device else None,
-        gaps=step_gaps(trace, ranges, times, origin),
-        before_device_ns=sum(edge.dur_ns for edge in edges if edge.first),
-        behind_device_ns=sum(edge.dur_ns for edge in edges if not edge.first),
-        outliers=outliers(trace, ranges, times, origin),
-        earlier_ns=earlier_ns,
-        earlier_recorded=None if earlier_ns is None else times.earlier.recorded,
-        outside=len(outside),
-        outside_ns=int(trace.events.dur_ns[outside].sum()),
-        edges=edges,
-        ranges=ranges,
-    )
 
 
 def _quartiles(durations: Numbers) -> Quartiles:

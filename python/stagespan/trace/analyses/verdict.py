@@ -119,6 +119,73 @@ _LEAST_EDGE = 5.0
 _Name = Annotated[str, one_of(VERDICTS)]
 
 
+def analyze(trace: Trace) -> Verdict | Unavailable:
+    """Determine the verdict from busy and idle times; without a device, from those of the host.
+
+    The largest of computing, exposed communication, exposed copies and idle time decides. For idle
+    time, the largest group of causes decides. Times are summed over devices. They cover the steps,
+    or the whole trace if it has no steps.
+    """
+    base = base_window(trace)
+    if base is None or len(device_work(trace).rows) == 0:
+        found = host_verdict(trace)
+        if found is None:
+            why = "The trace contains no device events, operators or stages."
+            why = steps_without_operators(trace) or why
+            return Unavailable(f"Cannot tell: {why[0].lower()}{why[1:]}", "no_device")
+        window = window_of(trace)
+        return verdict_of_host(found, found.begin_ns if window is None else window[0])
+    devices = device_times(trace, (base.begin_ns, base.end_ns))
+    whole = together(devices.values())
+    if whole.busy_ns == 0:
+        return Unavailable(
+            "Cannot tell: the trace's device events have no duration, so what bounds the device is"
+            " unknown.",
+            "no_durations",
+        )
+    within = base_idle(trace)
+    assert within is not None
+    idle = within.by_cause
+    spans = _spans(trace)
+    parts = {name: _busy(whole)[of] for name, of in BUSY_PARTS.items()}
+    parts |= {cause: time * len(devices) for cause, time in idle.items()}
+    # Devices are also idle while another one works. The causes of this are not examined.
+    parts[OTHER_DEVICE_BUSY] = whole.idle_ns - sum(idle.values()) * len(devices)
+    parts = {name: time for name, time in sorted(parts.items(), key=lambda p: -p[1]) if time}
+    busy = _busy(whole)
+    waiting = {name: sum(parts.get(cause, 0) for cause in of) for name, of in _IDLE.items()}
+    several = len(devices) > 1
+    # If devices differ, report first the verdict with the most time that can be saved.
+    most = max(busy, key=lambda name: (busy[name], several and name != DEVICE_BUSY))
+    verdict = most
+    if whole.idle_ns > busy[most]:
+        verdict = max(waiting, key=lambda name: waiting[name])
+    without, steps = _without_events(trace)
+    if 2 * without > steps:
+        verdict = CANNOT_TELL
+    times = busy | waiting
+    cause = next((part for part in parts if part in _IDLE.get(verdict, ())), None)
+    total = base.whole_ns * len(devices)
+    result = Verdict(
+        verdict=verdict,
+        sentence="",
+        on_device=True,
+        base=base,
+        whole_ns=total,
+        span_ns=sum(end - begin for begin, end in spans.values()) + _between(gaps(trace), spans),
+        time_ns=times[verdict],
+        percent=share(times[verdict], total),
+        times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
+        parts_ns=parts,
+        cause=None if cause == OTHER_DEVICE_BUSY else cause,
+        preparing=within.preparing,
+        devices=len(devices),
+        differs=_differing(spans, devices, verdict) if several else (),
+        steps_without_events=(without, steps),
+    )
+    return structs.replace(result, sentence=_sentence(result))
+
+
 class Verdict(StructResult, frozen=True):
     """The verdict; times in ns, summed over all devices; without a device, those of the host."""
 
@@ -198,73 +265,6 @@ class Verdict(StructResult, frozen=True):
         if part in BUSY_PARTS:
             return BUSY_PARTS[part]
         return next(name for name, of in _IDLE.items() if part in of)
-
-
-def analyze(trace: Trace) -> Verdict | Unavailable:
-    """Determine the verdict from busy and idle times; without a device, from those of the host.
-
-    The largest of computing, exposed communication, exposed copies and idle time decides. For idle
-    time, the largest group of causes decides. Times are summed over devices. They cover the steps,
-    or the whole trace if it has no steps.
-    """
-    base = base_window(trace)
-    if base is None or len(device_work(trace).rows) == 0:
-        found = host_verdict(trace)
-        if found is None:
-            why = "The trace contains no device events, operators or stages."
-            why = steps_without_operators(trace) or why
-            return Unavailable(f"Cannot tell: {why[0].lower()}{why[1:]}", "no_device")
-        window = window_of(trace)
-        return verdict_of_host(found, found.begin_ns if window is None else window[0])
-    devices = device_times(trace, (base.begin_ns, base.end_ns))
-    whole = together(devices.values())
-    if whole.busy_ns == 0:
-        return Unavailable(
-            "Cannot tell: the trace's device events have no duration, so what bounds the device is"
-            " unknown.",
-            "no_durations",
-        )
-    within = base_idle(trace)
-    assert within is not None
-    idle = within.by_cause
-    spans = _spans(trace)
-    parts = {name: _busy(whole)[of] for name, of in BUSY_PARTS.items()}
-    parts |= {cause: time * len(devices) for cause, time in idle.items()}
-    # Devices are also idle while another one works. The causes of this are not examined.
-    parts[OTHER_DEVICE_BUSY] = whole.idle_ns - sum(idle.values()) * len(devices)
-    parts = {name: time for name, time in sorted(parts.items(), key=lambda p: -p[1]) if time}
-    busy = _busy(whole)
-    waiting = {name: sum(parts.get(cause, 0) for cause in of) for name, of in _IDLE.items()}
-    several = len(devices) > 1
-    # If devices differ, report first the verdict with the most time that can be saved.
-    most = max(busy, key=lambda name: (busy[name], several and name != DEVICE_BUSY))
-    verdict = most
-    if whole.idle_ns > busy[most]:
-        verdict = max(waiting, key=lambda name: waiting[name])
-    without, steps = _without_events(trace)
-    if 2 * without > steps:
-        verdict = CANNOT_TELL
-    times = busy | waiting
-    cause = next((part for part in parts if part in _IDLE.get(verdict, ())), None)
-    total = base.whole_ns * len(devices)
-    result = Verdict(
-        verdict=verdict,
-        sentence="",
-        on_device=True,
-        base=base,
-        whole_ns=total,
-        span_ns=sum(end - begin for begin, end in spans.values()) + _between(gaps(trace), spans),
-        time_ns=times[verdict],
-        percent=share(times[verdict], total),
-        times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
-        parts_ns=parts,
-        cause=None if cause == OTHER_DEVICE_BUSY else cause,
-        preparing=within.preparing,
-        devices=len(devices),
-        differs=_differing(spans, devices, verdict) if several else (),
-        steps_without_events=(without, steps),
-    )
-    return structs.replace(result, sentence=_sentence(result))
 
 
 def verdict_of_host(found: HostVerdict, origin_ns: int) -> Verdict:

@@ -122,7 +122,7 @@ class RankFigures(Figures, frozen=True):
     clock_from: Annotated[str, one_of((ONE_HOST, BY_COLLECTIVES, UNKNOWN_CLOCK))]
     matched_collectives: Count
     last_in: Count | None
-    made_others_wait_ns: Ns | None
+    caused_wait_ns: Ns | None
     waited_ns: Ns | None
     lost_ns: Ns | None
     """The part of `waited_ns` in which the rank did not compute."""
@@ -296,7 +296,7 @@ class Ranks(Job, Titled):
             clock_from=self.clocks.how[at],
             matched_collectives=int(waits.took_part[at]),
             last_in=int(waits.last[at]) if compared else None,
-            made_others_wait_ns=int(waits.caused_ns[at]) if compared else None,
+            caused_wait_ns=int(waits.caused_ns[at]) if compared else None,
             waited_ns=int(waits.waited_ns[at]) if compared else None,
             lost_ns=int(waits.lost_ns[at]) if compared else None,
             waited_for_ns=int(waits.waited_for_ns[at]) if compared else None,

@@ -203,7 +203,7 @@ def gather(
     base = metadata.get("baseTimeNanoseconds")
     if not isinstance(base, int) or isinstance(base, bool) or not 0 <= base < _LARGEST_BASE_NS:
         if base is not None:
-            adjusted["baseTimeNanoseconds that is no time"] += 1
+            adjusted["baseTimeNanoseconds that is not a time"] += 1
         base = None
     names = Codebook(collected_texts(found["names"]).all())
     written = collected_texts(found["categories"]).all()

@@ -14,12 +14,10 @@ from stagespan.trace.kernel_names import labels, printable
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import (
     ABSENT,
-    COVERING,
     CUT,
     ENDS_FAR,
     FAR,
     NEGATIVE,
-    NO_DURATION,
     RANGE_CUT,
 )
 from stagespan.trace.result import (
@@ -81,44 +79,8 @@ def heading(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-_LEFT_OUT = {
-    "metadata entry that is no name": ("metadata entry", "metadata entries"),
-    "entry that is no object": ("entry that is not an object", "entries that are not objects"),
-    "entry of no known phase": ("entry of an unknown phase", "entries of an unknown phase"),
-    "malformed entry": ("malformed entry", "malformed entries"),
-    "event without a time": ("event without a time", "events without a time"),
-    "flow without a time": ("flow without a time", "flows without a time"),
-    "begin without an end": (
-        "begin event without an end event",
-        "begin events without an end event",
-    ),
-    "end without a begin": ("end event without a begin event", "end events without a begin event"),
-    NO_DURATION: (NO_DURATION, "device events without a valid duration"),
-    FAR: (FAR, "events far outside of all others"),
-    COVERING: (COVERING, "device events that cover later events of their streams"),
-    "entry of a second `traceEvents`": (
-        "entry of a second `traceEvents`",
-        "entries of a second `traceEvents`",
-    ),
-}
-
-
-# Entries of which a part of the duration, or all of it, was not used, and what was done.
-_CUT = {
-    ABSENT: ("event without a duration", "events without a duration", "taken as 0"),
-    NEGATIVE: ("negative duration", "negative durations", "taken as 0"),
-    CUT: (COVERING, _LEFT_OUT[COVERING][1], "cut where the next one begins"),
-    ENDS_FAR: (
-        "duration that ends far outside of all events",
-        "durations that end far outside of all events",
-        "cut at the end of the others",
-    ),
-    RANGE_CUT: (
-        "range that overlaps another one a little",
-        "ranges that overlap another one a little",
-        "cut where they meet",
-    ),
-}
+# Entries of which a part of the duration, or all of it, was not used.
+_CUT = {ABSENT, NEGATIVE, CUT, ENDS_FAR, RANGE_CUT}
 
 
 def ignored(trace: Trace) -> list[str]:
@@ -150,15 +112,10 @@ def ignored(trace: Trace) -> list[str]:
 def _not_used(trace: Trace, cause: str, count: int) -> str:
     """Return how many entries, and how much of their time, were not used for a cause."""
     time = trace.ignored_ns.get(cause)
-    if cause in _CUT:
-        one, several, tail = _CUT[cause]
-        length = "" if time is None else f"{in_words(time, 'ns')} of "
-        return f"{length}{count:,} {one if count == 1 else several} ({tail})"
-    words = f"{count:,} {_LEFT_OUT.get(cause, (cause, f'{cause}s'))[count != 1]}"
     if time is None:
-        return words
-    away = f"up to {in_words(time, 'ns')} away" if cause == FAR else in_words(time, "ns")
-    return f"{words} ({away})"
+        return f"{cause} ({count:,})"
+    length = in_words(time, "ns")
+    return f"{cause} ({count:,}, {f'up to {length} away' if cause == FAR else length})"
 
 
 # The data that each analysis needs, and how to record it.

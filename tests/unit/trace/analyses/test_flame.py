@@ -114,7 +114,7 @@ def test_the_stacks_of_old_profilers(write_trace: Callable[..., Path]) -> None:
     )
     # WHEN the graph is built THEN own times are those of the operators
     found = flame_of(read_trace(path))
-    assert found.told_from == "call_stack"
+    assert found.source == "call_stack"
     assert stacks(found) == {
         "main.py(2): run;nn.py(5): linear;aten::linear": 40,
         "main.py(2): run;nn.py(5): linear;aten::mm": 60,

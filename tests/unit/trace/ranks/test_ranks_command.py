@@ -63,7 +63,7 @@ def test_files(folder: Path, tmp_path: Path) -> None:
     ranks = written["ranks"]
     assert (ranks["found"], ranks["missing"]) == (list(range(12)), [12])
     assert ranks["ranks"][4]["last_in"] == 6
-    assert ranks["ranks"][4]["made_others_wait_us"] == 2_400
+    assert ranks["ranks"][4]["caused_wait_us"] == 2_400
     assert ranks["waited_us"] == 11 * 2_400
     assert ranks["collectives"][0]["most_often_last"] == 4
     assert ranks["collectives"][0]["most_waited_for"] == 4

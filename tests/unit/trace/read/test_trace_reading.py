@@ -112,7 +112,7 @@ def test_an_invalid_base_time_is_counted(write_trace: Write, base: Any) -> None:
     # THEN times are unchanged, and this is reported
     assert trace.base_ns is None
     assert trace.events.begin_ns[0] == 1000
-    assert trace.adjusted == {"baseTimeNanoseconds that is no time": 1}
+    assert trace.adjusted == {"baseTimeNanoseconds that is not a time": 1}
 
 
 def test_old_categories_get_current_names(write_trace: Write) -> None:
@@ -209,13 +209,13 @@ def test_phases_are_stored_in_their_tables(write_trace: Write) -> None:
     assert trace.process_labels == {5: "GPU 0"}
     assert trace.thread_names == {(5, 6): "main"}
     assert trace.left_out == {
-        "metadata entry that is no name": 1,
+        "metadata entry": 1,
         "counter": 1,
         "async event": 1,
-        "entry of no known phase": 2,
+        "entry of an unknown phase": 2,
         "event without a time": 1,
         "flow without a time": 1,
-        "entry that is no object": 4,
+        "entry that is not an object": 4,
     }
     assert accounted(trace) == trace.total == len(entries)
 
@@ -239,7 +239,10 @@ def test_begin_and_end_become_one_event(write_trace: Write) -> None:
         )
     }
     assert rows == {"outer": (1000, 5500), "inner": (3000, 1000), "other": (2000, 5000)}
-    assert trace.left_out == {"end without a begin": 1, "begin without an end": 1}
+    assert trace.left_out == {
+        "end event without a begin event": 1,
+        "begin event without an end event": 1,
+    }
     assert accounted(trace) == trace.total == 8
 
 
@@ -301,7 +304,7 @@ def test_only_a_malformed_entry_is_lost(write_trace: Write) -> None:
     trace = read_trace(path)
     # THEN its neighbours are there
     assert len(trace.events) == 2
-    assert trace.left_out == {"malformed entry": 1, "entry that is no object": 1}
+    assert trace.left_out == {"malformed entry": 1, "entry that is not an object": 1}
 
 
 def test_a_deeply_nested_argument_does_not_crash(write_trace: Write) -> None:

@@ -58,9 +58,9 @@ def test_ignored_entries_are_listed_at_the_end(tmp_path: Path) -> None:
     analysis = a_trace(tmp_path)
     # WHEN its pages are created
     # THEN they are counted at the end, in plain words
-    assert ignored(analysis.trace) == ["Ignored: 3 metadata entries."]
-    assert printed(analysis)[-2] == "Ignored: 3 metadata entries."
-    assert markdown(analysis).rstrip().endswith("Ignored: 3 metadata entries.")
+    assert ignored(analysis.trace) == ["Ignored: metadata entry (3)."]
+    assert printed(analysis)[-2] == "Ignored: metadata entry (3)."
+    assert markdown(analysis).rstrip().endswith("Ignored: metadata entry (3).")
 
 
 def test_ranks_merged_without_renumbering_are_named_as_the_reason(tmp_path: Path) -> None:
