@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from stagespan import _core, settings
 from stagespan.process import run
+from stagespan.text.amounts import counted
 
 State = Literal["works", "absent", "note", "fails"]
 """`absent`: not there, and not expected. `note`: works, with a remark. `fails`: should work here,
@@ -162,7 +163,7 @@ def _torch() -> _Rows:
         yield "accelerator", "absent", "torch finds none"
     else:
         count = getattr(torch, here.device_type).device_count()
-        yield "accelerator", "works", f"{here.name}, {count} device{'' if count == 1 else 's'}"
+        yield "accelerator", "works", f"{here.name}, {counted(count, 'device')}"
 
 
 def _there(name: str, is_there: bool, since: str) -> tuple[str, State, str]:

@@ -83,11 +83,11 @@ def _write_page(path: Path, html: str) -> None:
 
 def _print_recording(recording: Recording) -> None:
     """Print the stages of a recording as a report."""
-    from stagespan.live.lines import one_line
     from stagespan.recording.texts import ending
     from stagespan.report.stages import stage_entries, top_level_ns
     from stagespan.report.tables import print_report
     from stagespan.text.console import wrapped
+    from stagespan.text.escaping import one_line
 
     click.echo(
         wrapped(f"Process {recording.pid} ({one_line(recording.program)}) {ending(recording)}.")

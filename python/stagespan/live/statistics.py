@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from stagespan import _core
 from stagespan.live.distribution import Distribution
-from stagespan.live.lines import one_line
 from stagespan.process import imports, run
+from stagespan.text.escaping import one_line
 
 _SECOND = 10**9
 _LEAST_IMPORTANT = (

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from stagespan.errors import ReportError
-from stagespan.live.lines import one_line
 from stagespan.report.noise import BEST, FEWEST_RUNS, Times, interval_of_change
 from stagespan.report.timed import Timed, read
+from stagespan.text.amounts import percent, quoted, signed_percent
+from stagespan.text.escaping import one_line
 
 SCHEMA_VERSION = 1
 Statistic = Literal["median", "fastest"]
@@ -26,7 +27,7 @@ WORDS: dict[Verdict, str] = {
 """The verdicts as users read them."""
 SPEED_CHANGE = 0.05
 """The relative change of the processor's speed between two measurements that is reported."""
-_MOST_LISTED = 4
+_MOST_REASONS = 4
 _MACHINE = ("cpu", "cpu_count", "platform", "device")
 _SOFTWARE = ("python", "torch", "stagespan")
 OTHER_INPUTS = "ran with other inputs: no signature in common"
@@ -58,11 +59,6 @@ class Tolerance:
         if self.relative * before_ms >= self.absolute_ms:
             return percent(self.relative)
         return f"{self.absolute_ms:,.3g} ms"
-
-
-def percent(fraction: float) -> str:
-    """Return a fraction as a percentage with at most three digits."""
-    return f"{100 * fraction:.3g} %" if fraction < 10 else f"{100 * fraction:,.0f} %"
 
 
 @dataclass(frozen=True)
@@ -282,7 +278,7 @@ def judge_repeated(
     first = judge(
         name, before, Times.of_sessions(earlier), tolerance, same_speed_unit=same_speed_unit
     )
-    shown = (f"{change.change or 0.0:+.1%}".replace("%", " %") for change in (first, alone))
+    shown = (signed_percent(change.change or 0.0) for change in (first, alone))
     return replace(
         found, verdict="unknown", reason="{} in one process, but {} in a new one".format(*shown)
     )
@@ -349,8 +345,8 @@ def compare(before: Timed, after: Timed, tolerance: Tolerance) -> Comparison:
     names = {name for name, _ in before.times}
     if after.times and not names & {name for name, _ in after.times}:
         raise ReportError(
-            f"{before.path} and {after.path} have no stage in common: {listed(names)} before,"
-            f" {listed(name for name, _ in after.times)} after."
+            f"{before.path} and {after.path} have no stage in common: {quoted(names)} before,"
+            f" {quoted(name for name, _ in after.times)} after."
         )
     changes = [
         change
@@ -420,7 +416,7 @@ def _notes(changes: Iterable[Change], before: Timed, after: Timed) -> list[str]:
             "change of more than the tolerance has a verdict."
         )
     elif unknown:
-        names = listed(dict.fromkeys(change.name for change in unknown))
+        names = quoted(dict.fromkeys(change.name for change in unknown))
         notes.append(
             f"The noise of {names} is not known: the files contain too few runs, or no quartiles. "
             f"Only a change of more than the tolerance has a verdict there."
@@ -430,10 +426,10 @@ def _notes(changes: Iterable[Change], before: Timed, after: Timed) -> list[str]:
     ]
     notes += [
         f"It is not known whether {change.name!r} has changed: {change.reason}."
-        for change in hidden[:_MOST_LISTED]
+        for change in hidden[:_MOST_REASONS]
     ]
     if hidden:
-        more = len(hidden) - _MOST_LISTED
+        more = len(hidden) - _MOST_REASONS
         notes.append(
             (f"The same applies to {more} more. " if more > 0 else "")
             + "To reduce the noise, measure in more processes, for longer, or on a calmer machine."
@@ -471,7 +467,7 @@ def speed_differences(
     ratios = {change.name: change.slowdown for change in changes if change.slowdown}
     then, now = sides
     return [
-        f"The machine was slower {slow} than {fast}: while it measured {listed(names)}, even the"
+        f"The machine was slower {slow} than {fast}: while it measured {quoted(names)}, even the"
         f" fastest run of a fixed computation took {max(names.values()):.2f} x as long. {advice}"
         for slow, fast, names, advice in (
             (
@@ -502,11 +498,3 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], keys: Iter
         for key in keys
         if before.get(key) is not None and after.get(key) is not None and before[key] != after[key]
     )
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names as text, at most four of them."""
-    found = [repr(name) for name in names]
-    shown = ", ".join(found[:_MOST_LISTED])
-    more = len(found) - _MOST_LISTED
-    return f"{shown} and {more} more" if more > 0 else shown or "none"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagespan.live.lines import one_line
 from stagespan.process.imports import importing
-from stagespan.report.amounts import signed
 from stagespan.report.changes import OTHER_INPUTS, WORDS, Change, Comparison
-from stagespan.report.markdown import code, escaped
+from stagespan.text.amounts import signed
 from stagespan.text.console import set_width, trimmed
+from stagespan.text.escaping import code, escaped, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from stagespan.report.amounts import signed
-from stagespan.report.markdown import code, escaped
 from stagespan.report.reader import number, read_timing_report
+from stagespan.text.amounts import signed
+from stagespan.text.escaping import code, escaped
 
 _NONE = "-"
 
