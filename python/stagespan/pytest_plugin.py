@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from stagespan.report.changes import Change, Tolerance
+    from stagespan.report.changes import TimingChange, Tolerance
     from stagespan.report.noise import Times
     from stagespan.report.timed import Timed
 
@@ -416,7 +416,7 @@ class StageBench:
         if problem is not None:
             _fail(problem)
 
-    def _repeated(self, key: str, times: Times, change: Change) -> tuple[Times, Change]:
+    def _repeated(self, key: str, times: Times, change: TimingChange) -> tuple[Times, TimingChange]:
         """Return the times and the change with those of the test in a new process."""
         from stagespan.report.noise import Times
 
@@ -428,7 +428,7 @@ class StageBench:
         self._session.measured[key] = times
         return times, self._change(key, times) or change
 
-    def _problem(self, key: str, times: Times, change: Change) -> str | None:
+    def _problem(self, key: str, times: Times, change: TimingChange) -> str | None:
         """Return a sentence about why a comparison fails the test, or None."""
         from stagespan.text.amounts import percent, share
 
@@ -493,7 +493,7 @@ class StageBench:
         limits = self._limits
         return Tolerance(limits["regress"], limits.get("regress_ms", Tolerance.absolute_ms))
 
-    def _change(self, key: str, times: Times) -> Change | None:
+    def _change(self, key: str, times: Times) -> TimingChange | None:
         """Return the change against the baseline; None without one, or if it lacks the stage.
 
         If the processor's speed decides the times, they are compared at one speed, because it
@@ -512,14 +512,14 @@ class StageBench:
     def _speed_differences(self, key: str, times: Times) -> list[str]:
         """Return sentences if the processor's speed has changed and the times depend on it."""
         from stagespan.device.environment import machine
-        from stagespan.report.changes import Change, speed_differences
+        from stagespan.report.changes import TimingChange, speed_differences
 
         baseline = self._baseline()
         if baseline is None or (key, None) not in baseline.times:
             return []
         if times.relative and baseline.times[key, None].relative:
             return []  # they are compared at one speed
-        change = Change(key, None, "same", baseline.times[key, None], times)
+        change = TimingChange(key, None, "same", baseline.times[key, None], times)
         sides = ("for the baseline", "now")
         return speed_differences([change], baseline.environment, machine(), sides)
 

@@ -13,7 +13,7 @@ from stagespan.errors import ReportError
 from stagespan.text.amounts import milliseconds, share
 
 if TYPE_CHECKING:
-    from stagespan.report.changes import Comparison
+    from stagespan.report.changes import TimingComparison
 
 _FILE = click.Path(path_type=Path)
 
@@ -93,7 +93,7 @@ def command(
         _check_noise(found, noise_limit)
 
 
-def _check_noise(found: Comparison, limit: float) -> None:
+def _check_noise(found: TimingComparison, limit: float) -> None:
     """Raise ReportError, which is shown with exit status 2, if the noise is above the limit."""
     from stagespan.text.amounts import percent, quoted
 
