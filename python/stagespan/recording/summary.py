@@ -6,6 +6,8 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stagespan.live.statistics import DEVICE_FIGURES, FIGURES, StageStats
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -208,14 +210,16 @@ def identity(recording: Recording) -> dict[str, Any]:
     }
 
 
-def stage_dict(stage: Any) -> dict[str, Any]:
+def stage_dict(stage: StageStats) -> dict[str, Any]:
     """Return the figures of one stage."""
-    names = ("count", "total_ns", "mean_ns", "min_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns")
-    page: dict[str, Any] = {name: getattr(stage, name) for name in names}
-    page["errors"] = stage.errors
-    page["suspended_ns"] = stage.suspended_ns
-    page["work"] = dict(stage.work)
-    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
-        figure = getattr(stage, name)
-        page[name] = None if figure is None else {key: getattr(figure, key) for key in names}
-    return page
+    device = {name: getattr(stage, name) for name in DEVICE_FIGURES}
+    return {
+        **{key: getattr(stage, key) for key in FIGURES},
+        "errors": stage.errors,
+        "suspended_ns": stage.suspended_ns,
+        "work": dict(stage.work),
+        **{
+            name: durations and {key: getattr(durations, key) for key in FIGURES}
+            for name, durations in device.items()
+        },
+    }
