@@ -228,7 +228,7 @@ def _tried(here: Any) -> _Rows:
                 getattr(module, set_up)()
                 break
     except Exception as error:
-        yield "timing", "fails", f"the device cannot be initialised: {_one_line(error)}"
+        yield "timing", "fails", f"the device cannot be initialised: {_sentence_of(error)}"
         return
     times.watch()
     info = _core.device_info()
@@ -398,5 +398,5 @@ def _counters_are_restricted() -> bool | None:
     return None
 
 
-def _one_line(error: BaseException) -> str:
+def _sentence_of(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stagespan.live.statistics import Stats
     from stagespan.recording import Recording
     from stagespan.recording.ranks import Rank
-    from stagespan.recording.reading import OpenSpan
+    from stagespan.recording.reading import RecordedOpenSpan
 
 
 @click.command()
@@ -107,16 +107,16 @@ def _print(recording: Recording) -> None:
         click.echo(wrapped(f"  {line}", "    "))
 
 
-def _nested(spans: list[OpenSpan]) -> list[tuple[int, OpenSpan]]:
+def _nested(spans: list[RecordedOpenSpan]) -> list[tuple[int, RecordedOpenSpan]]:
     """Return the spans of a thread with their depths, each below its parent.
 
     Spans of asyncio tasks that take turns are not nested.
     """
     ids = {span["id"] for span in spans}
-    children: defaultdict[int, list[OpenSpan]] = defaultdict(list)
+    children: defaultdict[int, list[RecordedOpenSpan]] = defaultdict(list)
     for span in spans:
         children[span["parent"] if span["parent"] in ids else 0].append(span)
-    found: list[tuple[int, OpenSpan]] = []
+    found: list[tuple[int, RecordedOpenSpan]] = []
     left = [(0, span) for span in reversed(children.pop(0, []))]
     while left:
         depth, span = left.pop()

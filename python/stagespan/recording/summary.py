@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import OpenSpan, Recording
+    from stagespan.recording.reading import RecordedOpenSpan, Recording
 
 LATEST = 5
 """The number of latest spans of each thread in a summary."""
@@ -35,7 +35,7 @@ class Position(NamedTuple):
 
 def positions(recording: Recording) -> list[Position]:
     """Return the positions of threads with open spans, first that with the most finished spans."""
-    by_thread: defaultdict[int, list[OpenSpan]] = defaultdict(list)
+    by_thread: defaultdict[int, list[RecordedOpenSpan]] = defaultdict(list)
     for span in recording.open_spans():
         if not span["detached"]:
             by_thread[span["thread"]].append(span)
@@ -62,7 +62,7 @@ def positions(recording: Recording) -> list[Position]:
     return sorted(found, key=lambda position: (-finished.get(position.thread, 0), position.thread))
 
 
-def _path(innermost: OpenSpan, spans: list[OpenSpan]) -> tuple[str, ...]:
+def _path(innermost: RecordedOpenSpan, spans: list[RecordedOpenSpan]) -> tuple[str, ...]:
     by_id = {span["id"]: span for span in spans}
     path = [innermost["stage"]]
     seen = {innermost["id"]}
@@ -117,7 +117,9 @@ def rates(recordings: list[Recording], interval_s: float = 0.25) -> dict[str, fl
     return found
 
 
-def stalled(recording: Recording, seconds: float, stage: str | None = None) -> list[OpenSpan]:
+def stalled(
+    recording: Recording, seconds: float, stage: str | None = None
+) -> list[RecordedOpenSpan]:
     """Return the open spans that have lasted for at least ``seconds``; none if the process ended.
 
     A process of another container, whose state is "unknown", counts as alive.
