@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         profile_steps,
         profile_window,
     )
-    from stagespan.report.compare import compare_timing_reports
+    from stagespan.report.changes_pages import compare_timing_reports
     from stagespan.report.tables import print_timing_summary
     from stagespan.report.timing import (
         dump_timing_report,
@@ -77,7 +77,7 @@ _LAZY = {
     "StageBenchHarness": "stagespan.harness",
     "StagespanError": "stagespan.errors",
     "bind": "stagespan.contexts.threads",
-    "compare_timing_reports": "stagespan.report.compare",
+    "compare_timing_reports": "stagespan.report.changes_pages",
     "dump_io_signatures": "stagespan.signature",
     "dump_timing_report": "stagespan.report.timing",
     "enable_profiler_for_names": "stagespan.profiling",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from stagespan.report.changes import Change, Tolerance
+    from stagespan.report.changes import TimingChange, Tolerance
     from stagespan.report.noise import Times
     from stagespan.report.timed import Timed
 
@@ -93,7 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--stage-repeats") < 0:
         raise pytest.UsageError("--stage-repeats is below 0: pass the number of new processes.")
     if config.getoption("--stage-noise-limit") is not None:
-        from stagespan.report.amounts import share
+        from stagespan.text.amounts import share
 
         try:
             share(config.getoption("--stage-noise-limit"))
@@ -416,7 +416,7 @@ class StageBench:
         if problem is not None:
             _fail(problem)
 
-    def _repeated(self, key: str, times: Times, change: Change) -> tuple[Times, Change]:
+    def _repeated(self, key: str, times: Times, change: TimingChange) -> tuple[Times, TimingChange]:
         """Return the times and the change with those of the test in a new process."""
         from stagespan.report.noise import Times
 
@@ -428,10 +428,9 @@ class StageBench:
         self._session.measured[key] = times
         return times, self._change(key, times) or change
 
-    def _problem(self, key: str, times: Times, change: Change) -> str | None:
+    def _problem(self, key: str, times: Times, change: TimingChange) -> str | None:
         """Return a sentence about why a comparison fails the test, or None."""
-        from stagespan.report.amounts import share
-        from stagespan.report.changes import percent
+        from stagespan.text.amounts import percent, share
 
         if change.verdict == "slower":
             speed = "".join(f" {sentence}" for sentence in self._speed_differences(key, times))
@@ -453,7 +452,7 @@ class StageBench:
 
     @cached_property
     def _limits(self) -> dict[str, Any]:
-        from stagespan.report.amounts import milliseconds, share
+        from stagespan.text.amounts import milliseconds, share
 
         mark = self._item.get_closest_marker("stage_limit")
         limits = dict(mark.kwargs) if mark is not None else {}
@@ -494,7 +493,7 @@ class StageBench:
         limits = self._limits
         return Tolerance(limits["regress"], limits.get("regress_ms", Tolerance.absolute_ms))
 
-    def _change(self, key: str, times: Times) -> Change | None:
+    def _change(self, key: str, times: Times) -> TimingChange | None:
         """Return the change against the baseline; None without one, or if it lacks the stage.
 
         If the processor's speed decides the times, they are compared at one speed, because it
@@ -513,14 +512,14 @@ class StageBench:
     def _speed_differences(self, key: str, times: Times) -> list[str]:
         """Return sentences if the processor's speed has changed and the times depend on it."""
         from stagespan.device.environment import machine
-        from stagespan.report.changes import Change, speed_differences
+        from stagespan.report.changes import TimingChange, speed_differences
 
         baseline = self._baseline()
         if baseline is None or (key, None) not in baseline.times:
             return []
         if times.relative and baseline.times[key, None].relative:
             return []  # they are compared at one speed
-        change = Change(key, None, "same", baseline.times[key, None], times)
+        change = TimingChange(key, None, "same", baseline.times[key, None], times)
         sides = ("for the baseline", "now")
         return speed_differences([change], baseline.environment, machine(), sides)
 

@@ -15,9 +15,8 @@ from rich.console import Console
 
 from properties import examples
 from stagespan.errors import ReportError
-from stagespan.report import changes_pages
+from stagespan.report import changes_pages, compare_timing_reports
 from stagespan.report.changes import compare_files
-from stagespan.report.compare import compare_timing_reports
 from stagespan.report.reader import read_timing_report
 from stagespan.report.tables import print_report
 

@@ -17,6 +17,7 @@ from stagespan.harness.loading import load, load_stage
 from stagespan.signature.describe import printable
 from stagespan.signature.fit import ReplayError
 from stagespan.signature.model import SignatureFile
+from stagespan.text.amounts import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -317,7 +318,7 @@ def _compile_sentence(found: dict[str, Any]) -> str:
     phases = ", ".join(f"{phase} {took.get(phase, 0):,.0f}" for phase in _PHASES)
     sentence += f", of which {found['compile_ms']:,.0f} ms were compilation ({phases})"
     parts = [
-        f"{found[name]} {word}{'' if found[name] == 1 else 's'}"
+        counted(found[name], word)
         for name, word in (
             ("frames", "frame"),
             ("graph_breaks", "graph break"),

@@ -10,10 +10,10 @@ import click
 
 from stagespan.cli.output import write_to
 from stagespan.errors import ReportError
-from stagespan.report.amounts import milliseconds, share
+from stagespan.text.amounts import milliseconds, share
 
 if TYPE_CHECKING:
-    from stagespan.report.changes import Comparison
+    from stagespan.report.changes import TimingComparison
 
 _FILE = click.Path(path_type=Path)
 
@@ -93,15 +93,15 @@ def command(
         _check_noise(found, noise_limit)
 
 
-def _check_noise(found: Comparison, limit: float) -> None:
+def _check_noise(found: TimingComparison, limit: float) -> None:
     """Raise ReportError, which is shown with exit status 2, if the noise is above the limit."""
-    from stagespan.report.changes import listed, percent
+    from stagespan.text.amounts import percent, quoted
 
     noisy = [change for change in found.changes if change.exceeds_noise(limit)]
     if noisy:
         worst = max((change.noise for change in noisy if change.noise is not None), default=None)
         noise = "not known" if worst is None else f"up to ±{percent(worst)}"
         raise ReportError(
-            f"the noise of {listed(change.name for change in noisy)} is {noise}, but --noise-limit "
+            f"the noise of {quoted(change.name for change in noisy)} is {noise}, but --noise-limit "
             f"allows {percent(limit)}: measure in more processes, or on a calmer machine."
         )

@@ -42,27 +42,25 @@ def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
 
 
 def _print(findings: list[Finding], is_well: bool) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from stagespan.text.console import set_width, trimmed
+    from stagespan.text.tables import Column, fitted_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("area", "what", "state"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("found", overflow="fold")
-    before = ""
-    for finding in findings:
-        state = Text(finding.state, style=_STYLES[finding.state])
-        area = finding.area if finding.area != before else ""
-        table.add_row(area, Text(finding.name), state, Text(finding.text))
-        before = finding.area
+    areas = [finding.area for finding in findings]
+    is_new = [area != before for area, before in zip(areas, ["", *areas], strict=False)]
+    states = [finding.state for finding in findings]
+    columns = [
+        Column("area", [area if new else "" for area, new in zip(areas, is_new, strict=True)]),
+        Column("what", [finding.name for finding in findings]),
+        Column("state", states, styles=[_STYLES[state] for state in states]),
+        Column("found", [finding.text for finding in findings], is_flexible=True, is_folded=True),
+    ]
     console = Console()
     set_width(console, 10_000)  # a pipe has no width, so print one line per finding
     with trimmed(console):
-        console.print(table, highlight=False)
+        console.print(fitted_table(columns, console.width), highlight=False)
     failing = [
         f"{finding.area}: {finding.name}" for finding in findings if finding.state == "fails"
     ]

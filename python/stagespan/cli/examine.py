@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from stagespan import _core, settings
 from stagespan.process import run
+from stagespan.text.amounts import counted
 
 State = Literal["works", "absent", "note", "fails"]
 """`absent`: not there, and not expected. `note`: works, with a remark. `fails`: should work here,
@@ -162,7 +163,7 @@ def _torch() -> _Rows:
         yield "accelerator", "absent", "torch finds none"
     else:
         count = getattr(torch, here.device_type).device_count()
-        yield "accelerator", "works", f"{here.name}, {count} device{'' if count == 1 else 's'}"
+        yield "accelerator", "works", f"{here.name}, {counted(count, 'device')}"
 
 
 def _there(name: str, is_there: bool, since: str) -> tuple[str, State, str]:
@@ -227,7 +228,7 @@ def _tried(here: Any) -> _Rows:
                 getattr(module, set_up)()
                 break
     except Exception as error:
-        yield "timing", "fails", f"the device cannot be initialised: {_one_line(error)}"
+        yield "timing", "fails", f"the device cannot be initialised: {_sentence_of(error)}"
         return
     times.watch()
     info = _core.device_info()
@@ -397,5 +398,5 @@ def _counters_are_restricted() -> bool | None:
     return None
 
 
-def _one_line(error: BaseException) -> str:
+def _sentence_of(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -104,9 +104,10 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
 def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    from stagespan.live.lines import one_line
-    from stagespan.recording.texts import duration
-    from stagespan.text.console import Column, fitted_table, set_width, trimmed, wrapped
+    from stagespan.text.amounts import duration
+    from stagespan.text.console import set_width, trimmed, wrapped
+    from stagespan.text.escaping import one_line
+    from stagespan.text.tables import Column, fitted_table
 
     now_ns = time.time_ns()
     names = "pid state program rank job pipeline age spans spans/s errors in for"
@@ -138,7 +139,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             column,
             is_flexible=name in ("program", "job", "pipeline", "in"),
             is_number=name in ("spans", "spans/s", "errors"),
-            is_optional=name in ("rank", "job", "pipeline", "age", "spans"),
+            optional=name in ("rank", "job", "pipeline", "age", "spans"),
         )
         for name, column in columns.items()
         if any(column)
@@ -152,9 +153,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def _stalled(found: list[Recording], seconds: float, stage: str | None, as_json: bool) -> int:
-    from stagespan.live.lines import one_line
     from stagespan.recording import summary
-    from stagespan.recording.texts import duration
+    from stagespan.text.amounts import duration
+    from stagespan.text.escaping import one_line
 
     rows = []
     for recording in found:

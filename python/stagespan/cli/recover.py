@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stagespan.live.statistics import Stats
     from stagespan.recording import Recording
     from stagespan.recording.ranks import Rank
-    from stagespan.recording.reading import OpenSpan
+    from stagespan.recording.reading import RecordedOpenSpan
 
 
 @click.command()
@@ -46,10 +46,11 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
 
 
 def _print(recording: Recording) -> None:
-    from stagespan.live.lines import one_line
     from stagespan.recording import summary
-    from stagespan.recording.texts import clock, duration, ending
+    from stagespan.recording.texts import clock, ending
+    from stagespan.text.amounts import duration
     from stagespan.text.console import limit, wrapped
+    from stagespan.text.escaping import one_line
 
     page = summary.as_dict(recording)
     click.echo(
@@ -106,16 +107,16 @@ def _print(recording: Recording) -> None:
         click.echo(wrapped(f"  {line}", "    "))
 
 
-def _nested(spans: list[OpenSpan]) -> list[tuple[int, OpenSpan]]:
+def _nested(spans: list[RecordedOpenSpan]) -> list[tuple[int, RecordedOpenSpan]]:
     """Return the spans of a thread with their depths, each below its parent.
 
     Spans of asyncio tasks that take turns are not nested.
     """
     ids = {span["id"] for span in spans}
-    children: defaultdict[int, list[OpenSpan]] = defaultdict(list)
+    children: defaultdict[int, list[RecordedOpenSpan]] = defaultdict(list)
     for span in spans:
         children[span["parent"] if span["parent"] in ids else 0].append(span)
-    found: list[tuple[int, OpenSpan]] = []
+    found: list[tuple[int, RecordedOpenSpan]] = []
     left = [(0, span) for span in reversed(children.pop(0, []))]
     while left:
         depth, span = left.pop()
@@ -144,9 +145,10 @@ def _print_stats(stats: Stats) -> None:
     """Print the merged statistics of a job in the width of the terminal."""
     from rich.console import Console
 
-    from stagespan.live.lines import one_line
-    from stagespan.recording.texts import duration
-    from stagespan.text.console import Column, fitted_table, set_width, trimmed
+    from stagespan.text.amounts import duration
+    from stagespan.text.console import set_width, trimmed
+    from stagespan.text.escaping import one_line
+    from stagespan.text.tables import Column, fitted_table
 
     console = Console()
     set_width(console, 10_000)
@@ -156,9 +158,9 @@ def _print_stats(stats: Stats) -> None:
     ]
     for title in ("total", "mean", "p50", "p95", "p99", "max"):
         times = [getattr(stage, f"{title}_ns") for stage in stats.values()]
-        is_optional = title in ("total", "mean", "max")
+        optional = title in ("total", "mean", "max")
         cells = [duration(round(ns)) for ns in times]
-        columns.append(Column(title, cells, is_number=True, is_optional=is_optional))
+        columns.append(Column(title, cells, is_number=True, optional=optional))
     errors = [f"{stage.errors:,}" for stage in stats.values()]
     columns.append(Column("errors", errors, is_number=True))
     with trimmed(console):
@@ -169,10 +171,11 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
     """Print which ranks are behind, where each rank is, and the stages it has finished."""
     from rich.console import Console
 
-    from stagespan.live.lines import one_line
     from stagespan.recording import ranks
-    from stagespan.recording.texts import duration
-    from stagespan.text.console import Column, fitted_table, set_width, trimmed, wrapped
+    from stagespan.text.amounts import duration
+    from stagespan.text.console import set_width, trimmed, wrapped
+    from stagespan.text.escaping import one_line
+    from stagespan.text.tables import Column, fitted_table
 
     for sentence in ranks.findings(job_ranks):
         click.echo(wrapped(one_line(sentence), "  "))
@@ -210,7 +213,7 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
 def _runs(rank: Rank, stage: str) -> str:
     """Return how often a rank has finished a stage, and the mean time: ``20 x 1.2 ms``."""
     from stagespan.recording import ranks
-    from stagespan.recording.texts import duration
+    from stagespan.text.amounts import duration
 
     mean_ns = ranks.mean_ns(rank, stage)
     return "0" if mean_ns is None else f"{rank.counts[stage]:,} x {duration(round(mean_ns))}"

@@ -1,4 +1,4 @@
-"""``stagespan report``: shows times of stages, compares two reports, or writes a page."""
+"""``stagespan report``: shows times of stages, or writes a page."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     "--against",
     metavar="OTHER.JSON|FOLDER",
     type=click.Path(path_type=Path),
-    help="Compare with an earlier report; prints Markdown.",
+    help="Compare with an earlier report, as `stagespan compare OTHER.JSON TIMING.JSON` does. "
+    "Exits with 1 if a stage is slower.",
 )
 @click.option(
     "--html",
     metavar="FILE",
     help="Write the recording of a process as one page of HTML.",
 )
-def command(timing: Path, against: Path | None, html: str | None) -> None:
-    """Show the times of stages as a table, or what changed since another report.
+@click.pass_context
+def command(ctx: click.Context, timing: Path, against: Path | None, html: str | None) -> None:
+    """Show the times of stages as a table, or what changed since an earlier report.
 
     Reads a timing report, or the recording of a process. A folder with the reports of several ranks
     or workers is shown side by side. With --html, pass the file or the process id of a recording.
@@ -40,10 +42,12 @@ def command(timing: Path, against: Path | None, html: str | None) -> None:
         _write_page(timing, html)
         return
     if against is not None:
-        from stagespan.report.compare import compare_timing_reports
+        from stagespan.report import changes_pages
+        from stagespan.report.changes import compare_files
 
-        click.echo(compare_timing_reports(against, timing), nl=False)
-        return
+        found = compare_files(against, timing)
+        changes_pages.show(found)
+        ctx.exit(1 if found.is_slower else 0)
     from stagespan.report.reader import read_timing_report, reports_in
     from stagespan.report.tables import print_report
 
@@ -83,11 +87,11 @@ def _write_page(path: Path, html: str) -> None:
 
 def _print_recording(recording: Recording) -> None:
     """Print the stages of a recording as a report."""
-    from stagespan.live.lines import one_line
     from stagespan.recording.texts import ending
     from stagespan.report.stages import stage_entries, top_level_ns
     from stagespan.report.tables import print_report
     from stagespan.text.console import wrapped
+    from stagespan.text.escaping import one_line
 
     click.echo(
         wrapped(f"Process {recording.pid} ({one_line(recording.program)}) {ending(recording)}.")

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from stagespan.signature.describe import describe, printable
+from stagespan.signature.describe import describe
 from stagespan.signature.kinds import contains_text
 from stagespan.signature.model import SignatureFile, StageSignature
+from stagespan.text.amounts import counted, listed
+from stagespan.text.escaping import one_line
 
-_MOST_NAMED = 8
 _MOST_VARIANTS = 64
 """Of one stage; twice as many as stagespan writes, because a file can contain any number."""
 _MOST_ROWS = 4096
@@ -31,50 +32,48 @@ def command(signature_file: str) -> None:
     file = SignatureFile.read(signature_file)
     console = Console()
     set_width(console, 160)
-    title = f"{len(file.stages)} stage{'' if len(file.stages) == 1 else 's'}"
+    title = counted(len(file.stages), "stage")
     table = Table(
-        title=Text(title + (f" of {printable(file.request_id)}" if file.request_id else ""))
+        title=Text(title + (f" of {one_line(file.request_id)}" if file.request_id else ""))
     )
     table.add_column("stage", overflow="fold")
     table.add_column("runs", justify="right")
     table.add_column("inputs", overflow="fold")
     table.add_column("output", overflow="fold")
-    rows = listed = 0
+    rows = stages = 0
     for stage in file.stages.values():
         if rows >= _MOST_ROWS:
             break
         for index, signature in enumerate((stage, *stage.variants[:_MOST_VARIANTS])):
-            name = printable(stage.stage_name) if index == 0 else f"  variant {index}"
+            name = one_line(stage.stage_name) if index == 0 else f"  variant {index}"
             if signature.key is not None and stage.variants:
-                name += f" ({printable(signature.key)})"
+                name += f" ({one_line(signature.key)})"
             count = "-" if signature.count is None else f"{signature.count:,}"
             table.add_row(Text(name), count, Text(_inputs(signature)), Text(_output(signature)))
             rows += 1
         more = len(stage.variants) - _MOST_VARIANTS
         if more > 0:
             table.add_row(Text(f"  and {more:,} more"), "", "", "")
-        listed += 1
+        stages += 1
         table.add_section()
     with trimmed(console):
         console.print(table, highlight=False)
-        if listed < len(file.stages):
-            console.print(Text(f"{len(file.stages) - listed:,} more stages are not listed."))
+        if stages < len(file.stages):
+            console.print(Text(f"{len(file.stages) - stages:,} more stages are not listed."))
         console.print(Text(_about_text(file)), soft_wrap=True)
 
 
 def _about_text(file: SignatureFile) -> str:
     names = [
-        printable(stage.stage_name)
+        one_line(stage.stage_name)
         for stage in file.stages.values()
         if any(map(_holds_text, (stage, *stage.variants)))
     ]
     if not names:
         return "This file contains no text from inputs or outputs."
-    more = len(names) - _MOST_NAMED
-    listed = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     return (
-        f"This file contains text from the inputs or outputs of {listed}. To leave it out, run the "
-        "pipeline with STAGESPAN_REDACT=strings."
+        f"This file contains text from the inputs or outputs of {listed(names)}. To leave it out, "
+        "run the pipeline with STAGESPAN_REDACT=strings."
     )
 
 
@@ -85,7 +84,7 @@ def _holds_text(signature: StageSignature) -> bool:
 def _inputs(signature: StageSignature) -> str:
     nodes: dict[str, Any] = signature.arguments
     shown = [
-        f"{printable(name)}: {describe(node)}" for name, node in islice(nodes.items(), _MOST_INPUTS)
+        f"{one_line(name)}: {describe(node)}" for name, node in islice(nodes.items(), _MOST_INPUTS)
     ]
     if len(nodes) > len(shown):
         shown.append(f"and {len(nodes) - len(shown):,} more")

@@ -7,28 +7,58 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stagespan import _core
-from stagespan.live.distribution import Distribution
-from stagespan.live.lines import one_line
 from stagespan.process import imports, run
+from stagespan.text.escaping import one_line
+from stagespan.text.tables import Column, plain_table
 
 _SECOND = 10**9
-_LEAST_IMPORTANT = (
-    *("work", "max ms", "tail mean ms", "queue mean ms", "suspended ms", "mean ms", "p99 ms"),
-    *("total ms", "device mean ms"),
+_TITLES = (
+    *("count", "total ms", "mean ms", "p50 ms", "p95 ms", "p99 ms", "max ms", "errors"),
+    *("suspended ms", "device mean ms", "queue mean ms", "tail mean ms", "work"),
 )
-"""The columns of a table that are left out if it is too wide, in this order."""
-_NAME_WIDTH = 24
-_LEAST_NAME_WIDTH = 8
-_DEVICE_COLUMNS = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
+_OPTIONAL = {
+    "work": 9,
+    "max ms": 8,
+    "tail mean ms": 7,
+    "queue mean ms": 6,
+    "suspended ms": 5,
+    "mean ms": 4,
+    "p99 ms": 3,
+    "total ms": 2,
+    "device mean ms": 1,
+}
+"""The columns that are left out of a table that is too wide, the largest number first."""
+FIGURES = ("count", "total_ns", "mean_ns", "min_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns")
+"""The figures of durations, by name."""
+DEVICE_FIGURES = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
 
 
-class Summary(Distribution, Protocol):
-    """Distribution of a time in ns, with any quantile."""
+class Durations(Protocol):
+    """The durations of at least one run, in ns."""
+
+    @property
+    def count(self) -> int:
+        """The number of runs with a known duration; at least 1."""
+
+    @property
+    def total_ns(self) -> int: ...
+    @property
+    def mean_ns(self) -> float: ...
+    @property
+    def min_ns(self) -> int: ...
+    @property
+    def max_ns(self) -> int: ...
+    @property
+    def p50_ns(self) -> float: ...
+    @property
+    def p95_ns(self) -> float: ...
+    @property
+    def p99_ns(self) -> float: ...
 
     def quantile_ns(self, q: float) -> float:
         """Return the ``q`` quantile in ns, with ``q`` from 0 to 1."""
@@ -37,7 +67,7 @@ class Summary(Distribution, Protocol):
         """Return durations in ns, ascending, and how many runs took about as long."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StageStats:
     """Figures of one stage that has run at least once: host time in ns.
 
@@ -47,43 +77,76 @@ class StageStats:
     """
 
     name: str
-    count: int
-    total_ns: int
-    mean_ns: float
-    min_ns: int
-    max_ns: int
-    p50_ns: float
-    p95_ns: float
-    p99_ns: float
+    host: Durations
+    """The durations on the host, which the stage's own figures are."""
     errors: int
     suspended_ns: int
-    work: dict[str, float]
-    device_elapsed_ns: Summary | None
+    work: Mapping[str, float]
+    device_elapsed_ns: Durations | None
     """Time from begin to end on the device's stream, gaps included, of runs with a known time."""
-    device_queue_ns: Summary | None
+    device_queue_ns: Durations | None
     """How much later than on the host the runs began on the device."""
-    device_tail_ns: Summary | None
+    device_tail_ns: Durations | None
     """How much later than on the host the runs ended on the device."""
-    lost: Mapping[str, int] = field(repr=False)
-    """The losses of all stages together. Deprecated: use `Stats.lost` or `stagespan.lost()`."""
-    _quantile: Callable[[float], float] = field(repr=False, compare=False)
-    _buckets: Callable[[], list[tuple[float, int]]] = field(
-        default=list[tuple[float, int]], repr=False, compare=False
-    )
+
+    @property
+    def count(self) -> int:
+        """The number of runs; at least 1."""
+        return self.host.count
+
+    @property
+    def total_ns(self) -> int:
+        """The sum of the durations in ns."""
+        return self.host.total_ns
+
+    @property
+    def mean_ns(self) -> float:
+        """The mean duration in ns."""
+        return self.host.mean_ns
+
+    @property
+    def min_ns(self) -> int:
+        """The shortest duration in ns."""
+        return self.host.min_ns
+
+    @property
+    def max_ns(self) -> int:
+        """The longest duration in ns."""
+        return self.host.max_ns
+
+    @property
+    def p50_ns(self) -> float:
+        """The median duration in ns."""
+        return self.host.p50_ns
+
+    @property
+    def p95_ns(self) -> float:
+        """The 95th percentile of the duration in ns."""
+        return self.host.p95_ns
+
+    @property
+    def p99_ns(self) -> float:
+        """The 99th percentile of the duration in ns."""
+        return self.host.p99_ns
 
     def quantile_ns(self, q: float) -> float:
         """Return the ``q`` quantile of the duration in ns, with ``q`` from 0 to 1.
 
         Raises ValueError if ``q`` is not between 0 and 1.
         """
-        return self._quantile(q)
+        return self.host.quantile_ns(q)
 
     def buckets_ns(self) -> list[tuple[float, int]]:
         """Return the distribution: durations in ns, ascending, and how many runs took that long.
 
         Most are the middle of a bucket of the histogram, within 2.1 % of the duration.
         """
-        return self._buckets()
+        return self.host.buckets_ns()
+
+    def __repr__(self) -> str:
+        names = (*FIGURES, "errors", "suspended_ns", "work", *DEVICE_FIGURES)
+        figures = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"StageStats(name={self.name!r}, {figures})"
 
 
 class UnknownStageError(KeyError):
@@ -148,34 +211,16 @@ class Stats(Mapping[str, StageStats]):
         If it would be wider than ``width`` columns, the less important columns are left out, and
         names are cut.
         """
-        head = ["stage", "count", "total ms", "mean ms", "p50 ms", "p95 ms", "p99 ms", "max ms"]
-        device = ["device mean ms", "queue mean ms", "tail mean ms"]
-        rows = [[*head, "errors", "suspended ms", *device, "work"]]
-        for name, stage in self._stages.items():
-            figures = (stage.mean_ns, stage.p50_ns, stage.p95_ns, stage.p99_ns, stage.max_ns)
-            row = [one_line(name), f"{stage.count:,}", f"{stage.total_ns / 1e6:,.3f}"]
-            row += [*map(_ms, figures), f"{stage.errors:,}"]
-            row.append(_ms(stage.suspended_ns) if stage.suspended_ns else "")
-            times = (stage.device_elapsed_ns, stage.device_queue_ns, stage.device_tail_ns)
-            row += ["" if time is None else _ms(time.mean_ns) for time in times]
-            rows.append([*row, _work(stage)])
-        # The last five columns are shown only if a stage has a value there.
-        shown = [i for i in range(len(rows[0])) if i < 9 or any(row[i] for row in rows[1:])]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        if width is not None:
-            for title in _LEAST_IMPORTANT:
-                if sum(widths[i] + 2 for i in shown[1:]) + min(widths[0], _NAME_WIDTH) <= width:
-                    break
-                shown = [i for i in shown if rows[0][i] != title]
-            left = width - sum(widths[i] + 2 for i in shown[1:])
-            widths[0] = max(min(widths[0], left), _LEAST_NAME_WIDTH)
-        table = "\n".join(
-            "  ".join(
-                _cut(row[i], widths[0]).ljust(widths[0]) if i == 0 else row[i].rjust(widths[i])
-                for i in shown
-            ).rstrip()
-            for row in rows
-        )
+        columns = [
+            Column("stage", [one_line(name) for name in self], is_flexible=True),
+            *(
+                Column(title, cells, is_number=True, optional=_OPTIONAL.get(title, 0))
+                for title, *cells in zip(_TITLES, *map(_cells, self.values()), strict=True)
+                # The last columns are shown only if a stage has a value there.
+                if title not in _TITLES[8:] or any(cells)
+            ),
+        ]
+        table = plain_table(columns, width)
         lost = ", ".join(f"{cause} {n:,}" for cause, n in self.lost.items() if n)
         return f"{table}\nlost: {lost}" if lost else table
 
@@ -184,8 +229,18 @@ class Stats(Mapping[str, StageStats]):
         return f"<Stats of {len(self)} stages, {span}>\n{self}"
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _cells(stage: StageStats) -> list[str]:
+    """Return the figures of a stage as text, for `_TITLES`."""
+    figures = (stage.mean_ns, stage.p50_ns, stage.p95_ns, stage.p99_ns, stage.max_ns)
+    device = (stage.device_elapsed_ns, stage.device_queue_ns, stage.device_tail_ns)
+    return [
+        f"{stage.count:,}",
+        *map(_ms, (stage.total_ns, *figures)),
+        f"{stage.errors:,}",
+        _ms(stage.suspended_ns) if stage.suspended_ns else "",
+        *("" if time is None else _ms(time.mean_ns) for time in device),
+        _work(stage),
+    ]
 
 
 def _ms(ns: float) -> str:
@@ -263,29 +318,13 @@ def _read(
     lost = _core.lost() if lost is None else lost
     found = snapshot.stages()
     order = sorted(found, key=lambda name: -found[name].total_ns)
-    return {name: _from_summary(found[name], lost) for name in order}, lost
+    return {name: _from_summary(found[name]) for name in order}, lost
 
 
-def _from_summary(stage: _core.StageSummary, lost: dict[str, int]) -> StageStats:
+def _from_summary(stage: _core.StageSummary) -> StageStats:
+    device = (stage.device_elapsed_ns, stage.device_queue_ns, stage.device_tail_ns)
     return StageStats(
-        stage.name,
-        stage.count,
-        stage.total_ns,
-        stage.mean_ns,
-        stage.min_ns,
-        stage.max_ns,
-        stage.p50_ns,
-        stage.p95_ns,
-        stage.p99_ns,
-        stage.errors,
-        stage.suspended_ns,
-        dict(stage.work),
-        stage.device_elapsed_ns,
-        stage.device_queue_ns,
-        stage.device_tail_ns,
-        lost,
-        stage.quantile_ns,
-        stage.buckets_ns,
+        stage.name, stage, stage.errors, stage.suspended_ns, dict(stage.work), *device
     )
 
 
@@ -322,11 +361,16 @@ def of_spans(spans: Any, names: Sequence[str], lost: dict[str, int], window_s: f
     for index in _distinct(spans["stage"]):
         mine = spans["stage"] == index
         name = names[int(index)]
-        suspended = int(spans["suspended_ns"][mine].sum())
-        device = [_without_unknown(spans[column][mine]) for column in _DEVICE_COLUMNS]
-        errors = int(failed[mine].sum())
-        found[name] = _from_durations(
-            name, _Durations(durations[mine]), errors, suspended, device, lost
+        elapsed, queue, tail = (_without_unknown(spans[key][mine]) for key in DEVICE_FIGURES)
+        found[name] = StageStats(
+            name,
+            _Exact(durations[mine]),
+            int(failed[mine].sum()),
+            int(spans["suspended_ns"][mine].sum()),
+            {},  # the rings do not contain work
+            elapsed,
+            queue,
+            tail,
         )
     ordered = dict(sorted(found.items(), key=lambda item: -item[1].total_ns))
     return Stats(ordered, lost, window_s, is_lifetime=False)
@@ -348,7 +392,7 @@ def _reach_back(spans: Any, began_ns: int) -> bool:
     return len(threads) > 0 and all(end.min() <= began_ns for end in ends)
 
 
-class _Durations:
+class _Exact:
     """The same figures as the recorder's summaries, computed from a list of durations."""
 
     def __init__(self, durations: Any) -> None:
@@ -367,40 +411,9 @@ class _Durations:
         return [(float(duration), 1) for duration in self._sorted]
 
 
-def _without_unknown(durations: Any) -> _Durations | None:
+def _without_unknown(durations: Any) -> _Exact | None:
     known = durations[~imports.load("numpy").isnan(durations)]
-    return _Durations(known) if len(known) else None
-
-
-def _from_durations(
-    name: str,
-    host: _Durations,
-    errors: int,
-    suspended_ns: int,
-    device: Sequence[_Durations | None],
-    lost: dict[str, int],
-) -> StageStats:
-    elapsed, queue, tail = device
-    return StageStats(
-        name,
-        host.count,
-        host.total_ns,
-        host.mean_ns,
-        host.min_ns,
-        host.max_ns,
-        host.p50_ns,
-        host.p95_ns,
-        host.p99_ns,
-        errors,
-        suspended_ns,
-        {},  # the rings do not contain work
-        elapsed,
-        queue,
-        tail,
-        lost,
-        host.quantile_ns,
-        host.buckets_ns,
-    )
+    return _Exact(known) if len(known) else None
 
 
 # --- of several processes -------------------------------------------------------------------------
@@ -409,7 +422,7 @@ def _from_durations(
 class _Merged:
     """The figures of several distributions together. Their histograms are added."""
 
-    def __init__(self, parts: Sequence[Summary | StageStats]) -> None:
+    def __init__(self, parts: Sequence[Durations]) -> None:
         self.count = sum(part.count for part in parts)
         self.total_ns = sum(part.total_ns for part in parts)
         self.mean_ns = self.total_ns / self.count
@@ -433,34 +446,23 @@ class _Merged:
 
 def merged_stage(parts: Sequence[StageStats]) -> StageStats:
     """Return the figures of one stage that ran in several processes; there is at least one."""
-    host = _Merged(parts)
     work: Counter[str] = Counter()
     for part in parts:
         work.update(part.work)
-    device = []
-    for column in _DEVICE_COLUMNS:
-        known = [figure for part in parts if (figure := getattr(part, column)) is not None]
-        device.append(_Merged(known) if known else None)
-    elapsed, queue, tail = device
+    known = (
+        [figure for part in parts if (figure := getattr(part, key)) is not None]
+        for key in DEVICE_FIGURES
+    )
+    elapsed, queue, tail = (_Merged(figures) if figures else None for figures in known)
     return StageStats(
         parts[0].name,
-        host.count,
-        host.total_ns,
-        host.mean_ns,
-        host.min_ns,
-        host.max_ns,
-        host.p50_ns,
-        host.p95_ns,
-        host.p99_ns,
+        _Merged(parts),
         sum(part.errors for part in parts),
         sum(part.suspended_ns for part in parts),
         dict(work),
         elapsed,
         queue,
         tail,
-        parts[0].lost,
-        host.quantile_ns,
-        host.buckets_ns,
     )
 
 
@@ -472,7 +474,7 @@ def merged(parts: Sequence[Stats], window_s: float | None, *, is_lifetime: bool)
     by_name: dict[str, list[StageStats]] = {}
     for part in parts:
         for name, stage in part.items():
-            by_name.setdefault(name, []).append(replace(stage, lost=lost))
+            by_name.setdefault(name, []).append(stage)
     found = {name: merged_stage(stages) for name, stages in by_name.items()}
     order = sorted(found, key=lambda name: -found[name].total_ns)
     return Stats({name: found[name] for name in order}, lost, window_s, is_lifetime=is_lifetime)

@@ -12,8 +12,8 @@ from stagespan.live import service
 from stagespan.process import run
 from stagespan.process.files import safe_name
 from stagespan.profiling.names import not_in_contexts
+from stagespan.text.amounts import quoted
 
-_MOST_LISTED = 8
 _is_left_out = False
 
 
@@ -35,7 +35,7 @@ def sentences(ran: Collection[str]) -> list[str]:
     if missing:
         found.append(
             f"{_were_not_profiled(missing)} did not run in this process; stages that ran: "
-            f"{_listed(ran) or 'none'}"
+            f"{quoted(sorted(ran))}"
         )
     if spans:
         found.append(
@@ -47,14 +47,8 @@ def sentences(ran: Collection[str]) -> list[str]:
 
 def _were_not_profiled(names: list[str]) -> str:
     if len(names) == 1:
-        return f"stage {_listed(names)} was not profiled, because it"
-    return f"stages {_listed(names)} were not profiled, because each"
-
-
-def _listed(names: Collection[str]) -> str:
-    more = len(names) - _MOST_LISTED
-    listed = ", ".join(map(repr, sorted(names)[:_MOST_LISTED]))
-    return listed + (f" and {more} more" if more > 0 else "")
+        return f"stage {quoted(sorted(names))} was not profiled, because it"
+    return f"stages {quoted(sorted(names))} were not profiled, because each"
 
 
 def _is_profiled_elsewhere(stage: str) -> bool:

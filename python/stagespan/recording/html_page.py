@@ -6,9 +6,10 @@ import html
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from stagespan.live.lines import one_line
 from stagespan.recording import dump, summary
-from stagespan.recording.texts import clock, duration, ending
+from stagespan.recording.texts import clock, ending
+from stagespan.text.amounts import duration
+from stagespan.text.escaping import one_line
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from stagespan.errors import StagespanError
-from stagespan.live.lines import one_line
 from stagespan.process import imports
 from stagespan.recording import ranks, reading, summary
-from stagespan.recording.texts import duration
-from stagespan.text.console import Column, fitted_table
+from stagespan.text.amounts import duration
+from stagespan.text.escaping import one_line
+from stagespan.text.tables import Column, fitted_table
 
 if TYPE_CHECKING:
     from stagespan.live.statistics import StageStats, Stats
@@ -190,7 +190,7 @@ class Page:
             del lines[max(most, 1) :]
         columns = [Column("stage", [one_line(line.name) for line in lines], is_flexible=True)]
         columns += [
-            Column(title, cells, is_number=True, is_optional=title in ("runs", "p50"))
+            Column(title, cells, is_number=True, optional=title in ("runs", "p50"))
             for title, cells in (
                 ("runs/s", [f"{line.rate:,.1f}" for line in lines]),
                 ("runs", [f"{line.count:,}" for line in lines]),

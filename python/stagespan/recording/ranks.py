@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stagespan.errors import StagespanError
 from stagespan.recording import jobs
 from stagespan.recording.summary import Position, positions
-from stagespan.recording.texts import duration
+from stagespan.text.amounts import duration
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording

@@ -40,7 +40,7 @@ _F_OFD_GETLK = 36
 _ENDED_STATES = "ZX"
 """States of /proc/PID/stat of a process that has ended. A zombie's status has not been read yet."""
 _LONGEST_STOP_NS = 600 * 10**9
-"""A process that goes on for longer after SIGTERM has handled it, and ends for another reason."""
+"""A process that continues for longer after SIGTERM has handled it, and ends for another reason."""
 _REFUSALS = (
     "the tmpfs was full",
     "the program had closed the file",
@@ -62,7 +62,7 @@ class Request(TypedDict):
     end_ns: int | None
 
 
-class OpenSpan(TypedDict):
+class RecordedOpenSpan(TypedDict):
     """A span that had not ended, as `stagespan.open_spans` returns it.
 
     ``elapsed_ns`` is None if the process is not alive, because its end is unknown.
@@ -202,7 +202,7 @@ class Recording:
             raise StagespanError(f"{self.path} was opened without its spans.")
         return self._spans
 
-    def open_spans(self) -> list[OpenSpan]:
+    def open_spans(self) -> list[RecordedOpenSpan]:
         """Return the open spans of each thread, outermost first, as `stagespan.open_spans` does."""
         requests = {request["number"]: request for request in self.requests()}
         found = self._copy.open_spans()
@@ -214,7 +214,7 @@ class Recording:
             span["trace_id"] = None if request is None else request["trace_id"]
             if self.state not in ("alive", "unknown"):
                 span["elapsed_ns"] = None
-        return cast("list[OpenSpan]", found)
+        return cast("list[RecordedOpenSpan]", found)
 
     def requests(self) -> list[Request]:
         """Return the latest requests, ordered by number. ``end_ns`` of open requests is None."""
@@ -397,7 +397,7 @@ def _modified_ns_if_ended(path: str, pid: int, start_ticks: int) -> int | None:
         return None
     try:
         handle = _open_file(path)
-    except StagespanError:  # opening the file gives the error
+    except StagespanError:  # opening the file raises the error
         return None
     try:
         # The id of a process in another container is not its id here, but it holds a lock.

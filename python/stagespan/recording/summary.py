@@ -6,11 +6,13 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stagespan.live.statistics import DEVICE_FIGURES, FIGURES, StageStats
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import OpenSpan, Recording
+    from stagespan.recording.reading import RecordedOpenSpan, Recording
 
 LATEST = 5
 """The number of latest spans of each thread in a summary."""
@@ -33,7 +35,7 @@ class Position(NamedTuple):
 
 def positions(recording: Recording) -> list[Position]:
     """Return the positions of threads with open spans, first that with the most finished spans."""
-    by_thread: defaultdict[int, list[OpenSpan]] = defaultdict(list)
+    by_thread: defaultdict[int, list[RecordedOpenSpan]] = defaultdict(list)
     for span in recording.open_spans():
         if not span["detached"]:
             by_thread[span["thread"]].append(span)
@@ -60,7 +62,7 @@ def positions(recording: Recording) -> list[Position]:
     return sorted(found, key=lambda position: (-finished.get(position.thread, 0), position.thread))
 
 
-def _path(innermost: OpenSpan, spans: list[OpenSpan]) -> tuple[str, ...]:
+def _path(innermost: RecordedOpenSpan, spans: list[RecordedOpenSpan]) -> tuple[str, ...]:
     by_id = {span["id"]: span for span in spans}
     path = [innermost["stage"]]
     seen = {innermost["id"]}
@@ -115,7 +117,9 @@ def rates(recordings: list[Recording], interval_s: float = 0.25) -> dict[str, fl
     return found
 
 
-def stalled(recording: Recording, seconds: float, stage: str | None = None) -> list[OpenSpan]:
+def stalled(
+    recording: Recording, seconds: float, stage: str | None = None
+) -> list[RecordedOpenSpan]:
     """Return the open spans that have lasted for at least ``seconds``; none if the process ended.
 
     A process of another container, whose state is "unknown", counts as alive.
@@ -208,14 +212,16 @@ def identity(recording: Recording) -> dict[str, Any]:
     }
 
 
-def stage_dict(stage: Any) -> dict[str, Any]:
+def stage_dict(stage: StageStats) -> dict[str, Any]:
     """Return the figures of one stage."""
-    names = ("count", "total_ns", "mean_ns", "min_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns")
-    page: dict[str, Any] = {name: getattr(stage, name) for name in names}
-    page["errors"] = stage.errors
-    page["suspended_ns"] = stage.suspended_ns
-    page["work"] = dict(stage.work)
-    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
-        figure = getattr(stage, name)
-        page[name] = None if figure is None else {key: getattr(figure, key) for key in names}
-    return page
+    device = {name: getattr(stage, name) for name in DEVICE_FIGURES}
+    return {
+        **{key: getattr(stage, key) for key in FIGURES},
+        "errors": stage.errors,
+        "suspended_ns": stage.suspended_ns,
+        "work": dict(stage.work),
+        **{
+            name: durations and {key: getattr(durations, key) for key in FIGURES}
+            for name, durations in device.items()
+        },
+    }

@@ -27,22 +27,6 @@ def ending(recording: Recording) -> str:
     return _STATES[recording.state]
 
 
-def duration(ns: int) -> str:
-    """Return a time as text: ``1.2 µs``, ``340 ms``, ``42.1 s``, ``3 min 20 s``, ``2 h 5 min``."""
-    if ns <= 0:
-        return "0 µs"
-    seconds = ns / 1e9
-    for unit, length in (("µs", 1e3), ("ms", 1e6)):
-        if ns < 1000 * length:
-            return f"{ns / length:,.{1 if ns < 10 * length else 0}f} {unit}"
-    if seconds < 120:
-        return f"{seconds:,.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes < 120:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
 def clock(ns: int | None) -> str:
     """Return a Unix time in ns as local time: ``2026-11-24 10:36:56.123``."""
     if ns is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagespan.report.compare import compare_timing_reports
+from stagespan.report.changes_pages import compare_timing_reports
 from stagespan.report.tables import print_timing_summary
 from stagespan.report.timing import (
     dump_timing_report,

@@ -14,12 +14,11 @@ from stagespan.report.changes import (
     Tolerance,
     have_same_speed_unit,
     judge,
-    listed,
     machine_differences,
-    percent,
 )
 from stagespan.report.noise import Times
 from stagespan.report.timed import BASELINE, NoTimesError, Timed, read
+from stagespan.text.amounts import percent, quoted
 
 SCHEMA_VERSION = 1
 _DIGITS = 6
@@ -95,7 +94,7 @@ def disturbance(times: Mapping[str, Times]) -> str | None:
         return None
     were = "was" if len(names) == 1 else "were"
     return (
-        f"warning: other programs used the machine while {listed(names)} {were} measured, so the "
+        f"warning: other programs used the machine while {quoted(names)} {were} measured, so the "
         f"baseline can hide a change: write it again on a calm machine with "
         f"--stage-baseline-replace, or add more sessions."
     )

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from stagespan.errors import ReportError
-from stagespan.live.lines import one_line
 from stagespan.report.noise import BEST, FEWEST_RUNS, Times, interval_of_change
 from stagespan.report.timed import Timed, read
+from stagespan.text.amounts import percent, quoted, signed_percent
+from stagespan.text.escaping import one_line
 
 SCHEMA_VERSION = 1
 Statistic = Literal["median", "fastest"]
@@ -26,7 +27,7 @@ WORDS: dict[Verdict, str] = {
 """The verdicts as users read them."""
 SPEED_CHANGE = 0.05
 """The relative change of the processor's speed between two measurements that is reported."""
-_MOST_LISTED = 4
+_MOST_REASONS = 4
 _MACHINE = ("cpu", "cpu_count", "platform", "device")
 _SOFTWARE = ("python", "torch", "stagespan")
 OTHER_INPUTS = "ran with other inputs: no signature in common"
@@ -60,13 +61,8 @@ class Tolerance:
         return f"{self.absolute_ms:,.3g} ms"
 
 
-def percent(fraction: float) -> str:
-    """Return a fraction as a percentage with at most three digits."""
-    return f"{100 * fraction:.3g} %" if fraction < 10 else f"{100 * fraction:,.0f} %"
-
-
 @dataclass(frozen=True)
-class Change:
+class TimingChange:
     """The change of one stage, of one signature of a stage, or of one kernel."""
 
     name: str
@@ -165,16 +161,39 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TotalChange:
+    """The change of a time that has no verdict: the wall clock, or a sum or mean of stages."""
+
+    name: str
+    before_ms: float | None
+    after_ms: float | None
+
+    @property
+    def change_ms(self) -> float | None:
+        """`after_ms` - `before_ms`; None if one of the two is missing."""
+        if self.before_ms is None or self.after_ms is None:
+            return None
+        return self.after_ms - self.before_ms
+
+
+@dataclass(frozen=True)
+class TimingComparison:
     """The changes between two files, with warnings and notes."""
 
     before: str
     after: str
     kind: str
     tolerance: Tolerance
-    changes: list[Change]
+    changes: list[TimingChange]
     warnings: list[str]
     notes: list[str]
+    totals: list[TotalChange]
+    environment: dict[str, tuple[Any, Any]]
+    """What differs between the environments, before and after."""
+    requests: tuple[str | None, str | None] = (None, None)
+    """The ids of the requests before and after, if the files are of one request each."""
+    problem: str | None = None
+    """Why nothing could be compared; None if something was."""
 
     @property
     def is_slower(self) -> bool:
@@ -213,6 +232,9 @@ class Comparison:
             "unknown": self.is_unknown,
             "summary": self.summary,
             "changes": [change.to_dict() for change in self.changes],
+            "totals": [{**asdict(total), "change_ms": total.change_ms} for total in self.totals],
+            "environment": self.environment,
+            "requests": self.requests,
             "warnings": self.warnings,
             "notes": self.notes,
         }
@@ -226,7 +248,7 @@ def judge(
     signature: str | None = None,
     *,
     same_speed_unit: bool = False,
-) -> Change:
+) -> TimingChange:
     """Return whether ``after`` is slower or faster than ``before``, beyond tolerance and noise.
 
     Otherwise it is unchanged if the noise is known and at most the tolerance, else not known.
@@ -242,7 +264,7 @@ def judge(
     if at_one_speed is None and is_disturbed and before.best_ms and after.best_ms:
         statistic = "fastest"
     quantile = 0.5 if statistic == "median" else BEST
-    change = Change(
+    change = TimingChange(
         name,
         signature,
         "same",
@@ -266,7 +288,7 @@ def judge_repeated(
     tolerance: Tolerance,
     *,
     same_speed_unit: bool = False,
-) -> Change:
+) -> TimingChange:
     """Judge a stage that was measured in several processes, the sessions of ``after``.
 
     The stage counts as slower only if it is slower than the tolerance in the latest process alone,
@@ -282,13 +304,13 @@ def judge_repeated(
     first = judge(
         name, before, Times.of_sessions(earlier), tolerance, same_speed_unit=same_speed_unit
     )
-    shown = (f"{change.change or 0.0:+.1%}".replace("%", " %") for change in (first, alone))
+    shown = (signed_percent(change.change or 0.0) for change in (first, alone))
     return replace(
         found, verdict="unknown", reason="{} in one process, but {} in a new one".format(*shown)
     )
 
 
-def _verdict(change: Change, tolerance: Tolerance) -> tuple[Verdict, str]:
+def _verdict(change: TimingChange, tolerance: Tolerance) -> tuple[Verdict, str]:
     """Return the verdict of a change and the reason for it."""
     before_ms, change_ms = change.before_ms or 0.0, change.change_ms or 0.0
     limit_ms, limit = tolerance.limit_ms(before_ms), tolerance.described(before_ms)
@@ -328,29 +350,28 @@ def compare_files(
     path_a: str | os.PathLike[str],
     path_b: str | os.PathLike[str],
     tolerance: Tolerance | None = None,
-) -> Comparison:
+) -> TimingComparison:
     """Compare two files of one kind: timing reports, breakdowns, bench results or baselines.
 
     Raises ReportError if a file cannot be read, the two are of different kinds, the first one is
     empty, or they have no stage in common.
     """
-    return compare(read(path_a), read(path_b), tolerance or Tolerance())
+    found = compare(read(path_a), read(path_b), tolerance or Tolerance())
+    if found.problem is not None:
+        raise ReportError(found.problem)
+    return found
 
 
-def compare(before: Timed, after: Timed, tolerance: Tolerance) -> Comparison:
-    """Compare two files that have been read, see `compare_files`."""
+def compare(before: Timed, after: Timed, tolerance: Tolerance) -> TimingComparison:
+    """Compare two files that have been read.
+
+    If they have nothing in common, the result has a `TimingComparison.problem`. Raises ReportError
+    if they are of different kinds.
+    """
     if before.kind != after.kind:
         raise ReportError(
             f"{before.path} is {_NAMES[before.kind]} and {after.path} is {_NAMES[after.kind]}:"
             f" compare two files of one kind."
-        )
-    if not before.times:
-        raise ReportError(f"{before.path} contains no times: record it again with stages that run.")
-    names = {name for name, _ in before.times}
-    if after.times and not names & {name for name, _ in after.times}:
-        raise ReportError(
-            f"{before.path} and {after.path} have no stage in common: {listed(names)} before,"
-            f" {listed(name for name, _ in after.times)} after."
         )
     changes = [
         change
@@ -358,7 +379,8 @@ def compare(before: Timed, after: Timed, tolerance: Tolerance) -> Comparison:
         for change in _of_name(name, before, after, tolerance)
     ]
     changes.sort(key=lambda change: -abs(change.change_ms or 0))
-    return Comparison(
+    totals = {name: before.totals_ms.get(name) for name in (*before.totals_ms, *after.totals_ms)}
+    return TimingComparison(
         before.path,
         after.path,
         before.kind,
@@ -368,22 +390,48 @@ def compare(before: Timed, after: Timed, tolerance: Tolerance) -> Comparison:
         + speed_differences(changes, before.environment, after.environment)
         + _replay_differences(before.replayed, after.replayed),
         _notes(changes, before, after),
+        [TotalChange(name, ms, after.totals_ms.get(name)) for name, ms in totals.items()],
+        {
+            key: values
+            for key in {**before.environment, **after.environment}
+            # The process id always differs, but this does not explain anything.
+            if key != "pid"
+            for values in [(before.environment.get(key), after.environment.get(key))]
+            if values[0] != values[1]
+        },
+        (before.request, after.request),
+        _problem(before, after),
     )
 
 
-def _of_name(name: str, before: Timed, after: Timed, tolerance: Tolerance) -> list[Change]:
+def _problem(before: Timed, after: Timed) -> str | None:
+    """Return why the two files cannot be compared; None if they can."""
+    if not before.times:
+        return f"{before.path} contains no times: record it again with stages that run."
+    old, new = (dict.fromkeys(name for name, _ in file.times) for file in (before, after))
+    if not new or old.keys() & new.keys():
+        return None
+    return (
+        f"{before.path} and {after.path} have no stage in common: {quoted(old)} before,"
+        f" {quoted(new)} after."
+    )
+
+
+def _of_name(name: str, before: Timed, after: Timed, tolerance: Tolerance) -> list[TimingChange]:
     old = {key: times for (known, key), times in before.times.items() if known == name}
     new = {key: times for (known, key), times in after.times.items() if known == name}
     if not new:
-        return [Change(name, None, "removed", _most(old), None, reason="is missing after")]
+        return [TimingChange(name, None, "removed", _most(old), None, reason="is missing after")]
     if not old:
-        return [Change(name, None, "added", None, _most(new), reason="was not there before")]
+        return [TimingChange(name, None, "added", None, _most(new), reason="was not there before")]
     both = [key for key in old if key in new]
     same_unit = have_same_speed_unit(before.environment, after.environment)
     if None in old or None in new or not both:
         # Times of different signatures are not comparable, because the inputs differ.
         if None not in old and None not in new:
-            return [Change(name, None, "unknown", _most(old), _most(new), reason=OTHER_INPUTS)]
+            return [
+                TimingChange(name, None, "unknown", _most(old), _most(new), reason=OTHER_INPUTS)
+            ]
         return [judge(name, _most(old), _most(new), tolerance, same_speed_unit=same_unit)]
     several = len(old) > 1 or len(new) > 1
     return [
@@ -404,7 +452,7 @@ def _most(times: Mapping[str | None, Times]) -> Times:
     return max(times.values(), key=lambda found: found.count or 0)
 
 
-def _notes(changes: Iterable[Change], before: Timed, after: Timed) -> list[str]:
+def _notes(changes: Iterable[TimingChange], before: Timed, after: Timed) -> list[str]:
     notes = []
     unknown = [
         change
@@ -420,7 +468,7 @@ def _notes(changes: Iterable[Change], before: Timed, after: Timed) -> list[str]:
             "change of more than the tolerance has a verdict."
         )
     elif unknown:
-        names = listed(dict.fromkeys(change.name for change in unknown))
+        names = quoted(dict.fromkeys(change.name for change in unknown))
         notes.append(
             f"The noise of {names} is not known: the files contain too few runs, or no quartiles. "
             f"Only a change of more than the tolerance has a verdict there."
@@ -430,10 +478,10 @@ def _notes(changes: Iterable[Change], before: Timed, after: Timed) -> list[str]:
     ]
     notes += [
         f"It is not known whether {change.name!r} has changed: {change.reason}."
-        for change in hidden[:_MOST_LISTED]
+        for change in hidden[:_MOST_REASONS]
     ]
     if hidden:
-        more = len(hidden) - _MOST_LISTED
+        more = len(hidden) - _MOST_REASONS
         notes.append(
             (f"The same applies to {more} more. " if more > 0 else "")
             + "To reduce the noise, measure in more processes, for longer, or on a calmer machine."
@@ -456,7 +504,7 @@ def have_same_speed_unit(before: Mapping[str, Any], after: Mapping[str, Any]) ->
 
 
 def speed_differences(
-    changes: Iterable[Change],
+    changes: Iterable[TimingChange],
     before: Mapping[str, Any],
     after: Mapping[str, Any],
     sides: tuple[str, str] = ("before", "after"),
@@ -471,7 +519,7 @@ def speed_differences(
     ratios = {change.name: change.slowdown for change in changes if change.slowdown}
     then, now = sides
     return [
-        f"The machine was slower {slow} than {fast}: while it measured {listed(names)}, even the"
+        f"The machine was slower {slow} than {fast}: while it measured {quoted(names)}, even the"
         f" fastest run of a fixed computation took {max(names.values()):.2f} x as long. {advice}"
         for slow, fast, names, advice in (
             (
@@ -502,11 +550,3 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], keys: Iter
         for key in keys
         if before.get(key) is not None and after.get(key) is not None and before[key] != after[key]
     )
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names as text, at most four of them."""
-    found = [repr(name) for name in names]
-    shown = ", ".join(found[:_MOST_LISTED])
-    more = len(found) - _MOST_LISTED
-    return f"{shown} and {more} more" if more > 0 else shown or "none"

@@ -1,96 +1,178 @@
-"""Shows a comparison of two files of times as a table on the terminal or as Markdown."""
+"""Shows a comparison of two files of times, as tables on the terminal or as Markdown."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from stagespan.live.lines import one_line
 from stagespan.process.imports import importing
-from stagespan.report.amounts import signed
-from stagespan.report.changes import OTHER_INPUTS, WORDS, Change, Comparison
-from stagespan.report.markdown import code, escaped
+from stagespan.report.changes import (
+    OTHER_INPUTS,
+    WORDS,
+    TimingChange,
+    TimingComparison,
+    Tolerance,
+    compare,
+)
+from stagespan.report.timed import read
+from stagespan.text.amounts import signed, signed_percent
 from stagespan.text.console import set_width, trimmed
+from stagespan.text.escaping import code, escaped, one_line
+from stagespan.text.tables import Column, fitted_table, markdown_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDTH = 120
-_HEADER = ("stage", "before ms", "after ms", "change", "noise", "runs", "verdict")
+_COLUMNS = {
+    **dict.fromkeys(("stage", "before ms", "after ms", "change", "noise", "runs", "verdict"), 0),
+    "mean ms": 3,
+    "mean change": 1,
+    "total ms": 4,
+    "total change": 2,
+}
+"""The columns; those with the largest number are left out first on a terminal."""
 _STYLES = {"slower": "red", "removed": "red", "faster": "green", "unknown": "yellow"}
 
 
-def show(found: Comparison, console: Console | None = None) -> None:
+def compare_timing_reports(path_a: str | os.PathLike[str], path_b: str | os.PathLike[str]) -> str:
+    """Compare two ``timing.json`` files, ``path_a`` (before) and ``path_b`` (after).
+
+    Returns the page of ``stagespan compare`` in Markdown: which stages are slower or faster than
+    before by more than 5 %, 0.01 ms and the noise, with their medians, means and totals. If the
+    reports have no stage in common, the page says so. Also reads TeleFuser's files. Raises
+    ReportError if a file cannot be read.
+    """
+    return markdown(compare(read(path_a), read(path_b), Tolerance()))
+
+
+def show(found: TimingComparison, console: Console | None = None) -> None:
     """Print the comparison, by default on standard output."""
     with importing():
-        from rich.box import SIMPLE_HEAD
         from rich.console import Console
-        from rich.table import Table
         from rich.text import Text
 
     console = console or Console(highlight=False)
     set_width(console, _WIDTH)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for number, name in enumerate(_HEADER):
-        table.add_column(name, justify="left" if number in (0, 6) else "right", no_wrap=number > 0)
-    for change in found.changes:
-        cells = [Text(cell) for cell in _cells(change)]
-        cells[-1].stylize(_STYLES.get(change.verdict, ""))
-        table.add_row(*cells)
+    after, before = (
+        path if request is None else f"{path} (request {request})"
+        for path, request in zip((found.after, found.before), reversed(found.requests), strict=True)
+    )
     with trimmed(console):
-        console.print(
-            Text(f"{found.after} against {found.before}: {found.summary}"), soft_wrap=True
-        )
-        console.print()
-        console.print(table)
-        for warning in found.warnings:
-            console.print(Text(f"warning: {warning}"), soft_wrap=True)
-        for note in found.notes:
-            console.print(Text(note), soft_wrap=True)
+        console.print(Text(one_line(f"{after} against {before}: {found.summary}")), soft_wrap=True)
+        for table in filter(None, (_changes(found), _totals(found))):
+            console.print(fitted_table(table, console.width))
+        for line in (*(f"warning: {warning}" for warning in found.warnings), *found.notes):
+            console.print(Text(line), soft_wrap=True)
 
 
-def markdown(found: Comparison) -> str:
+def markdown(found: TimingComparison) -> str:
     """Return the comparison as Markdown."""
-    rows = [_cells(change) for change in found.changes]
-    lines = [
+    after, before = (
+        code(path) if request is None else f"{code(path)} (request {code(request)})"
+        for path, request in zip((found.after, found.before), reversed(found.requests), strict=True)
+    )
+    problem = [] if found.problem is None else [found.problem]
+    parts = [
         "# Comparison",
-        "",
-        f"{code(found.after)} against {code(found.before)}: {found.summary}.",
-        "",
-        *(f"**Warning:** {warning}\n" for warning in found.warnings),
-        "| " + " | ".join(_HEADER) + " |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
-        *("| " + " | ".join(map(escaped, row)) + " |" for row in rows),
-        "",
-        *(f"{note}\n" for note in found.notes),
+        f"{after} against {before}: {escaped(found.summary)}.",
+        *(f"**Warning:** {escaped(warning)}" for warning in (*problem, *found.warnings)),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    for title, table in (
+        ("", _changes(found)),
+        ("## Totals", _totals(found)),
+        ("## Environment", _environment(found)),
+    ):
+        if table:
+            parts += [title] if title else []
+            parts.append("\n".join(markdown_table(table)))
+    return "\n\n".join([*parts, *map(escaped, found.notes)]) + "\n"
 
 
-def _cells(change: Change) -> tuple[str, ...]:
+# --- tables -------------------------------------------------------------------------------------
+
+
+def _changes(found: TimingComparison) -> list[Column]:
+    titles = tuple(_COLUMNS)
+    rows = [_cells(change) for change in found.changes]
+    styles = [_STYLES.get(change.verdict, "") for change in found.changes]
+    return [
+        Column(
+            title,
+            cells,
+            is_flexible=title == "stage",
+            is_folded=title == "stage",
+            is_number=title not in ("stage", "verdict"),
+            optional=_COLUMNS[title],
+            styles=styles if title == "verdict" else (),
+        )
+        for title, *cells in zip(titles, *rows, strict=True)
+        if any(cells) or (cells and not _COLUMNS[title])
+    ]
+
+
+def _cells(change: TimingChange) -> tuple[str, ...]:
+    sides = [times for times in (change.before, change.after) if times is not None]
+    means, totals = [times.mean_ms for times in sides], [times.total_ms for times in sides]
     name = one_line(change.name)
-    if change.signature is not None:
-        name = f"{name} ({one_line(change.signature)})"
-    verdict = "other inputs" if change.reason == OTHER_INPUTS else WORDS[change.verdict]
     return (
-        name,
+        name if change.signature is None else f"{name} ({one_line(change.signature)})",
         _ms(change.before_ms),
         _ms(change.after_ms),
-        "" if change.change is None else f"{signed(100 * change.change, 1)} %",
-        _noise(change),
-        _runs(change),
-        verdict,
+        _share(change.before_ms, change.after_ms),
+        "" if change.noise is None else f"±{100 * change.noise:.1f} %",
+        " / ".join("?" if times.count is None else f"{times.count}" for times in sides),
+        "other inputs" if change.reason == OTHER_INPUTS else WORDS[change.verdict],
+        _pair(means),
+        _share(*means) if len(means) == 2 else "",
+        _pair(totals),
+        _share(*totals) if len(totals) == 2 else "",
     )
+
+
+def _totals(found: TimingComparison) -> list[Column]:
+    rows = [
+        (
+            one_line(total.name),
+            _ms(total.before_ms),
+            _ms(total.after_ms),
+            "" if total.change_ms is None else signed(total.change_ms, 3),
+            _share(total.before_ms, total.after_ms),
+        )
+        for total in found.totals
+        if (total.before_ms, total.after_ms) != (None, None)
+    ]
+    titles = ("total", "before ms", "after ms", "change ms", "change")
+    return [
+        Column(title, cells, is_number=title != "total", is_flexible=title == "total")
+        for title, *cells in zip(titles, *rows, strict=True)
+        if rows
+    ]
+
+
+def _environment(found: TimingComparison) -> list[Column]:
+    rows = [
+        (key, *("-" if value is None else str(value) for value in values))
+        for key, values in found.environment.items()
+    ]
+    titles = ("what", "before", "after")
+    return [Column(title, cells) for title, *cells in zip(titles, *rows, strict=True) if rows]
+
+
+# --- cells --------------------------------------------------------------------------------------
 
 
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:,.3f}"
 
 
-def _noise(change: Change) -> str:
-    return "" if change.noise is None else f"±{change.noise:.1%}".replace("%", " %")
+def _share(before: float | None, after: float | None) -> str:
+    """Return a relative change; empty if one of the two is unknown or nothing took time before."""
+    return signed_percent((after - before) / before) if before and after is not None else ""
 
 
-def _runs(change: Change) -> str:
-    counts = [times.count for times in (change.before, change.after) if times is not None]
-    shown = ["?" if count is None else f"{count}" for count in counts]
-    return " / ".join(shown)
+def _pair(times_ms: list[float | None]) -> str:
+    """Return times as text, ``12.000 / 10.000`` or ``? / 10.000``; empty if none is known."""
+    if all(ms is None for ms in times_ms):
+        return ""
+    return " / ".join("?" if ms is None else _ms(ms) for ms in times_ms)

@@ -69,6 +69,9 @@ class Times:
 
     ``median_ms`` is then the geometric mean of their medians; other figures are of all runs.
     """
+    mean_ms: float | None = None
+    total_ms: float | None = None
+    """The sum over all runs; None for measurements, whose number of runs means nothing."""
 
     @classmethod
     def of(
@@ -92,6 +95,7 @@ class Times:
             disturbed,
             fixed_ns,
             tuple(relative),
+            mean_ms=statistics.fmean(samples_ms),
         )
 
     @classmethod

@@ -12,6 +12,7 @@ import msgspec
 
 from stagespan.errors import ReportError
 from stagespan.process.files import SCHEMA_VERSION, is_from_newer_version, what_it_is
+from stagespan.text.amounts import listed
 
 
 def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -112,7 +113,6 @@ _PASS_ONE = "pass the timing.json of a run."
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 16
 _KEYS = (b'"num_stages"', b'"stages"')
-_MOST_NAMED = 8
 
 
 def _is_trace(file: Path) -> str:
@@ -125,11 +125,9 @@ def _only_report(folder: Path) -> Path:
         return found[0]
     if not found:
         raise ReportError(f"{folder} is a folder without a timing.json: pass the path of a file.")
-    more = len(found) - _MOST_NAMED
-    listed = ", ".join(path.name for path in found[:_MOST_NAMED])
     raise ReportError(
-        f"{folder} contains {len(found)} timing reports: pass one of {listed}"
-        + (f" and {more} more." if more > 0 else ".")
+        f"{folder} contains {len(found)} timing reports: pass one of "
+        f"{listed(path.name for path in found)}."
     )
 
 

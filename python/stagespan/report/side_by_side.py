@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stagespan.live.lines import one_line
 from stagespan.process.imports import importing
 from stagespan.recording.ranks import RankTimes, slower_ranks
-from stagespan.recording.texts import duration
 from stagespan.report.reader import count_of, number, read_timing_report, reports_in
-from stagespan.text.console import Column, fitted_table, limit, trimmed, wrapped
+from stagespan.text.amounts import duration
+from stagespan.text.console import limit, trimmed, wrapped
+from stagespan.text.escaping import one_line
+from stagespan.text.tables import Column, fitted_table
 
 
 class RankReport(NamedTuple):
@@ -81,7 +82,7 @@ def print_reports(folder: Path) -> None:
             one_line(name),
             [_runs(one.report["stages"].get(name)) for one in reports],
             is_flexible=True,
-            is_optional=place > 0,
+            optional=place > 0,
         )
         for place, name in enumerate(sorted(totals, key=lambda name: (-totals[name], name)))
     ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from stagespan.live.distribution import Distribution
+from stagespan._core import StageSummary
+from stagespan.live.statistics import Durations
 from stagespan.report.entries import StageEntry
 
 _MS = 1e6
@@ -14,34 +15,12 @@ SEVERAL = "(several)"
 """The name under which all parents beyond the fourth are counted."""
 
 
-class StageFigures(Distribution, Protocol):
-    """The figures of at least one run of a stage, as in `_core.StageSummary`."""
-
-    def quantile_ns(self, q: float) -> float: ...
-    @property
-    def errors(self) -> int: ...
-    @property
-    def suspended_ns(self) -> int: ...
-    @property
-    def children_ns(self) -> int: ...
-    @property
-    def parents(self) -> Mapping[str | None, tuple[int, int]]: ...
-    @property
-    def work(self) -> Mapping[str, float]: ...
-    @property
-    def device_elapsed_ns(self) -> Distribution | None: ...
-    @property
-    def device_queue_ns(self) -> Distribution | None: ...
-    @property
-    def device_tail_ns(self) -> Distribution | None: ...
-
-
-def top_level_ns(name: str, stages: Mapping[str, StageFigures]) -> int:
+def top_level_ns(name: str, stages: Mapping[str, StageSummary]) -> int:
     """Return the time in ns of runs without a parent, or with a parent that is still running."""
     return sum(ns for _, ns in _at_top(name, stages))
 
 
-def _at_top(name: str, stages: Mapping[str, StageFigures]) -> list[tuple[int, int]]:
+def _at_top(name: str, stages: Mapping[str, StageSummary]) -> list[tuple[int, int]]:
     return [
         figures
         for parent, figures in stages[name].parents.items()
@@ -50,7 +29,7 @@ def _at_top(name: str, stages: Mapping[str, StageFigures]) -> list[tuple[int, in
 
 
 def stage_entries(
-    stages: Mapping[str, StageFigures],
+    stages: Mapping[str, StageSummary],
     memory_of: Callable[[str], dict[str, Any] | None],
     signatures: Mapping[str, list[dict[str, Any]]],
 ) -> dict[str, StageEntry]:
@@ -70,7 +49,7 @@ def stage_entries(
 
 
 def _entry(
-    stage: StageFigures,
+    stage: StageSummary,
     percentage: float | None,
     memory: dict[str, Any] | None,
     signatures: list[dict[str, Any]],
@@ -123,15 +102,15 @@ def _per_second(amount: float, total_ns: int) -> float | None:
     return rate if math.isfinite(rate) else None
 
 
-def _device_ms(summary: Distribution | None) -> float | None:
+def _device_ms(summary: Durations | None) -> float | None:
     """Return the sum over the runs with a known device time; None without such runs."""
     return None if summary is None else summary.total_ns / _MS
 
 
-def _device_mean_ms(summary: Distribution | None) -> float | None:
+def _device_mean_ms(summary: Durations | None) -> float | None:
     return None if summary is None else summary.mean_ns / _MS
 
 
-def _device_runs(summary: Distribution | None) -> int | None:
+def _device_runs(summary: Durations | None) -> int | None:
     """Return the number of runs with a known device time; None without such runs."""
     return None if summary is None else summary.count

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stagespan.live.lines import one_line
 from stagespan.process.imports import importing, load
 from stagespan.report import tree
 from stagespan.report.reader import number
+from stagespan.text.amounts import counted
 from stagespan.text.console import columns, trimmed
+from stagespan.text.escaping import one_line
+from stagespan.text.tables import Column, fitted_table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 _Cell = Callable[[dict[str, Any]], str]
 
@@ -37,20 +38,15 @@ def _print_report(report: Mapping[str, Any], console: Console) -> None:
         from rich.text import Text
 
     is_limited = console.is_terminal or columns() is not None
-    head = _held(one_line(_headline(report)), console.encoding)
+    head = _encodable(one_line(_headline(report)), console.encoding)
     console.print(Text(head), soft_wrap=not is_limited)
     if report["stages"]:
-        table = _table(report, [], console.encoding)
-        if is_limited:
-            for left_out in range(1, len(_LEAST_IMPORTANT) + 1):
-                if _width(table, console) <= console.width:
-                    break
-                table = _table(report, _LEAST_IMPORTANT[:left_out], console.encoding)
-        else:
+        if not is_limited:
             # rich would cut the table at 80 columns.
-            console.width = max(console.width, _width(table, console))
+            console.width = 10_000
+        table = fitted_table(_columns(report, console.encoding), console.width)
         console.print(table, highlight=False)
-    lost = _held(_lost(report.get("lost")), console.encoding)
+    lost = _encodable(_lost(report.get("lost")), console.encoding)
     if lost:
         console.print(Text(f"lost: {lost}"), soft_wrap=not is_limited)
 
@@ -59,12 +55,6 @@ def _lost(lost: object) -> str:
     """Return what was lost, by cause; empty if nothing was."""
     counts = {cause: number(n) for cause, n in lost.items()} if isinstance(lost, dict) else {}
     return ", ".join(f"{one_line(cause)} {n:,.0f}" for cause, n in counts.items() if n)
-
-
-def _width(table: Table, console: Console) -> int:
-    """Return the width of a table without a limit, in columns."""
-    unlimited = console.options.update(width=10_000)
-    return console.measure(table, options=unlimited).maximum
 
 
 def print_timing_summary() -> None:
@@ -79,7 +69,7 @@ def _headline(report: Mapping[str, Any]) -> str:
     world_size = number(report.get("world_size"))
     if world_size is not None and world_size > 1:
         parts.append(f"rank {report.get('rank')} of {world_size:.0f}")
-    parts.append(f"{len(stages)} stage{'' if len(stages) == 1 else 's'}")
+    parts.append(counted(len(stages), "stage"))
     for label, key in (("wall clock", "wall_clock_ms"), ("in stages", "total_stages_ms")):
         value = number(report.get(key))
         if value is not None:
@@ -87,35 +77,36 @@ def _headline(report: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _table(report: Mapping[str, Any], left_out: list[str], encoding: str) -> Table:
-    with importing():
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-    columns = [
-        (title, cell)
-        for title, cell in _COLUMNS
-        if title not in left_out and _has_values(report, cell)
+def _columns(report: Mapping[str, Any], encoding: str) -> list[Column]:
+    rows = list(tree.rows(report))
+    names = [
+        row.guide + one_line(row.label) + (" (all its runs)" if row.is_sum else "") for row in rows
     ]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("stage", overflow="fold")
-    for title in ("total ms", "share", "runs", *(title for title, _ in columns)):
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in tree.rows(report):
-        is_remainder = row.count is None and row.stage is None
-        name = one_line(row.label) + (" (all its runs)" if row.is_sum else "")
-        label = Text(_held(row.guide + name, encoding), style="dim" if is_remainder else "")
-        own = [
-            _held(cell(row.stage), encoding) if row.stage is not None else "" for _, cell in columns
-        ]
-        share = "" if row.share is None else f"{100 * row.share:.1f} %"
-        count = "" if row.count is None else f"{row.count:,}"
-        table.add_row(label, f"{row.duration_ms:,.3f}", share, count, *own)
-    return table
+    styles = ["dim" if row.count is None and row.stage is None else "" for row in rows]
+    shares = ["" if row.share is None else f"{100 * row.share:.1f} %" for row in rows]
+    found = [
+        Column("stage", names, is_flexible=True, is_folded=True, styles=styles),
+        Column("total ms", [f"{row.duration_ms:,.3f}" for row in rows], is_number=True),
+        Column("share", shares, is_number=True),
+        Column(
+            "runs",
+            ["" if row.count is None else f"{row.count:,}" for row in rows],
+            is_number=True,
+        ),
+    ]
+    for title, cell in _COLUMNS:
+        cells = ["" if row.stage is None else cell(row.stage) for row in rows]
+        if any(cells):
+            rank = _LEAST_IMPORTANT.index(title) if title in _LEAST_IMPORTANT else None
+            optional = 0 if rank is None else len(_LEAST_IMPORTANT) - rank
+            found.append(Column(title, cells, is_number=True, optional=optional))
+    return [
+        column._replace(cells=[_encodable(cell, encoding) for cell in column.cells])
+        for column in found
+    ]
 
 
-def _held(text: str, encoding: str) -> str:
+def _encodable(text: str, encoding: str) -> str:
     """Return ``text`` with characters that the encoding has, so that printing does not fail."""
     try:
         text.encode(encoding)
@@ -199,8 +190,3 @@ _LEAST_IMPORTANT = [
     *("max ms", "tail ms", "queue ms", "suspended ms", "mean ms", "p99 ms", "peak MB", "work"),
     *("p50 ms", "p95 ms"),
 ]
-
-
-def _has_values(report: Mapping[str, Any], cell: _Cell) -> bool:
-    """Whether any stage has a value in the column."""
-    return any(cell(stage) for stage in report["stages"].values())

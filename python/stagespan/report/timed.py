@@ -36,6 +36,9 @@ class Timed:
     environment: dict[str, Any] = field(default_factory=dict)
     replayed: dict[str, Any] = field(default_factory=dict)
     """The adapter and similar facts of a bench result, which must agree in both files."""
+    totals_ms: dict[str, float | None] = field(default_factory=dict)
+    """Times that are not those of one stage with one signature, by name."""
+    request: str | None = None
 
 
 class NoTimesError(ReportError):
@@ -199,6 +202,10 @@ def _of_breakdown(path: str, content: dict[str, Any]) -> Timed:
 
 def _of_report(path: str, report: dict[str, Any]) -> Timed:
     times: dict[tuple[str, str | None], Times] = {}
+    totals = {
+        label: number(report.get(key))
+        for label, key in (("wall clock", "wall_clock_ms"), ("all stages", "total_stages_ms"))
+    }
     for name, stage in report["stages"].items():
         listed = stage.get("signatures")
         signatures = [
@@ -216,7 +223,16 @@ def _of_report(path: str, report: dict[str, Any]) -> Timed:
             known = _of_signature(signature)
             if known is not None:
                 times[name, str(signature.get("key"))] = known
-    return Timed(path, "report", times, _environment(report))
+            totals |= {f"total of {name}": whole.total_ms, f"mean of {name}": whole.mean_ms}
+    request = report.get("request_id")
+    return Timed(
+        path,
+        "report",
+        times,
+        _environment(report),
+        totals_ms=totals,
+        request=str(request) if request else None,
+    )
 
 
 def _of_signature(signature: object) -> Times | None:
@@ -231,11 +247,13 @@ def _of_signature(signature: object) -> Times | None:
 
 
 def _of_stage(stage: dict[str, Any]) -> Times:
-    count, duration = count_of(stage), number(stage["duration_ms"]) or 0.0
-    median = number(stage.get("p50_ms"))
+    count, total = count_of(stage), number(stage["duration_ms"]) or 0.0
+    mean, median = number(stage.get("mean_ms")), number(stage.get("p50_ms"))
+    if mean is None and count:
+        mean = total / count
     if median is None:  # a file of TeleFuser, with a single run
-        median = duration / (count or 1)
-    return Times(median, count, _quartiles(stage))
+        median = total / (count or 1)
+    return Times(median, count, _quartiles(stage), mean_ms=mean, total_ms=total)
 
 
 def _quartiles(entry: dict[str, Any]) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""The width of pages and tables, and output that does not go to a terminal."""
+"""The width of pages, and output that does not go to a terminal."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
-
-_LEAST_COLUMN = 8
-_READABLE_COLUMN = 16
-"""A column that can be cut is cut to less than this only if no other column can be left out."""
 
 
 def columns() -> int | None:
@@ -62,60 +57,3 @@ def trimmed(console: Console) -> Iterator[None]:
     text = "".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines())
     console.file.write(text)
     console.file.flush()
-
-
-class Column(NamedTuple):
-    """One column of a table."""
-
-    title: str
-    cells: list[str]
-    is_flexible: bool = False
-    """Whether its cells are cut if the table is still too wide."""
-    is_number: bool = False
-    """Whether its cells are aligned to the right."""
-    is_optional: bool = False
-    """Whether it is left out if the table is too wide."""
-
-
-def fitted_table(columns: Sequence[Column], width: int) -> Table:
-    """Return a table that is at most ``width`` wide, if cutting cells and columns is enough."""
-    from rich import box
-    from rich.cells import cell_len
-    from rich.table import Table
-    from rich.text import Text
-
-    def width_of(column: Column) -> int:
-        return max(map(cell_len, (column.title, *column.cells)))
-
-    def least_width() -> int:
-        return sum(
-            3
-            + (min(width_of(column), _READABLE_COLUMN) if column.is_flexible else width_of(column))
-            for column in columns
-        )
-
-    while least_width() > width and any(column.is_optional for column in columns):
-        last = max(i for i, column in enumerate(columns) if column.is_optional)
-        columns = [column for i, column in enumerate(columns) if i != last]
-    widths = [width_of(column) for column in columns]
-    flexible = [i for i, column in enumerate(columns) if column.is_flexible]
-    # Between two columns are three blanks.
-    while sum(widths) + 3 * len(widths) > width and flexible:
-        widest = max(flexible, key=widths.__getitem__)
-        if widths[widest] <= _LEAST_COLUMN:
-            break
-        widths[widest] -= 1
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, column_width in zip(columns, widths, strict=True):
-        head = Text(column.title)
-        head.truncate(column_width, overflow="ellipsis")
-        table.add_column(
-            head,
-            no_wrap=True,
-            overflow="ellipsis",
-            width=column_width,
-            justify="right" if column.is_number else "left",
-        )
-    for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*map(Text, row))
-    return table

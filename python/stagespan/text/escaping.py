@@ -1,13 +1,16 @@
-"""Text that cannot end a line, control a terminal or become a formula. Imports nothing else."""
+"""Text that cannot end a line, control a terminal, format Markdown or become a formula."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from logging import LogRecord
 
 _STARTS_A_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# An underscore between letters or digits has no meaning in Markdown.
+_IN_MARKDOWN = re.compile(r"[\\`*{}\[\]<>|#~$]|(?<![^\W_])_|_(?![^\W_])")
 
 
 def one_line(text: str) -> str:
@@ -15,6 +18,17 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def escaped(text: str) -> str:
+    """Return text on one line that Markdown shows as it is, also in a cell of a table."""
+    return _IN_MARKDOWN.sub(r"\\\g<0>", one_line(" ".join(text.split())))
+
+
+def code(text: str) -> str:
+    """Return text on one line as a code span of Markdown."""
+    # A code span ends at its first backtick, and a newline would end the paragraph.
+    return "`" + one_line(" ".join(text.replace("`", "'").split())) + "`"
 
 
 def csv_cell(text: str) -> str:

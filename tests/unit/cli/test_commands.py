@@ -51,13 +51,13 @@ def test_report_shows_a_table(timing: Path) -> None:
     assert "1,000.000" in out
 
 
-def test_report_against_another_is_markdown(timing: Path, tmp_path: Path) -> None:
+def test_report_against_another_is_the_comparison(timing: Path, tmp_path: Path) -> None:
     faster = tmp_path / "faster.json"
     faster.write_text(json.dumps({"stages": {"denoise": {"duration_ms": 500.0, "count": 2}}}))
     status, out, _ = run("report", faster, "--against", timing)
     assert status == 0
-    assert out.startswith("# Timing comparison")
-    assert "| denoise | 1,000.000 | 500.000 | -500.000 | -50.0 % |" in out
+    assert "1 faster" in out
+    assert "1,000.000 / 500.000" in out
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"stages": 3}'])

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stagespan
 from properties import examples
+from stagespan.cli import command
 from stagespan.compat.telefuser import comparison as telefuser
 from stagespan.errors import ReportError
-from stagespan.report import changes_pages
-from stagespan.report.changes import compare_files
-from stagespan.report.compare import compare_timing_reports
+from stagespan.report import compare_timing_reports
 from stagespan.report.reader import read_timing_report
 
 
@@ -76,18 +79,18 @@ def test_changes_are_shown_in_ms_and_percent(old: Path, new: Path) -> None:
     found = rows(compare_timing_reports(old, new))
     assert found["wall clock"] == ["1,300.000", "900.000", "-400.000", "-30.8 %"]
     assert found["all stages"] == ["1,200.000", "850.000", "-350.000", "-29.2 %"]
-    # the old file has no counts, so the figures of single runs are unknown
+    # the old file has no counts, so its time is taken as that of one run
     assert found["denoise"] == [
-        *("1,000.000", "800.000", "-200.000", "-20.0 %"),
-        *("- → 2", "-", "400.000", "-"),
+        *("1,000.000", "400.000", "-60.0 %", "", "? / 2", "faster"),
+        *("? / 400.000", "1,000.000 / 800.000", "-20.0 %"),
     ]
 
 
 def test_stages_that_only_one_report_has_are_named(old: Path, new: Path) -> None:
-    markdown = compare_timing_reports(old, new)
-    added, removed = markdown.split("## Added stages")[1].split("## Removed stages")
-    assert rows(added)["text \\| encode"] == ["50.000", "1", "50.000"]
-    assert rows(removed)["vae_decode"] == ["200.000", "-", "-"]
+    found = rows(compare_timing_reports(old, new))
+    added, removed = found["text \\| encode\\\\n"], found["vae_decode"]
+    assert added == ["", "50.000", "", "", "1", "added", "50.000", "50.000", ""]
+    assert removed == ["200.000", "", "", "", "?", "missing", "", "200.000", ""]
 
 
 def test_the_largest_change_comes_first_and_counts_are_paired(tmp_path: Path) -> None:
@@ -104,23 +107,117 @@ def test_the_largest_change_comes_first_and_counts_are_paired(tmp_path: Path) ->
     found = rows(compare_timing_reports(*files))
 
     assert [name for name in found if len(name) == 1] == ["b", "a", "c"]
-    assert found["b"][4:] == ["1 → 2", "10.000", "2.500", "-75.0 %"]
-    assert found["c"][:5] == ["10.000", "10.000", "+0.000", "+0.0 %", "2"]
+    assert found["b"][4] == "1 / 2"
+    assert found["b"][6:] == ["10.000 / 2.500", "-75.0 %", "10.000 / 5.000", "-50.0 %"]
+    assert found["c"][2] == found["c"][7] == found["c"][9] == "+0.0 %"
 
 
 def test_a_stage_that_took_no_time_before_has_no_percentage(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", {"stages": {"s": {"duration_ms": 0}}})
     b = write(tmp_path / "b.json", {"stages": {"s": {"duration_ms": 2}}})
-    assert rows(compare_timing_reports(a, b))["s"][2:4] == ["+2.000", "-"]
+    assert rows(compare_timing_reports(a, b))["s"][:3] == ["0.000", "2.000", ""]
 
 
 def test_a_change_that_rounds_to_zero_has_no_minus(tmp_path: Path) -> None:
     a = write(tmp_path / "a.json", {"stages": {"s": {"duration_ms": 10_000}}})
     b = write(tmp_path / "b.json", {"stages": {"s": {"duration_ms": 9_999.9999}}})
-    assert rows(compare_timing_reports(a, b))["s"][2:4] == ["+0.000", "+0.0 %"]
-    shown = changes_pages.markdown(compare_files(a, b))
-    assert "+0.0 %" in shown
-    assert "-0.0" not in shown
+    markdown = compare_timing_reports(a, b)
+    assert rows(markdown)["s"][2] == "+0.0 %"
+    assert "-0.0" not in markdown
+
+
+def pipeline_report(folder: Path, times_ms: dict[str, list[float]]) -> Path:
+    """Write a timing report of this process, with runs that took these times."""
+    stagespan.reset_timing_registry()
+    now = time.time_ns()
+    for stage, runs in times_ms.items():
+        for ms in runs:
+            stagespan.record(stage, now - int(ms * 1e6), now)
+    return stagespan.dump_timing_report(folder / "timing.json")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdicts"),
+    [
+        # two outliers before: the sums and means say the opposite of the medians
+        (
+            {"step": [200.0] * 2 + [10.0] * 58},
+            {"step": [12.0] * 60},
+            {"step": (20, "slower", "-26.5 %")},
+        ),
+        # two outliers after, more runs than before, and a stage that has not changed
+        (
+            {"decode": [40.0] * 50, "encode": [5.0] * 50},
+            {"decode": [30.0] * 78 + [2000.0] * 2, "encode": [5.0] * 80},
+            {
+                "decode": (-25, "faster", "+98.1 %"),
+                "encode": (0, "unchanged", "+0.0 %"),
+            },
+        ),
+    ],
+)
+def test_all_ways_to_compare_two_reports_agree(
+    tmp_path: Path,
+    before: dict[str, list[float]],
+    after: dict[str, list[float]],
+    verdicts: dict[str, tuple[float, str, str]],
+) -> None:
+    files = [
+        str(pipeline_report(tmp_path / name, times))
+        for name, times in (("before", before), ("after", after))
+    ]
+
+    # WHEN two reports are compared in each way
+    function = compare_timing_reports(files[0], files[1])
+    page, against, command_markdown = (
+        CliRunner().invoke(command, arguments, env={"COLUMNS": "200"})
+        for arguments in (
+            ["compare", *files],
+            ["report", files[1], "--against", files[0]],
+            ["compare", *files, "--markdown", "-"],
+        )
+    )
+
+    # THEN all of them have the same figures and verdicts
+    assert page.output == against.output
+    assert function == command_markdown.output
+    is_slower = any(verdict == "slower" for _, verdict, _ in verdicts.values())
+    assert page.exit_code == against.exit_code == is_slower
+    found = rows(function)
+    lines = {line.split()[0]: line for line in page.output.splitlines() if line.strip()}
+    for stage, (change, verdict, mean_change) in verdicts.items():
+        cells = found[stage]
+        assert (cells[5], cells[7]) == (verdict, mean_change)
+        # AND the medians are those of the runs, within the error of the histogram
+        assert float(cells[2].removesuffix(" %")) == pytest.approx(change, abs=3)
+        for shown, times in zip(cells, (before, after), strict=False):
+            assert float(shown) == pytest.approx(statistics.median(times[stage]), rel=0.03)
+        assert all(cell in lines[stage] for cell in cells)
+
+
+def test_a_stage_with_several_signatures_keeps_its_total_and_mean(tmp_path: Path) -> None:
+    def report(ms: float) -> dict[str, Any]:
+        signatures = [{"key": key, "count": 10, "p50_ms": ms} for key in ("small", "large")]
+        return {"stages": {"s": {"duration_ms": 20 * ms, "count": 20, "signatures": signatures}}}
+
+    paths = [write(tmp_path / f"{ms}.json", report(ms)) for ms in (10.0, 20.0)]
+
+    found = rows(compare_timing_reports(*paths))
+
+    assert found["s (small)"][:3] == found["s (large)"][:3] == ["10.000", "20.000", "+100.0 %"]
+    assert found["total of s"] == ["200.000", "400.000", "+200.000", "+100.0 %"]
+    assert found["mean of s"] == ["10.000", "20.000", "+10.000", "+100.0 %"]
+    # AND the JSON contains the same
+    done = CliRunner().invoke(command, ["compare", *map(str, paths), "--json", "-"])
+    totals = {total["name"]: total["change_ms"] for total in json.loads(done.output)["totals"]}
+    assert totals["total of s"] == 200.0
+
+
+def test_requests_are_named(tmp_path: Path) -> None:
+    stages = {"s": {"duration_ms": 1}}
+    a = write(tmp_path / "a.json", {"stages": stages, "request_id": "req_1"})
+    b = write(tmp_path / "b.json", {"stages": stages})
+    assert f"`{b}` against `{a}` (request `req_1`): " in compare_timing_reports(a, b)
 
 
 @pytest.mark.parametrize("compare", [compare_timing_reports, telefuser.compare_timing_reports])
@@ -143,7 +240,19 @@ def test_a_different_environment_is_shown(tmp_path: Path) -> None:
     markdown = compare_timing_reports(a, b)
     assert rows(markdown)["torch"] == ["2.12", "2.13"]
     assert "cpu" not in rows(markdown)
-    assert "No stage is in both reports" in markdown
+    assert "contains no times" in markdown
+
+
+def test_reports_without_a_common_stage_have_a_page(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.json", {"stages": {"x": {"duration_ms": 1.0}}})
+    b = write(tmp_path / "b.json", {"stages": {"y": {"duration_ms": 2.0}}})
+    markdown = compare_timing_reports(a, b)
+    assert "have no stage in common: 'x' before, 'y' after." in markdown
+    assert (rows(markdown)["x"][5], rows(markdown)["y"][5]) == ("missing", "added")
+    # AND the command refuses them, since it would not know whether anything is slower
+    for arguments in (["compare", str(a), str(b)], ["report", str(b), "--against", str(a)]):
+        done = CliRunner().invoke(command, arguments)
+        assert (done.exit_code, "have no stage in common" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from stagespan.compat.telefuser import memory_snapshot, messages, registry, work
 from stagespan.contexts import context
 from stagespan.device import platforms, synchronize
 from stagespan.live import lines, service
-from stagespan.live.lines import one_line
 from stagespan.process import run
 from stagespan.process.files import safe_name
 from stagespan.profiling import names
@@ -19,6 +18,7 @@ from stagespan.profiling.profiled import ProfiledHook
 from stagespan.report import exit as exit_reports
 from stagespan.report import timing
 from stagespan.signature.recorder import SignatureHook
+from stagespan.text.escaping import one_line
 from stagespan.trace import Trace
 
 _KINDS = ("profiling", "debug")

@@ -1,0 +1,123 @@
+"""Amounts, lists of names, and tables as text."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from stagespan.text import amounts
+from stagespan.text.escaping import escaped
+from stagespan.text.tables import Column, fitted_table, markdown_table, plain_table
+
+
+@pytest.mark.parametrize(
+    ("ns", "short", "exact"),
+    [
+        (0, "0 µs", "0.000 µs"),
+        (1_234, "1.2 µs", "1.234 µs"),
+        (1_234_567, "1.2 ms", "1.235 ms"),
+        (340_000_000, "340 ms", "340.000 ms"),
+        (42_100_000_000, "42.1 s", "42.100 s"),
+        (200_000_000_000, "3 min 20 s", "200.000 s"),
+        (7_500_000_000_000, "2 h 5 min", "7,500.000 s"),
+    ],
+)
+def test_times_are_short_or_exact(ns: int, short: str, exact: str) -> None:
+    assert amounts.duration(ns) == short
+    assert amounts.in_words(ns, "ns") == exact
+
+
+def test_figures_have_units() -> None:
+    assert amounts.in_words(None, "ns") == "unknown"
+    assert amounts.in_words(-3 * 2**20, "bytes") == "-3.00 MiB"
+    assert amounts.in_words(512, "bytes") == "512 bytes"
+    assert amounts.in_words(12.345, "%") == "12.3 %"
+    assert amounts.in_words(1, "calls") == "1 call"
+    assert amounts.counted(1, "process", "processes") == "1 process"
+    assert amounts.counted(1200, "process", "processes") == "1,200 processes"
+    assert amounts.counted(0, "stage") == "0 stages"
+    assert (amounts.signed_percent(0.05), amounts.signed_percent(-1e-9)) == ("+5.0 %", "+0.0 %")
+
+
+def test_lists_name_the_first_and_count_the_others() -> None:
+    assert amounts.listed([]) == ""
+    assert amounts.listed(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert amounts.listed(range(1500), 2) == "0, 1 and 1,498 more"
+    assert amounts.quoted([]) == "none"
+    assert amounts.quoted(["a", "b's", "c"], 2) == "'a', \"b's\" and 1 more"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("vae_decode2_x", "vae_decode2_x"),
+        ("_private", r"\_private"),
+        ("__init__", r"\_\_init\_\_"),
+        ("a|b", r"a\|b"),
+        ("<lambda> [0] $x$ `y` *z*", r"\<lambda\> \[0\] \$x\$ \`y\` \*z\*"),
+        ("two\nlines\x1b", r"two lines\\x1b"),
+    ],
+)
+def test_names_are_shown_as_they_are_in_markdown(text: str, shown: str) -> None:
+    assert escaped(text) == shown
+
+
+TEXTS = st.lists(st.text(max_size=40), min_size=3, max_size=3)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=5))
+def test_every_row_of_a_markdown_table_has_every_cell(cells: list[list[str]]) -> None:
+    columns = [Column(f"c{i}", column, is_number=i > 0) for i, column in enumerate(cells)]
+
+    lines = markdown_table(columns)
+
+    assert len(lines) == 5
+    assert all(line.isprintable() for line in lines)
+    bars = {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines}
+    assert bars == {len(columns) + 1}
+
+
+@given(
+    st.lists(TEXTS.map(lambda texts: [ascii(text) for text in texts]), min_size=2, max_size=6),
+    st.integers(40, 120),
+)
+def test_a_table_fits_if_columns_can_be_cut_and_left_out(
+    cells: list[list[str]], width: int
+) -> None:
+    columns = [
+        Column(f"c{i}", column, is_flexible=i < 2, optional=i > 1) for i, column in enumerate(cells)
+    ]
+    console = Console(file=io.StringIO(), width=500)
+
+    console.print(fitted_table(columns, width))
+
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    for lines in (printed.splitlines(), plain_table(columns, width).splitlines()):
+        assert all(len(line.rstrip()) <= width for line in lines)
+        assert all(f"c{i}" in " ".join(lines) for i in range(2))
+
+
+def test_the_least_important_column_is_left_out_first() -> None:
+    columns = [
+        Column("name", ["x" * 30], is_flexible=True),
+        Column("p50", ["1" * 10], is_number=True, optional=1),
+        Column("max", ["2" * 10], is_number=True, optional=2),
+    ]
+    assert plain_table(columns).splitlines()[0].split() == ["name", "p50", "max"]
+    assert plain_table(columns, 30).splitlines()[0].split() == ["name", "p50"]
+    assert plain_table(columns, 16).splitlines() == ["name", "x" * 13 + "…"]
+
+
+def test_long_cells_are_folded_and_not_cut() -> None:
+    console = Console(file=io.StringIO(), width=500)
+    column = Column("name", ["abcdefghij" * 3], is_flexible=True, is_folded=True)
+
+    console.print(fitted_table([column], 14))
+
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "".join(text.split()).replace("─", "") == "name" + "abcdefghij" * 3
