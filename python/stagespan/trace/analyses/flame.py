@@ -64,6 +64,7 @@ def analyze(trace: Trace) -> Flame | Unavailable:
         "The trace has no Python stacks, so nothing is known about lines of code: record it"
         " with stacks (with_stack=True).",
         "no_stacks",
+        needs=("Python stacks", "with_stack=True"),
     )
 
 

@@ -72,6 +72,7 @@ def analyze(trace: Trace) -> Layers | Unavailable:
         "Layers are unknown: the trace contains no modules, and no block of kernels repeats."
         " Record it with stacks (with_stack=True), which name the modules.",
         "no_layers",
+        needs=("modules", "with_stack=True"),
     )
 
 

@@ -54,6 +54,7 @@ def analyze(trace: Trace) -> Memory | Unavailable:
             "The trace has no memory events, so the use of memory is unknown: record it with"
             " profile_memory=True.",
             "no_memory_events",
+            needs=("memory", "profile_memory=True"),
         )
     ranges = step_ranges(trace) if len(trace.events) else None
     begin, _ = window_of(trace) or (int(found[0].time_ns[0]), 0)

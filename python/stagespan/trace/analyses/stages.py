@@ -53,6 +53,7 @@ def analyze(trace: Trace) -> Stages | Unavailable:
             "The trace has no annotations, so its stages are unknown: mark them with"
             " torch.profiler.record_function or stagespan.span.",
             "no_annotations",
+            needs=("stages", "use record_function or stagespan.span"),
         )
     events = trace.events
     durations = events.dur_ns[tree.device_rows]

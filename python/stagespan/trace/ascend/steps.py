@@ -37,8 +37,10 @@ from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
+    Block,
     Evidence,
     Finding,
+    Line,
     Severity,
     StructResult,
     Table,
@@ -492,9 +494,8 @@ class AscendSteps(StructResult, frozen=True):
             )
         ]
 
-    @property
-    def headlines(self) -> list[str]:
-        """Return one line for each of the first steps, for a screen."""
+    def head(self) -> list[Block]:
+        """One line for each of the first steps."""
         lines = []
         for step in self.steps[:_SHOWN]:
             times = {
@@ -509,7 +510,7 @@ class AscendSteps(StructResult, frozen=True):
             lines.append(f"{step.name}: {', '.join(listed)}")
         if len(self.steps) > _SHOWN:
             lines.append(f"and {len(self.steps) - _SHOWN:,} more: see --markdown")
-        return lines
+        return [Line(line) for line in lines]
 
     def _note(self) -> str:
         note = f"From {_SOURCES[self.source]}."

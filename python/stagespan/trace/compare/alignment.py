@@ -220,7 +220,7 @@ def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
     before, after = TraceView.of(before), TraceView.of(after)
     reason = _why_not(before, after)
     if reason is not None:
-        return Unavailable(reason, "different_activities")
+        return Unavailable(reason, "different_activities", is_requested=True)
     on_device = len(device_work(before).rows) > 0
     remarks: list[str] = []
     stretches = _stretches(before, after, remarks)
@@ -228,6 +228,7 @@ def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
         return Unavailable(
             "One of the traces contains no events with a duration, so they cannot be compared.",
             "no_durations",
+            is_requested=True,
         )
     found = likeness(before, after)
     remarks += _about_devices(before, after)
@@ -243,6 +244,7 @@ def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
                 " same), so the difference of their totals is meaningless. Record both with"
                 " steps, or record the same part of the program.",
                 "different_work",
+                is_requested=True,
             )
         remarks.append("The whole traces are compared, because not both have the same steps.")
     elif not found.alike:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from msgspec import structs
@@ -15,11 +16,15 @@ from stagespan.trace.derived.idle_causes import CAUSES, MEMORY_ALLOCATION, SYNCH
 from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.derived.windows import Windows
 from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.kernel_names import kernel_label
 from stagespan.trace.result import (
     LONGEST_NAME,
+    Block,
+    Changes,
     Chart,
     Evidence,
     Finding,
+    Line,
     Severity,
     Table,
     Thresholds,
@@ -34,8 +39,8 @@ TOP = 50
 MOST_DRAWN = 12
 # Percent of the time before: smaller changes are not reported.
 _SHARES = Thresholds(10.0, 5.0, 2.0)
-# Percentages are not printed for parts below this share of the whole, or for larger changes.
-_LEAST_BEFORE, _MOST_PERCENT = 1.0, 1_000.0
+# On the first screen.
+_PARTS_SHOWN, _KERNELS_SHOWN = 8, 5
 # Means count as equal if they differ by less than this number of standard errors.
 _ERRORS = 2.0
 _NO_STAGE, _NO_LAYER, _NO_OPERATOR = "(no annotation)", "(no module)", "(unknown operator)"
@@ -321,6 +326,51 @@ class Comparison(Titled):
         """The change in a few words, and as a sentence."""
         return title(self), headline(self)
 
+    def head(self) -> list[Block]:
+        """The change, its parts with their sum, and the kernels or operators that changed most."""
+        kernels = [each for each in self.kernels() or self.operators() if each.change_ns]
+        changed = Changes(
+            "kernel" if self.on_device else "operator",
+            [
+                (
+                    f"{kernel_label(each.name)} (was {kernel_label(each.old_name)})"
+                    if each.old_name
+                    else each.name,
+                    each.before_ns,
+                    each.after_ns,
+                )
+                for each in kernels[:_KERNELS_SHOWN]
+            ],
+            self.before_ns,
+        )
+        before, after = _different_names(self.before.path, self.after.path)
+        return [
+            Line(f"{after} against {before}", "strong"),
+            Line(headline(self), "strong"),
+            *(Line(remark, "remark") for remark in self.remarks),
+            self._changed_parts(),
+            *([changed] if kernels else []),
+        ]
+
+    def _changed_parts(self) -> Changes:
+        parts = self.parts()
+        changed = [part for part in parts if part.change_ns]
+        rest, same = changed[_PARTS_SHOWN:], [part for part in parts if not part.change_ns]
+        sums = ((f"{len(rest)} more", rest), ("unchanged", same), ("all", parts))
+        return Changes(
+            "per step" if self.unit == "step" else "",
+            [
+                *((part.name, part.before_ns, part.after_ns) for part in changed[:_PARTS_SHOWN]),
+                *(
+                    (name, sum(p.before_ns for p in of), sum(p.after_ns for p in of))
+                    for name, of in sums
+                    if of
+                ),
+            ],
+            self.before_ns,
+            has_sum=True,
+        )
+
     def tables(self) -> list[Table]:
         """The parts of the change, then changes by stage, layer, operator and kernel."""
         return tables(self)
@@ -405,12 +455,14 @@ def severity_of(change_ns: int, before_ns: int) -> Severity | None:
     return "better" if severity is not None and change_ns < 0 else severity
 
 
-def percent_of(change_ns: int, before_ns: int, whole_ns: int) -> str:
-    """Return a change in percent of the time before; "" if that was a very small part."""
-    if before_ns <= 0 or share(before_ns, whole_ns) < _LEAST_BEFORE:
-        return ""
-    percent = share(change_ns, before_ns)
-    return f" ({percent:+.1f} %)" if abs(percent) < _MOST_PERCENT else ""
+def _different_names(*paths: str) -> list[str]:
+    """Return the names of the files, with enough folders to make them different."""
+    parts = [Path(path).parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            break
+    return [shortened(name, 60) for name in names]
 
 
 # --- Findings and tables ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,20 +21,25 @@ from stagespan.trace.ncu.limits import (
 )
 from stagespan.trace.ncu.reading import Measured, Reading
 from stagespan.trace.result import (
+    Block,
     Cell,
     Evidence,
     Finding,
-    Result,
+    Line,
     Severity,
     Table,
     Thresholds,
+    Titled,
     by_severity,
     in_words,
     share,
+    shortened,
 )
 
 # Percentages of the stage's kernel time.
 _SHARES = Thresholds(25.0, 10.0, 0.0)
+# On the first screen.
+_ROWS_SHOWN = 10
 _ADVICE = {
     "memory-bound": "Less traffic helps: fuse it with its neighbours, or use a smaller type",
     "compute-bound": "Less arithmetic, or a type that the tensor cores support, helps",
@@ -106,7 +112,7 @@ class NcuFigures(Figures, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class NcuReport(Result):
+class NcuReport(Titled):
     """All kernels of a file of ncu, first the one that takes most of the stage's time."""
 
     reading: Reading
@@ -163,6 +169,43 @@ class NcuReport(Result):
         if each.traced is None or self.top is None or not self.top.total_ms:
             return None
         return share(each.traced.ms, self.top.total_ms)
+
+    def title(self) -> tuple[str, str]:
+        """The subject, and the number of launches that were read."""
+        launches = self.reading.kernels
+        stage = f"{self.top.stage}: " if self.top is not None else ""
+        time = sum(kernel.metrics.get(m.DURATION, 0) for kernel in launches)
+        length = f", {in_words(time * 1e9, 'ns')} on the device" if time else ""
+        kernels = len(self.judged)
+        sentence = f"{stage}{len(launches):,} launches of {kernels:,} kernels measured{length}"
+        return "Kernels by Nsight Compute", sentence
+
+    def head(self) -> list[Block]:
+        """What was read, what is missing, and the first rows of the tables."""
+        return [
+            Line(self.title()[1], "strong"),
+            *(Line(note, "remark") for note in self._notes()),
+            *(table.selected(_ROWS_SHOWN) for table in self.tables()),
+        ]
+
+    def _notes(self) -> list[str]:
+        """Damaged rows, kernels that were not measured, and unknown verdicts."""
+        notes = [self.reading.incomplete] if self.reading.incomplete else []
+        left_out = self.reading.left_out
+        if left_out:
+            listed = [f"{what} ({count:,})" for what, count in left_out.items()]
+            notes.append(f"Skipped: {', '.join(listed)}.")
+        if self.missing:
+            names = ", ".join(shortened(kernel.name) for kernel in self.missing)
+            time = in_words(sum(kernel.ms for kernel in self.missing) * 1e6, "ns")
+            notes.append(f"Requested, but not measured ({time} in the trace): {names}.")
+        reasons = Counter(
+            "; ".join(each.judgement.reasons)
+            for each in self.judged
+            if each.judgement.bound == CANNOT_TELL
+        )
+        notes += [f"No verdict on {number:,} kernels: {text}." for text, number in reasons.items()]
+        return notes
 
     def findings(self) -> list[Finding]:
         """One sentence for each kernel with a verdict, the most severe first."""
@@ -355,11 +398,3 @@ def _evidence(each: Judged) -> tuple[Evidence, ...]:
     if judgement.stall is not None:
         found.append(Evidence(m.STALLED.format(judgement.stall[0]), None, judgement.stall[1], "%"))
     return tuple(found)
-
-
-def summary(report: NcuReport) -> str:
-    """Return a line with the number of launches that were read."""
-    launches = len(report.reading.kernels)
-    time = sum(kernel.metrics.get(m.DURATION, 0) for kernel in report.reading.kernels)
-    length = f", {in_words(time * 1e9, 'ns')} on the device" if time else ""
-    return f"{launches:,} launches of {len(report.judged):,} kernels measured{length}"

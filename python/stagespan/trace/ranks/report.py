@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -46,10 +47,12 @@ from stagespan.trace.ranks.waits import (
 )
 from stagespan.trace.read.intervals import covered
 from stagespan.trace.result import (
+    Block,
     Cell,
     Chart,
     Evidence,
     Finding,
+    Line,
     Table,
     Thresholds,
     Titled,
@@ -60,6 +63,8 @@ from stagespan.trace.result import (
 )
 
 TOP = 50
+# On the first screen.
+_ROWS_SHOWN = 8
 _MOST_DRAWN = 256
 
 
@@ -240,6 +245,30 @@ class Ranks(Job, Titled):
     def title(self) -> tuple[str, str]:
         """The verdict of the job, and the sentence that explains it."""
         return verdict(self)
+
+    def head(self) -> list[Block]:
+        """The verdict, the ranks, and what is known about their collectives."""
+        blocks: list[Block] = [
+            Line(f"{Path(self.folder).name}: {len(self.summaries)} ranks", "strong"),
+            Line(self.title()[1], "strong"),
+            Line(headline(self)),
+            *(Line(remark, "remark") for remark in self.remarks),
+            # Without lengths, shares and clocks.
+            _ranks(self).selected(
+                _ROWS_SHOWN,
+                (
+                    *("", "verdict", "computing", "waiting", "other communication", "idle"),
+                    "made others wait",
+                ),
+            ),
+        ]
+        if self.waits.instances:
+            group = ("group",) if any(each.group for each in self.waits.instances) else ()
+            headings = ("calls", "shortest on any rank", "waiting of all ranks", "waited for most")
+            blocks.append(
+                _collectives(self).selected(_ROWS_SHOWN, ("collective", *group, *headings))
+            )
+        return blocks
 
     def tables(self) -> list[Table]:
         """Ranks, collectives, and the single collectives with the longest waits."""
@@ -723,26 +752,7 @@ def tables(job: Job) -> list[Table]:
     instances = job.waits.instances
     if not instances:
         return [*shown, *([] if stages is None else [stages])]
-    rows: list[tuple[Cell, ...]] = []
-    for (op, group), each in by_op(instances).items():
-        rows.append(
-            (
-                op,
-                group or None,
-                len(each),
-                sum(one.pure_ns for one in each),
-                sum(one.lost_ns for one in each),
-                max(one.late_ns for one in each),
-                bus_speed(each),
-                _most_waited_for(job, each),
-            )
-        )
-    columns = (
-        ("collective", ""), ("group", ""), ("calls", ""), ("shortest on any rank", "ns"),
-        ("waiting of all ranks", "ns"), ("largest delay", "ns"), ("bus", "GB/s"),
-        ("waited for most", ""),
-    )  # fmt: skip
-    shown.append(Table("Collectives", columns, rows[:TOP], _left(len(rows))))
+    shown.append(_collectives(job))
     places = _places(job)
     if places is not None:
         shown.append(places)
@@ -764,6 +774,29 @@ def tables(job: Job) -> list[Table]:
     )  # fmt: skip
     shown.append(Table("Collectives with the longest waits", worst_columns, worst))
     return [*shown, *([] if stages is None else [stages])]
+
+
+def _collectives(job: Job) -> Table:
+    """The collectives by operation and group."""
+    rows: list[tuple[Cell, ...]] = [
+        (
+            op,
+            group or None,
+            len(each),
+            sum(one.pure_ns for one in each),
+            sum(one.lost_ns for one in each),
+            max(one.late_ns for one in each),
+            bus_speed(each),
+            _most_waited_for(job, each),
+        )
+        for (op, group), each in by_op(job.waits.instances).items()
+    ]
+    columns = (
+        ("collective", ""), ("group", ""), ("calls", ""), ("shortest on any rank", "ns"),
+        ("waiting of all ranks", "ns"), ("largest delay", "ns"), ("bus", "GB/s"),
+        ("waited for most", ""),
+    )  # fmt: skip
+    return Table("Collectives", columns, rows[:TOP], _left(len(rows)))
 
 
 def _most_waited_for(job: Job, instances: list[Instance]) -> str:

@@ -19,7 +19,7 @@ from stagespan.trace.ascend.device import minus
 from stagespan.trace.ascend.steps import AscendSteps
 from stagespan.trace.read.csv_tables import read_table
 from stagespan.trace.read.intervals import merged
-from stagespan.trace.result import Unavailable
+from stagespan.trace.result import Line, Unavailable
 
 # Computing, not overlapped, overlapped, communication, free, stage, bubble, without receive,
 # preparing.
@@ -166,12 +166,12 @@ def test_much_free_time_without_a_trace_has_a_finding(tmp_path: Path) -> None:
 
 def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
     found = steps_of(tmp_path, None)
-    assert found.headlines[0] == (
+    assert found.head()[0] == Line(
         "step 7: computing 350.000 µs, communicating alone 100.000 µs, free 450.000 µs,"
         " stage 900.000 µs, preparing 200.000 µs"
     )
     many = structs.replace(found, steps=found.steps * 5)
-    assert many.headlines[4:] == ["and 6 more: see --markdown"]
+    assert many.head()[4:] == [Line("and 6 more: see --markdown")]
 
 
 def test_devices_are_distinguished(tmp_path: Path) -> None:

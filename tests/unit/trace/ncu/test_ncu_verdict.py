@@ -28,7 +28,7 @@ from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, wit
 from stagespan.trace.ncu.limits import Judgement, judge, point_of, roofs_of
 from stagespan.trace.ncu.reading import Measured, parse
 from stagespan.trace.ncu.report import NcuReport, report
-from stagespan.trace.render.ncu import markdown
+from stagespan.trace.render.markdown import markdown_of
 
 
 def measured(figures: Figures) -> Measured:
@@ -239,4 +239,4 @@ def test_the_report_links_stage_and_operator() -> None:
 def test_hostile_names_do_not_reach_the_page() -> None:
     name = "</svg><script>alert(1)</script>\x1b&\"'" + "x" * 9_999
     found = report(parse(long_file([(name, {**STREAMS, **MULTIPLIES})]), "ncu.csv"))
-    assert "\x1b" not in markdown(found)
+    assert "\x1b" not in markdown_of(found)

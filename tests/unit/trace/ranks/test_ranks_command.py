@@ -13,7 +13,7 @@ from rich.console import Console
 
 from stagespan.trace import read_trace
 from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.render.terminal import print_ranks
+from stagespan.trace.render.terminal import print_result
 from stagespan.trace.result import printable
 
 
@@ -48,7 +48,7 @@ def test_the_page(folder: Path) -> None:
 def test_the_page_fits_the_screen(height: int, width: int, folder: Path) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=width, height=height)
-    print_ranks(ranks_in(folder), console)
+    print_result(ranks_in(folder), console)
     assert len(text.getvalue().splitlines()) < max(height, 36)
 
 

@@ -102,7 +102,7 @@ def test_all_results_are_in_the_page(tmp_path: Path) -> None:
             assert written["columns"] == [list(column) for column in table.columns]
     # AND the parts of the bar sum to the window of the verdict
     whole = analysis.to_dict()["verdict"]["whole_us"]
-    assert sum(time for _, time, _ in data["device"]) == whole * 1000
+    assert sum(time for _, time, _ in data["bar"]["parts"]) == whole * 1000
 
 
 def test_the_bar_of_several_devices_shows_their_sums(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_the_bar_of_several_devices_shows_their_sums(tmp_path: Path) -> None:
     # WHEN the page is created
     data = data_of(html.html_page(analyze(program.trace(tmp_path))))
     # THEN the bar is for both, and the page says so
-    assert data["device"] == [["computing", 160_000, "computing"], ["idle", 176_000, "idle"]]
-    assert data["devices"] == 2
+    assert data["bar"]["parts"] == [["computing", 160_000, "computing"], ["idle", 176_000, "idle"]]
+    assert data["bar"]["count"] == 2
 
 
 def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:

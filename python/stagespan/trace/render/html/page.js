@@ -36,16 +36,17 @@ function head() {
     made.append(element("div", { class: "verdict" }, element("strong", {}, name),
       element("span", {}, rest[0].toUpperCase() + rest.slice(1))));
   }
-  if (DATA.device.length) made.append(deviceBar());
+  if (DATA.bar) made.append(timeBar());
   made.append(element("p", { class: "note path" }, `${DATA.title}: ${DATA.summary}.`));
 }
 
-function deviceBar() {
-  const span = DATA.device.reduce((sum, [, time]) => sum + time, 0);
-  const label = DATA.on_device ? "The device's time" : "The host's time";
+function timeBar() {
+  const { name: whose, count, parts } = DATA.bar;
+  const span = parts.reduce((sum, [, time]) => sum + time, 0);
+  const label = `The ${whose.toLowerCase()}'s time`;
   const bar = element("div", { class: "device", role: "img", "aria-label": label });
   const legend = element("ul", { class: "legend" });
-  for (const [name, time, key] of DATA.device) {
+  for (const [name, time, key] of parts) {
     const part = element("i", { title: name });
     part.style.background = `var(--${key})`;
     part.style.flexGrow = time / span;
@@ -54,7 +55,7 @@ function deviceBar() {
       `${name} ${inWords((100 * time) / span, "%")} (${inWords(time, "ns")})`));
   }
   const made = element("div", {}, bar, legend);
-  const notes = [DATA.devices > 1 && `Sums over ${DATA.devices} devices.`,
+  const notes = [count > 1 && `Sums over ${count} ${whose.toLowerCase()}s.`,
     DATA.compared && "This, the timeline and everything below it are about the trace after the change."];
   if (notes.some(Boolean)) made.append(element("p", { class: "note" }, notes.filter(Boolean).join(" ")));
   return made;
@@ -87,11 +88,11 @@ function evidence([event, time, figure, unit]) {
   return made;
 }
 
-// The comparison of two traces comes before the analyses of one.
+// Results with a page of their own, such as the comparison of two traces, come before the others.
 function sections(first) {
   const unknown = [];
-  for (const { name, heading, unknown: reason, tables } of DATA.sections) {
-    if ((name === "against") !== first) continue;
+  for (const { name, first: isFirst, heading, unknown: reason, tables } of DATA.sections) {
+    if (isFirst !== first) continue;
     if (reason !== null && !tables.length) unknown.push([heading, reason]);
     if (!tables.length) continue;
     const drawn = DATA.pictures.filter((picture) => picture.analysis === name);
