@@ -187,6 +187,26 @@ def test_columns_are_selected_by_heading() -> None:
         table.selected(1, ("c",))
 
 
+class Changed(Tokens, frozen=True):
+    """A result with changes of large and small parts."""
+
+    def head(self) -> list[Block]:
+        rows = [("large", 10, 30), ("small", 1, 10), ("multiplied", 10, 210), ("new", 0, 5)]
+        return [Changes("part", [(n, b * 1_000, a * 1_000) for n, b, a in rows], 110_000)]
+
+
+def test_next_to_nothing_has_no_percentage() -> None:
+    # GIVEN changes of parts of 9 %, 0.9 % and nothing of the time before
+    analysis = Analysis(without_events("t.json"), {"changed": Changed(REQUESTS, 1, 1)})
+    # WHEN they are printed
+    words = {line.split()[0]: line.split()[3:] for line in printed(analysis) if line}
+    # THEN those of less than 1 %, and those of ten times and more, have no percentage
+    assert words["large"] == ["+20.000", "(+200.0", "%)"]
+    assert words["small"] == ["+9.000"]
+    assert words["multiplied"] == ["+200.000"]
+    assert words["new"] == ["+5.000"]
+
+
 class Wide(Tokens, frozen=True):
     """A result with a wide table."""
 
