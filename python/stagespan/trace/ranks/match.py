@@ -250,6 +250,12 @@ class Clocks:
     """ONE_HOST, BY_COLLECTIVES or UNKNOWN_CLOCK for each rank."""
 
 
+def window_begin_ns(summaries: Sequence[RankSummary], clocks: Clocks) -> int:
+    """The time at which the first trace begins, on the common clock."""
+    offsets = zip(summaries, clocks.offset_ns, strict=True)
+    return min(each.begin_ns - int(offset) for each, offset in offsets)
+
+
 def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
     """Estimate each rank's offset from the matched collectives that end on all ranks together.
 

@@ -27,6 +27,7 @@ from stagespan.trace.derived.device_time import DeviceTime, device_times, togeth
 from stagespan.trace.derived.launch_sources import stage_calls
 from stagespan.trace.derived.threads import Cover
 from stagespan.trace.derived.windows import steps_of
+from stagespan.trace.figures import Figures
 from stagespan.trace.ranks.collectives import (
     Collectives,
     collectives,
@@ -201,8 +202,7 @@ class RankSummary:
         return self.end_ns - self.begin_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableFile(Figures, frozen=True):
     """A file that is not a trace, and the reason."""
 
     path: str
@@ -211,10 +211,10 @@ class Unreadable:
 
 def summarise(
     path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
-) -> RankSummary | Unreadable:
+) -> RankSummary | UnreadableFile:
     """Read and summarise one trace, or the files of an Ascend folder.
 
-    Returns an `Unreadable` for bad content instead of raising. `folder` is the folder that was
+    Returns an `UnreadableFile` for bad content instead of raising. `folder` is the folder that was
     searched for ranks; the names of its subfolders may contain the rank.
     """
     path, folder = Path(path), None if folder is None else Path(folder)
@@ -223,7 +223,7 @@ def summarise(
         files = None if ascend is None else read_ascend_folder(ascend, _TABLES)
         read = read_trace(path) if files is None else files.trace
     except TraceError as error:
-        return Unreadable(str(path), str(error))
+        return UnreadableFile(str(path), str(error))
     documents = {} if files is None else files.documents
     found = communication.collectives(documents)
     known = found if isinstance(found, communication.CollectiveStats) else None
@@ -233,7 +233,7 @@ def summarise(
     trace = TraceView.of(read)
     window = window_of(trace)
     if window is None:
-        return Unreadable(str(path), f"{path} contains no events with a duration.")
+        return UnreadableFile(str(path), f"{path} contains no events with a duration.")
     rank, rank_from = rank_of(trace, path, folder, None if files is None else files.rank)
     world = world_size_of(trace)
     stages = None
@@ -288,14 +288,14 @@ def _of_tables(
     folder: Path | None,
     files: AscendFolder,
     known: communication.CollectiveStats | None,
-) -> RankSummary | Unreadable:
+) -> RankSummary | UnreadableFile:
     """The summary of an Ascend folder that contains no trace."""
     empty = without_events(str(path))
     kernels = files.tables.get(KERNEL_DETAILS)
     steps = ascend_steps.analyze(empty, files.tables.get(STEP_TRACE_TIME), kernels, known)
     usage = usage_of_stages(steps) if isinstance(steps, ascend_steps.AscendSteps) else None
     if usage is None:
-        return Unreadable(
+        return UnreadableFile(
             str(path),
             f"{files.output} contains neither a trace nor a step with times in {STEP_TRACE_TIME}.",
         )
@@ -347,7 +347,7 @@ _SMALL_BYTES = 8 << 20
 
 def summarise_all(
     paths: Sequence[Path], jobs: int | None = None, folder: Path | None = None
-) -> list[RankSummary | Unreadable]:
+) -> list[RankSummary | UnreadableFile]:
     """Summarise each trace, in the order of `paths`; `folder` as in `summarise`.
 
     With joblib (the extra `ranks`), `jobs` workers run at a time; -1 means one for each core. None
@@ -360,7 +360,7 @@ def summarise_all(
         from joblib import Parallel, delayed
     except ImportError:
         return [summarise(path, folder) for path in paths]
-    found: list[RankSummary | Unreadable] = Parallel(n_jobs=jobs)(
+    found: list[RankSummary | UnreadableFile] = Parallel(n_jobs=jobs)(
         delayed(summarise)(str(path), folder) for path in paths
     )
     return found
