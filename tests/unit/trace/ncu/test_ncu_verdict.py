@@ -119,7 +119,6 @@ def test_the_position_below_the_roofs() -> None:
     assert roofs.bandwidth == pytest.approx(3200e6 / 1e-3 / 0.9125)
     alone = roofs_of([measured(MULTIPLIES)])
     assert alone.bandwidth == pytest.approx(1024 * 2500.5e6)
-    assert alone.ridges == {"single": pytest.approx(50.688e12 / (1024 * 2500.5e6))}
 
 
 def test_operations_of_every_kind() -> None:
@@ -216,7 +215,7 @@ def test_the_report_links_stage_and_operator() -> None:
     assert [row["traced_ms"] for row in rows] == [60.0, 25.0, None, None]
     assert (rows[0]["operator"], rows[0]["stage"]) == ("aten::copy_", "denoise/attention")
     assert (rows[1]["operator"], rows[1]["stage"]) == (None, "denoise")
-    assert [kernel.name for kernel in found.missing] == ["never_measured"]
+    assert found.not_measured == ["never_measured"]
     # AND the findings are ordered by their cost, each with its evidence
     findings = found.findings()
     assert [each.severity for each in findings] == ["high", "high", "low", "low"]
