@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 import msgspec
 from msgspec import structs
 
+from stagespan.text.escaping import one_line
 from stagespan.trace import kernel_names as names
 from stagespan.trace.figures import Figures, Internal, Ns, in_us, one_of
 from stagespan.trace.read.model import Trace
@@ -52,7 +53,6 @@ Cell = str | int | float | None
 Column = tuple[str | Callable[[Any], Cell], str, str]
 """A column of `Table.of`: the field of the rows or a function of a row, the heading, the unit."""
 _T = TypeVar("_T")
-printable = names.printable
 MOST_LETTERS = 60
 """The number of characters of a name in a table."""
 LONGEST_NAME = 160
@@ -427,7 +427,8 @@ def shortened(name: str, most: int = 60) -> str:
     """Return a name with at most `most` characters; long kernel names become a `kernel_label`."""
     if len(name) > most:
         name = names.kernel_label(name)
-    return printable(name if len(name) <= most else name[: most - 3] + "...")
+    name = one_line(name)
+    return name if len(name) <= most else name[: most - 3] + "..."
 
 
 def in_cell(cell: Cell, unit: str, most: int = 60) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.errors import TraceError
+from stagespan.text.escaping import one_line
 from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
@@ -33,7 +34,6 @@ from stagespan.trace.result import (
     Result,
     Table,
     Unavailable,
-    printable,
     share,
     shortened,
 )
@@ -161,7 +161,7 @@ class Flame(Result):
         times = ((self.self_ns + 500) // 1000).tolist()
         for name, parent, time in zip(self.names, self.parent, times, strict=True):
             # Names must not contain the separators of frames and lines.
-            word = printable(name).replace(";", ",")
+            word = one_line(name).replace(";", ",")
             stacks.append(f"{stacks[parent]};{word}" if parent >= 0 else word)
             if time:
                 yield stacks[-1], time

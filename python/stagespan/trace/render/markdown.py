@@ -6,10 +6,11 @@ import re
 from itertools import chain
 from pathlib import Path
 
+from stagespan.text.escaping import one_line
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.ascend.folder import TRACE
 from stagespan.trace.derived.device import shared_correlations
-from stagespan.trace.kernel_names import labels, printable
+from stagespan.trace.kernel_names import labels
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import (
     ABSENT,
@@ -152,13 +153,13 @@ def _full_names(analysis: Analysis) -> dict[str, str]:
         for at in range(len(table.columns)):
             names = [row[at] for row in table.rows if isinstance(row[at], str)]
             shown = labels((name for name in names if isinstance(name, str)), MOST_LETTERS)
-            found |= {label: name for name, label in shown.items() if label != printable(name)}
+            found |= {label: name for name, label in shown.items() if label != one_line(name)}
     return found
 
 
 def escaped(text: str) -> str:
     """Escape text for Markdown."""
-    return _SPECIAL.sub(r"\\\1", printable(text))
+    return _SPECIAL.sub(r"\\\1", one_line(text))
 
 
 def listed_findings(findings: list[Finding]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagespan.text.console import set_width
+from stagespan.text.escaping import one_line
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.kernel_names import labels
 from stagespan.trace.render.markdown import heading, ignored, missing, name_of, summary
@@ -23,7 +24,6 @@ from stagespan.trace.result import (
     Titled,
     Unavailable,
     counted,
-    printable,
     share,
     shortened,
     texts_of,
@@ -266,7 +266,7 @@ def finding_block(finding: Finding, evidence: int) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    text = Text(printable(finding.sentence))
+    text = Text(one_line(finding.sentence))
     for each in finding.evidence[:evidence]:
         text.append(f"\n- {each}", "dim")
     grid = Grid.grid(padding=(0, 1))
@@ -280,7 +280,7 @@ def text_block(text: str, style: str = "") -> RenderableType:
     """Return a line without terminal control characters."""
     from rich.text import Text
 
-    return Text(printable(text), style)
+    return Text(one_line(text), style)
 
 
 def _heights(blocks: Sequence[RenderableType], console: Console) -> int:

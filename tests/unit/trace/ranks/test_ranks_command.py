@@ -11,10 +11,10 @@ from commands import run
 from planted_ranks import US, finding_in, ranks_in, together, write_rank
 from rich.console import Console
 
+from stagespan.text.escaping import one_line
 from stagespan.trace import read_trace
 from stagespan.trace.render.json_schema import json_schema
 from stagespan.trace.render.terminal import print_result
-from stagespan.trace.result import printable
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_the_page(folder: Path) -> None:
     found = ranks_in(folder)
     assert out.startswith("job: 12 ranks")
     assert found.to_dict()["verdict"]["sentence"] in out
-    assert all(printable(remark) in out for remark in found.remarks)
+    assert all(one_line(remark) in out for remark in found.remarks)
     late = finding_in(found, "ranks.late")
     assert late.sentence in out
     assert (late.numbers["rank"], late.numbers["waited_percent"]) == (4, 100)

@@ -1,4 +1,4 @@
-"""The data of the HTML page as plain lists and texts, limited in size and printable."""
+"""The data of the HTML page as plain lists and texts, limited in size and on one line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from stagespan.text.escaping import one_line
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.kernel_names import labels
 from stagespan.trace.render.html.timeline import LONGEST_EVENT, drawn, timeline
@@ -22,7 +23,6 @@ from stagespan.trace.result import (
     Table,
     Titled,
     Unavailable,
-    printable,
     shortened,
     window_of,
 )
@@ -37,8 +37,8 @@ _EXACT = 1 << 53
 def page_data(analysis: Analysis) -> dict[str, Any]:
     """Return all data of the page. Times are in ns from the start of the trace's window."""
     trace = analysis.trace
-    notes = [printable(trace.incomplete)] if trace.incomplete else []
-    notes += map(printable, ignored(trace))
+    notes = [one_line(trace.incomplete)] if trace.incomplete else []
+    notes += map(one_line, ignored(trace))
     window = window_of(trace)
     lanes = drawn(timeline(trace))
     own = [isinstance(result, Titled) for result in analysis.results.values()]
@@ -73,7 +73,7 @@ def _title(analysis: Analysis) -> dict[str, str] | None:
         title = each.title()
         if title is not None:
             word, sentence = title
-            return {"word": printable(word), "sentence": printable(sentence)}
+            return {"word": one_line(word), "sentence": one_line(sentence)}
     return None
 
 
@@ -124,7 +124,7 @@ def _section(analysis: Analysis, name: str) -> dict[str, Any]:
 
 def written_table(table: Table) -> dict[str, Any]:
     """Return a table for the page, cut if it is too long."""
-    note = printable(table.note)
+    note = one_line(table.note)
     rows = list(table.rows[:MOST_ROWS])
     if len(table.rows) > len(rows):
         note = (
@@ -133,8 +133,8 @@ def written_table(table: Table) -> dict[str, Any]:
         ).strip()
     written = [[_cell(cell) for cell in row] for row in rows]
     return {
-        "title": printable(table.title),
-        "columns": [(printable(name), unit) for name, unit in table.columns],
+        "title": one_line(table.title),
+        "columns": [(one_line(name), unit) for name, unit in table.columns],
         "rows": written,
         "labels": _labels(table, written),
         "note": _text(note),
@@ -152,7 +152,7 @@ def _labels(table: Table, rows: list[list[Cell]]) -> dict[str, str]:
 
 
 def _text(text: str) -> str:
-    return printable(text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "...")
+    return one_line(text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "...")
 
 
 def _cell(cell: Cell) -> Cell:
