@@ -238,24 +238,24 @@ def _forest_of_frames(trace: Trace) -> tuple[Nesting | None, NDArray[np.int64], 
     rows = np.flatnonzero(frames | operators | launches(trace))
     # Threads without a frame have no stacks.
     index = ThreadIndex(trace, rows)
-    lane = index.of[0]
-    with_frames = np.unique(lane[frames[rows]])
+    thread = index.of[0]
+    with_frames = np.unique(thread[frames[rows]])
     if not index.fits:
         return None, index.threads, with_frames
     if len(with_frames) < len(index.threads):
-        inside = np.isin(lane, with_frames)
-        rows, lane = rows[inside], lane[inside]
+        inside = np.isin(thread, with_frames)
+        rows, thread = rows[inside], thread[inside]
     # If events begin and end together, the caller comes first.
     is_frame = frames[rows]
     rank = np.where(is_frame, 0, np.where(operators[rows], 1, 2)).astype(np.int8)
     order = np.where(is_frame, events.python_id[rows], 0)
-    return Nesting.of(trace, index.axis, rows, lane, rank, order), index.threads, with_frames
+    return Nesting.of(trace, index.axis, rows, thread, rank, order), index.threads, with_frames
 
 
 def _below(forest: Nesting, threads: Numbers) -> Numbers:
     """Return the parents after the threads have been added in front as roots."""
-    lane = forest.begin // forest.axis.stride
-    roots = np.searchsorted(threads, lane)
+    thread = forest.begin // forest.axis.stride
+    roots = np.searchsorted(threads, thread)
     result: Numbers = np.where(forest.parent >= 0, forest.parent + len(threads), roots)
     return result
 
@@ -267,9 +267,11 @@ def _of_stacks(trace: Trace) -> Flame | None:
         return None
     events = trace.events
     operators = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, PROFILER_STEP))
-    lanes = ThreadIndex(trace, operators)
+    of_operators = ThreadIndex(trace, operators)
     own = np.zeros(len(events), dtype=np.int64)
-    own[operators] = exclusive(events.begin_ns[operators], events.end_ns[operators], lanes.of[0])
+    own[operators] = exclusive(
+        events.begin_ns[operators], events.end_ns[operators], of_operators.of[0]
+    )
     cell = written.codes.astype(np.int64) * len(trace.names) + events.name[written.rows]
     cells, of = np.unique(cell, return_inverse=True)
     times = sums(of.reshape(-1), own[written.rows], len(cells)).tolist()

@@ -142,13 +142,13 @@ def _of_stages(trace: Trace) -> HostVerdict | None:
     if marks is None:
         return None
     begin, end = events.begin_ns[marks.rows], events.end_ns[marks.rows]
-    own = exclusive(begin, end, marks.lane)
+    own = exclusive(begin, end, marks.thread)
     times: dict[str, int] = {}
     for each in grouped(events.name[marks.rows].astype(np.int64), own):
         times[trace.names[each.code]] = each.time_ns
     if not sum(times.values()):
         return None
-    threads = len(np.unique(marks.lane))
+    threads = len(np.unique(marks.thread))
     empty = steps_without_operators(trace)
     found = verdict_on_stages(
         times,

@@ -342,9 +342,9 @@ class Place:
         if calls is None:
             return np.full(len(instants), -1, dtype=np.intp)
         times = table.begin_ns[instants]
-        lane = numbers_of(calls.threads, table.pid[instants], table.tid[instants])
-        own = calls.tree.at(lane, times)
-        only = calls.tree.in_one_lane(np.unique(calls.lane), times)
+        thread = numbers_of(calls.threads, table.pid[instants], table.tid[instants])
+        own = calls.tree.at(thread, times)
+        only = calls.tree.in_one_thread(np.unique(calls.thread), times)
         return values_at(calls.rows, np.where(own >= 0, own, only))
 
 
@@ -353,10 +353,10 @@ class _Forest:
 
     def __init__(self, trace: Trace, rows: Rows) -> None:
         self._trace = trace
-        self._lanes = ThreadIndex(trace, rows, process=processes(trace))
-        self._known = len(rows) > 0 and self._lanes.fits
+        self._index = ThreadIndex(trace, rows, process=processes(trace))
+        self._known = len(rows) > 0 and self._index.fits
         if self._known:
-            self._forest = Nesting.of(trace, self._lanes.axis, rows, self._lanes.of[0])
+            self._forest = Nesting.of(trace, self._index.axis, rows, self._index.of[0])
             other = ~named(trace, _ALLOCATORS)[self._forest.rows]
             caller = self._forest.first_around(other)
             self._shown = np.where(caller >= 0, caller, np.arange(len(self._forest)))
@@ -367,7 +367,7 @@ class _Forest:
             return found
         table = self._trace.instants
         pid, tid, time = table.pid[instants], table.tid[instants], table.begin_ns[instants]
-        place = self._lanes.places(pid, tid, time)
+        place = self._index.places(pid, tid, time)
         here = np.flatnonzero(place >= 0)
         inner = self._forest.at(place[here])
         inside = inner >= 0

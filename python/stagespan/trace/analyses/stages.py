@@ -277,7 +277,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
     marks = stage_calls(trace)
     if marks is None:
         return None
-    rows, lane, tree = marks.rows, marks.lane, marks.tree
+    rows, thread, tree = marks.rows, marks.thread, marks.tree
     device = device_work(trace).rows
     calls = launch_of(trace, device)
     names, word = _words(trace, rows)
@@ -286,7 +286,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
     origin = calls if sources is None else sources.origin
     stage_of = marks.index(stages_around(trace, origin))
     known = np.flatnonzero(stage_of >= 0)
-    by_time = lane[stage_of[known]] != threads_of(marks.threads, trace, origin[known])
+    by_time = thread[stage_of[known]] != threads_of(marks.threads, trace, origin[known])
     known = known[calls[known] >= 0]
     launch, first = np.unique(calls[known], return_index=True)
     launched_in = paths.node[stage_of[known[first]]]
@@ -298,7 +298,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
         folded=paths.folded,
         calls=np.bincount(paths.node[~paths.folded], minlength=len(paths)),
         host_ns=paths.sums(np.where(paths.folded, 0, events.dur_ns[rows])),
-        host_self_ns=paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane)),
+        host_self_ns=paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], thread)),
         device_rows=device,
         stage_of=stage_of,
         by_time=int(by_time.sum()),

@@ -159,7 +159,7 @@ def started_by(trace: Trace, category: str, rows: Numbers) -> Numbers:
     starts, ends = joined_flows(trace, category)
     if len(ends) == 0 or len(rows) == 0:
         return found
-    # A flow ends where its event begins, in its lane.
+    # A flow ends where its event begins, in its thread.
     time = np.concatenate((flows.begin_ns[ends], events.begin_ns[rows]))
     pid = np.concatenate((flows.pid[ends], events.pid[rows]))
     tid = np.concatenate((flows.tid[ends], events.tid[rows]))

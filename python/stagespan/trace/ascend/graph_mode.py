@@ -131,9 +131,9 @@ def compiled_calls(trace: Trace) -> list[CompiledCall]:
     compilers = compilers[np.argsort(events.begin_ns[compilers], kind="stable")]
     calls: list[CompiledCall] = []
     marked = np.flatnonzero(marks)
-    threads, lane = pairs(events.pid[marked], events.tid[marked])
-    asked = np.unique(lane[np.searchsorted(marked, compilers)]).tolist()
-    of_thread = by_group(lane, len(threads))
+    threads, thread = pairs(events.pid[marked], events.tid[marked])
+    asked = np.unique(thread[np.searchsorted(marked, compilers)]).tolist()
+    of_thread = by_group(thread, len(threads))
     for number in asked:
         calls += _Thread(trace, marked[of_thread[number]]).calls()
     calls.sort(key=lambda call: call.begin_ns)

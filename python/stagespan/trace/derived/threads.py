@@ -28,7 +28,7 @@ class Axis:
 
     begin_ns: int
     end_ns: int
-    lanes: int
+    threads: int
 
     @property
     def stride(self) -> int:
@@ -38,13 +38,13 @@ class Axis:
     @property
     def fits(self) -> bool:
         """Whether all places fit into 64 bits; invalid times in a trace can be too large."""
-        return self.stride * (self.lanes + 1) < _MOST
+        return self.stride * (self.threads + 1) < _MOST
 
-    def place(self, lane: Numbers | NDArray[np.int32], time_ns: Numbers) -> Numbers:
+    def place(self, thread: Numbers | NDArray[np.int32], time_ns: Numbers) -> Numbers:
         """Convert times to places on the axis; times outside the window are moved to its edge."""
         result: Numbers = np.clip(time_ns, self.begin_ns, self.end_ns)
         result -= self.begin_ns
-        result += lane * np.int64(self.stride)
+        result += thread * np.int64(self.stride)
         return result
 
     def time_ns(self, place: Numbers) -> Numbers:
@@ -100,7 +100,7 @@ class Cover:
 
 def quiet_stretches(axis: Axis, begin: Numbers, end: Numbers, longer_than_ns: int) -> Cover:
     """Return long intervals in which no interval of a thread begins or ends."""
-    starts = np.arange(axis.lanes, dtype=np.int64) * axis.stride
+    starts = np.arange(axis.threads, dtype=np.int64) * axis.stride
     # A stable sort is fast if long parts are already sorted.
     edges: NDArray[np.int64] = np.concatenate((begin, end, starts, starts + axis.stride - 2))
     edges.sort(kind="stable")
@@ -202,22 +202,22 @@ def numbers_of(chosen: NDArray[np.int64], process: Numbers, tid: Numbers) -> Num
 
 
 class ThreadIndex:
-    """The threads of some events as lanes of one axis; events of other threads have no lane."""
+    """The threads of some events on one axis; events of other threads have no place."""
 
     def __init__(self, trace: Trace, *groups: Rows, process: Numbers | None = None) -> None:
         """``process`` is the process of each event, if it differs from `processes`."""
         events = trace.events
         rows = np.concatenate(groups)
         process = processes(trace) if process is None else process
-        found, lane = pairs(process[rows], events.tid[rows])
+        found, thread = pairs(process[rows], events.tid[rows])
         begin = int(events.begin_ns[rows].min()) if len(rows) else 0
         end = int(events.end_ns[rows].max()) if len(rows) else 0
         self.axis = Axis(begin, end, len(found))
         self.threads = found
-        """(process, thread) of each lane."""
+        """Process and thread of each number."""
         ends = np.cumsum([0, *map(len, groups)])
-        self.of = [lane[first:last] for first, last in itertools.pairwise(ends)]
-        """The lane of each row, by group."""
+        self.of = [thread[first:last] for first, last in itertools.pairwise(ends)]
+        """The number of each row's thread, by group."""
 
     @property
     def fits(self) -> bool:
@@ -225,12 +225,12 @@ class ThreadIndex:
         return self.axis.fits
 
     def places_of_flows(self, trace: Trace, flows: Rows) -> Numbers:
-        """Return the places of ends of flows on the axis; -1 on threads without a lane."""
+        """Return the places of ends of flows on the axis; -1 on other threads."""
         table = trace.flows
         return self.places(table.pid[flows], table.tid[flows], table.begin_ns[flows])
 
     def places(self, pid: Numbers, tid: Numbers, begin_ns: Numbers) -> Numbers:
-        """Return the places of times on the axis; -1 on threads without a lane."""
-        lane = numbers_of(self.threads, pid, tid)
-        result: Numbers = np.where(lane >= 0, self.axis.place(lane, begin_ns), -1)
+        """Return the places of times on the axis; -1 on other threads."""
+        thread = numbers_of(self.threads, pid, tid)
+        result: Numbers = np.where(thread >= 0, self.axis.place(thread, begin_ns), -1)
         return result

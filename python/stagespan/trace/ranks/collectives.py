@@ -234,10 +234,10 @@ def _number(trace: Trace, rows: Rows, key: str) -> Numbers:
 
 def _outermost(trace: Trace, rows: Rows) -> Rows:
     """The rows that are not within another one, as a host's collective can be marked twice."""
-    lanes = ThreadIndex(trace, rows)
-    if len(rows) == 0 or not lanes.fits:
+    index = ThreadIndex(trace, rows)
+    if len(rows) == 0 or not index.fits:
         return rows
-    nesting = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
+    nesting = Nesting.of(trace, index.axis, rows, index.of[0])
     return nesting.rows[nesting.parent < 0]
 
 

@@ -278,7 +278,7 @@ def _times_by_stage(trace: Trace) -> dict[str, StageTime]:
     if calls is None:
         return {}
     events = trace.events
-    own = exclusive(events.begin_ns[calls.rows], events.end_ns[calls.rows], calls.lane)
+    own = exclusive(events.begin_ns[calls.rows], events.end_ns[calls.rows], calls.thread)
     groups = grouped(events.name[calls.rows].astype(np.int64), own)[:_MOST_STAGES]
     return {trace.names[each.code]: StageTime(each.count, each.time_ns) for each in groups}
 

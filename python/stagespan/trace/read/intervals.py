@@ -54,22 +54,22 @@ def covered(begin: Numbers, end: Numbers) -> int:
     return int((end - begin).sum())
 
 
-def exclusive(begin: Numbers, end: Numbers, lane: Numbers) -> Numbers:
-    """Return the time of each interval that no interval inside it, in the same lane, covers.
+def exclusive(begin: Numbers, end: Numbers, thread: Numbers) -> Numbers:
+    """Return the time of each interval that no interval inside it, in the same thread, covers.
 
-    Each moment belongs to the innermost interval, which began last. The sum over a lane is
+    Each moment belongs to the innermost interval, which began last. The sum over a thread is
     therefore the length of its union, even if intervals overlap without nesting. Times are in ns.
     """
     own = np.zeros(len(begin), dtype=np.int64)
     rows = np.flatnonzero(end > begin)
     if len(rows) == 0:
         return own
-    edges = Edges(begin[rows], end[rows], lane[rows])
+    edges = Edges(begin[rows], end[rows], thread[rows])
     owner, nested = edges.innermost()
     if nested:
         own[rows] = edges.time_by(owner)
         return own
-    # Intervals of some lane overlap without nesting: use a stack for these.
+    # Intervals of some thread overlap without nesting: use a stack for these.
     own[rows] = edges.time_by(edges.innermost_of_crossing())
     return own
 
@@ -80,7 +80,7 @@ class Edges:
     `row`, `is_begin` and `time_ns` have one element for each edge; `row` is the interval's index.
     """
 
-    def __init__(self, begin: Numbers, end: Numbers, lane: Numbers) -> None:
+    def __init__(self, begin: Numbers, end: Numbers, thread: Numbers) -> None:
         count = len(begin)
         index = np.arange(count, dtype=np.int64)
         length = end - begin
@@ -94,7 +94,7 @@ class Edges:
                 np.concatenate((-length, length)),
                 self.is_begin,
                 time,
-                np.concatenate((lane, lane)),
+                np.concatenate((thread, thread)),
             )
         )
         self.row = np.concatenate((index, index))[order]

@@ -45,10 +45,10 @@ def program() -> SyntheticAscend:
 
 
 def steps_of(
-    folder: Path, rows: dict[str, tuple[int, ...]] | None, lanes: bool = True
+    folder: Path, rows: dict[str, tuple[int, ...]] | None, overlap: bool = True
 ) -> AscendSteps:
     it = program()
-    trace = it.trace(folder, lanes=lanes)
+    trace = it.trace(folder, overlap=overlap)
     table = None
     if rows is not None:
         path = it.write(folder, rows) / "ASCEND_PROFILER_OUTPUT" / "step_trace_time.csv"
@@ -63,16 +63,16 @@ def figures(steps: AscendSteps) -> list[tuple[int | None, ...]]:
     return [tuple(step.times().values()) for step in steps.steps]
 
 
-def test_lanes_and_operators_give_the_same_steps(tmp_path: Path) -> None:
+def test_the_overlap_analysis_and_operators_give_the_same_steps(tmp_path: Path) -> None:
     # GIVEN two steps with figures known by hand
     found = steps_of(tmp_path, None)
-    # WHEN the lanes are summed up
+    # WHEN the overlap analysis is summed up
     assert found.source == "tracks"
     assert [step.step for step in found.steps] == ["7", "8"]
     # THEN these are the figures; the time from the last work of a step to the next is the first's
     assert figures(found) == [FIRST, SECOND]
-    # AND the operators alone, in a trace without lanes, give the same figures
-    without = steps_of(tmp_path, None, lanes=False)
+    # AND the operators alone, in a trace without it, give the same figures
+    without = steps_of(tmp_path, None, overlap=False)
     assert without.source == "operators"
     assert figures(without) == [FIRST, SECOND]
     assert found.differences == []
@@ -106,12 +106,12 @@ def test_stage_and_preparing_have_the_precision_of_the_file(tmp_path: Path) -> N
     assert found.differences == []
 
 
-def test_a_lane_that_does_not_fit_the_operators_is_found(tmp_path: Path) -> None:
-    # GIVEN lanes of which one is longer than its operator by 10 µs
+def test_an_overlap_analysis_that_does_not_fit_the_operators_is_found(tmp_path: Path) -> None:
+    # GIVEN an overlap analysis of which an event is longer than its operator by 10 µs
     it = program()
     entries = it.entries()
-    lane = next(e for e in entries if e.get("name") == "Computing")
-    lane["dur"] += 10
+    name = next(e for e in entries if e.get("name") == "Computing")
+    name["dur"] += 10
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(entries))
     found = ascend_steps.analyze(read_trace(path))

@@ -40,7 +40,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
     notes = [one_line(trace.incomplete)] if trace.incomplete else []
     notes += map(one_line, ignored(trace))
     window = window_of(trace)
-    lanes = drawn(timeline(trace))
+    shown = drawn(timeline(trace))
     own = [isinstance(result, Titled) for result in analysis.results.values()]
     return {
         "title": shortened(name_of(Path(trace.path)), 120),
@@ -54,8 +54,8 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "findings": [written_finding(each) for each in analysis.findings()],
         "no_findings": "No findings: nothing in this trace needs attention.",
         "window_ns": 0 if window is None else window[1] - window[0],
-        "lanes": [lane["name"] for lane in lanes["lanes"]],
-        "timeline": packed(lanes),
+        "rows": [row["name"] for row in shown["rows"]],
+        "timeline": packed(shown),
         "pictures": charts(analysis),
         "sections": [_section(analysis, name) for name in analysis.results],
     }

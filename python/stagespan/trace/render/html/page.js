@@ -78,7 +78,7 @@ function evidence([event, time, figure, unit]) {
   if (time !== null) {
     const words = `at ${inWords(time, "ns")}`;
     const length = unit === "ns" && typeof figure === "number" ? figure : 0;
-    made.append(" ", DATA.lanes.length
+    made.append(" ", DATA.rows.length
       ? element("button", {
         type: "button", class: "at", title: "Show in the timeline", onclick: () => goTo(time, length),
       }, words)
@@ -99,7 +99,7 @@ function sections(first) {
     const made = section(`analysis-${name}`, heading);
     for (const picture of drawn) PICTURES[picture.kind](made, picture);
     for (const table of tables) {
-      const shown = new DataTable(table, DATA.lanes.length ? goTo : null,
+      const shown = new DataTable(table, DATA.rows.length ? goTo : null,
         tables.length === 1 && table.title === heading);
       TABLES.push(shown);
       made.append(shown.node);
@@ -113,17 +113,17 @@ function sections(first) {
 // ---- timeline
 
 function timeline() {
-  if (!DATA.lanes.length) return;
+  if (!DATA.rows.length) return;
   const made = section("timeline", "Timeline");
   const [size, unit] = timeUnit(DATA.window_ns);
-  const names = DATA.lanes.map(plain);
+  const names = DATA.rows.map(plain);
   const few = window.innerWidth < 720;
   timelineNode = chart(made, "Timeline of steps, stages, device and host", () => {
     const known = timelineNode && timelineNode.layout;
     const [begin, end] = known ? timelineNode.layout.xaxis.range : [0, DATA.window_ns / size];
     const cells = Math.max(Math.round((timelineNode.clientWidth - (few ? 60 : 140)) / CELL_PX), 60);
     const tracks = names.map((_, row) => ({
-      type: "rect", xref: "paper", x0: 0, x1: 1, y0: row - ROW / 2, y1: row + ROW / 2, layer: "below",
+      type: "rect", xref: "paper", x0: 0, x1: 1, y0: row - HEIGHT / 2, y1: row + HEIGHT / 2, layer: "below",
       line: { width: 0 }, fillcolor: variable("--panel"),
     }));
     return [timelineTraces(begin * size, end * size, cells, size), {
@@ -143,10 +143,10 @@ function timeline() {
     timelineNode.on("plotly_relayout", (change) => {
       if (Object.keys(change).some((key) => key.startsWith("xaxis."))) drawTimeline();
     });
-    notes.before(laneLegend());
-    const laneNotes = LANES.map((lane) => lane.note).filter(Boolean);
+    notes.before(rowLegend());
+    const rowNotes = ROWS.map((row) => row.note).filter(Boolean);
     notes.textContent = ["The height of a bar is its busy share. Drag to zoom, double-click to show"
-      + " everything. Click a time on this page to show it here.", ...laneNotes].join(" ");
+      + " everything. Click a time on this page to show it here.", ...rowNotes].join(" ");
   });
 }
 
@@ -190,7 +190,7 @@ async function charts() {
   const packed = document.getElementById("charts");
   const script = element("script");
   script.textContent = await unpacked(packed.textContent.trim());
-  await readLanes();
+  await readRows();
   packed.remove();
   document.head.append(script);
   for (const draw of DRAWINGS) draw();

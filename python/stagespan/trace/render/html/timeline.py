@@ -38,7 +38,7 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import in_words, shortened, window_of
 
 MOST_BARS = 40_000
-"""Of all lanes."""
+"""Of all rows."""
 MOST_NAMES = 4_000
 MOST_STREAMS = 8
 MOST_THREADS = 3
@@ -110,7 +110,7 @@ def drawn(rows: list[TimelineRow]) -> dict[str, Any]:
     parts = [_part(row, most, keys, names) for row, most in zip(rows, limits, strict=True)]
     kept = list(names)[:MOST_NAMES]
     shown = labels(kept, LONGEST_EVENT)
-    return {"keys": list(keys), "names": [shown[name] for name in kept], "lanes": parts}
+    return {"keys": list(keys), "names": [shown[name] for name in kept], "rows": parts}
 
 
 def summed_up(begin: Numbers, end: Numbers, most: int) -> Bars:
