@@ -16,9 +16,9 @@ from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import step_begins
-from stagespan.trace.derived.threads import Axis, Cover, named
+from stagespan.trace.derived.threads import Axis, named
 from stagespan.trace.figures import Count, Internal, Ns, one_of
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.launch_sources import launch_sources, stage_calls, stages_around
 from stagespan.trace.derived.step_ranges import length_of_work, step_ranges
-from stagespan.trace.derived.threads import Cover, threads_of
+from stagespan.trace.derived.threads import threads_of
 from stagespan.trace.derived.trees import (
     DEEPEST_PATH,
     Paths,
@@ -23,7 +23,7 @@ from stagespan.trace.derived.trees import (
     with_those_below,
 )
 from stagespan.trace.figures import Count, Figures, Internal, Ns, Path
-from stagespan.trace.read.intervals import Numbers, Rows, exclusive
+from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Column,

@@ -36,15 +36,10 @@ from stagespan.trace.derived.launch_sources import (
     values_at,
 )
 from stagespan.trace.derived.step_ranges import step_begins, step_ranges
-from stagespan.trace.derived.threads import (
-    Cover,
-    ThreadIndex,
-    named,
-    threads,
-)
+from stagespan.trace.derived.threads import ThreadIndex, named, threads
 from stagespan.trace.derived.trees import Nesting, Paths, first_around
 from stagespan.trace.derived.windows import Windows
-from stagespan.trace.read.intervals import Numbers, Rows, exclusive
+from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 
 DONE = "device_done"

@@ -32,11 +32,11 @@ from stagespan.trace.derived.launch_sources import (
     forward_operators,
     values_at,
 )
-from stagespan.trace.derived.threads import Cover, ThreadIndex, named, processes
+from stagespan.trace.derived.threads import ThreadIndex, named, processes
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first, one_of
 from stagespan.trace.read.groups import grouped
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import share, window_of
 

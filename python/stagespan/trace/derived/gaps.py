@@ -20,7 +20,6 @@ from stagespan.trace.derived.device import (
 from stagespan.trace.derived.idle_causes import GRAPH_LAUNCHES, SINGLE_LAUNCHES
 from stagespan.trace.derived.threads import (
     Axis,
-    Cover,
     named,
     numbers_of,
     processes,
@@ -28,7 +27,7 @@ from stagespan.trace.derived.threads import (
     threads,
 )
 from stagespan.trace.read.groups import pairs, parts
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import window_of

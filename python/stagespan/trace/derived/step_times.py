@@ -18,8 +18,8 @@ from stagespan.trace.derived.device import (
 )
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
-from stagespan.trace.derived.threads import Cover, named
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
+from stagespan.trace.derived.threads import named
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 

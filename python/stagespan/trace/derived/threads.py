@@ -1,4 +1,4 @@
-"""The threads of a program on one axis, and the intervals of their events."""
+"""The threads of a program on one axis, and the events of a time, a name or a process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.read.groups import pairs
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, merged
+from stagespan.trace.read.intervals import FARTHEST, Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-
-_MOST = 1 << 61
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Axis:
     @property
     def fits(self) -> bool:
         """Whether all places fit into 64 bits; invalid times in a trace can be too large."""
-        return self.stride * (self.threads + 1) < _MOST
+        return self.stride * (self.threads + 1) < FARTHEST
 
     def place(self, thread: Numbers | NDArray[np.int32], time_ns: Numbers) -> Numbers:
         """Convert times to places on the axis; times outside the window are moved to its edge."""
@@ -50,51 +48,6 @@ class Axis:
     def time_ns(self, place: Numbers) -> Numbers:
         """Convert places on the axis to times in ns."""
         result: Numbers = place % self.stride + self.begin_ns
-        return result
-
-
-class Cover:
-    """A set of intervals on an axis, which computes how much of any range it covers."""
-
-    def __init__(self, begin: Numbers, end: Numbers) -> None:
-        longer = end > begin
-        self.begin, self.end = merged(begin[longer], end[longer])
-        self._before = np.concatenate(([0], np.cumsum(self.end - self.begin)))
-
-    def __or__(self, other: Cover) -> Cover:
-        return Cover(
-            np.concatenate((self.begin, other.begin)), np.concatenate((self.end, other.end))
-        )
-
-    def within(self, begin: Numbers, end: Numbers) -> Numbers:
-        """The covered length of each range in ns; 0 for a range that ends before it begins."""
-        result: Numbers = self._until(np.maximum(begin, end)) - self._until(begin)
-        return result
-
-    def next_from(self, place: Numbers) -> Numbers:
-        """Each place if it is covered, else the begin of the next interval (`_MOST` if none)."""
-        if len(self.begin) == 0:
-            return np.full(len(place), _MOST, dtype=np.int64)
-        at = np.searchsorted(self.begin, place, side="right")
-        covered = (at > 0) & (self.end[at - 1] > place)
-        following = np.append(self.begin, _MOST)[at]
-        result: Numbers = np.where(covered, place, following)
-        return result
-
-    def begin_around(self, place: Numbers) -> Numbers:
-        """Where the interval that covers each place begins; the place if none does."""
-        if len(self.begin) == 0:
-            return place
-        at = np.searchsorted(self.begin, place, side="right") - 1
-        covered = (at >= 0) & (self.end[at] >= place)
-        return np.where(covered, self.begin[at], place)
-
-    def _until(self, place: Numbers) -> Numbers:
-        if len(self.begin) == 0:
-            return np.zeros(len(place), dtype=np.int64)
-        at = np.searchsorted(self.begin, place, side="right") - 1
-        inside = np.minimum(place, self.end[at]) - self.begin[at]
-        result: Numbers = np.where(at >= 0, self._before[at] + inside, 0)
         return result
 
 

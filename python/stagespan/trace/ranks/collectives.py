@@ -16,14 +16,10 @@ from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work, 
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.step_ranges import step_ranges
-from stagespan.trace.derived.threads import (
-    Cover,
-    ThreadIndex,
-    named,
-)
+from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.read.csv_tables import CsvTable
-from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
 
 MOST_COLLECTIVES = 5_000

@@ -25,7 +25,6 @@ from stagespan.trace.ascend.steps import AscendSteps
 from stagespan.trace.derived.device import COPY, device_work, is_ascend, launches
 from stagespan.trace.derived.device_time import DeviceTime, device_times, together
 from stagespan.trace.derived.launch_sources import stage_calls
-from stagespan.trace.derived.threads import Cover
 from stagespan.trace.derived.windows import steps_of
 from stagespan.trace.figures import Figures
 from stagespan.trace.ranks.collectives import (
@@ -39,7 +38,7 @@ from stagespan.trace.ranks.find import least_ranks, rank_of, world_size_of
 from stagespan.trace.ranks.stages import StageTime
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.groups import grouped
-from stagespan.trace.read.intervals import exclusive
+from stagespan.trace.read.intervals import Cover, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.reader import read_trace
 from stagespan.trace.read.view import TraceView
@@ -94,10 +93,10 @@ def usage_of(trace: Trace, window: tuple[int, int], stages: AscendSteps | None =
     found = steps_of(trace)
     if found is not None and found.steps:
         first, last = int(found.begin_ns[0]), int(found.end_ns[-1])
-        if _covered(busy, first, last) >= _LEAST_SHARE * _covered(busy, begin, end):
+        if busy.time_in(first, last) >= _LEAST_SHARE * busy.time_in(begin, end):
             steps, begin, end = found.steps, first, last
     computing_ns, working_ns, busy_ns = (
-        _covered(each, begin, end) for each in (computing, working, busy)
+        each.time_in(begin, end) for each in (computing, working, busy)
     )
     stage_ns, stage_communicating_ns = _stage_times(stages)
     return Usage(
@@ -138,10 +137,6 @@ def _stage_times(stages: AscendSteps | None) -> tuple[int | None, int | None]:
     if stages is None or stages.stage_ns <= 0:
         return None, None
     return stages.stage_ns, stages.exposed_ns
-
-
-def _covered(cover: Cover, begin_ns: int, end_ns: int) -> int:
-    return int(cover.within(np.array([begin_ns]), np.array([end_ns]))[0])
 
 
 # --- One rank's trace in brief ---
