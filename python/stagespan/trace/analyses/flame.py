@@ -14,6 +14,7 @@ from stagespan.errors import TraceError
 from stagespan.text.escaping import one_line
 from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import (
     ThreadIndex,
@@ -208,9 +209,7 @@ def _of_frames(trace: Trace) -> Flame | Unavailable:
     """Build the tree from events of Python functions, with operators and runtime calls in them."""
     forest, threads, with_frames = _forest_of_frames(trace)
     if forest is None:
-        return Unavailable(
-            "The times in this trace are damaged: its events are years apart.", "damaged_times"
-        )
+        return DAMAGED_TIMES
     events = trace.events
     paths = Paths(
         np.concatenate((np.full(len(with_frames), -1), _below(forest, with_frames))),

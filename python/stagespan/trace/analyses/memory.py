@@ -66,7 +66,7 @@ def analyze(trace: Trace) -> Memory | Unavailable:
 class Memory(StructResult, frozen=True):
     """All devices, that with the highest peak first."""
 
-    devices: list[DeviceMemory]
+    devices: list[DeviceMemoryUse]
     left_out: Count = msgspec.field(name="events_left_out")
     """The number of events without a valid size."""
 
@@ -534,7 +534,7 @@ class Holder(Figures, frozen=True):
     """Not yet freed at the device's peak; None if the trace has no addresses."""
 
 
-class DeviceMemory(Figures, frozen=True):
+class DeviceMemoryUse(Figures, frozen=True):
     """One device's memory; times in ns from the start of the trace's window."""
 
     device: str
@@ -569,7 +569,7 @@ class DeviceMemory(Figures, frozen=True):
 
 def _device_of(
     trace: Trace, events: MemoryEvents, ranges: StepRanges | None, place: Place, begin_ns: int
-) -> DeviceMemory:
+) -> DeviceMemoryUse:
     peak = events.peak
     operators, stages = place.operators(events.rows), place.stages(events.rows)
     live = events.live_at(peak)
@@ -588,7 +588,7 @@ def _device_of(
     reserved_bytes = None
     if reserved is not None and peak >= 0 and reserved[peak] >= 0:
         reserved_bytes = int(reserved[peak])
-    return DeviceMemory(
+    return DeviceMemoryUse(
         device=events.device,
         is_total=events.is_total,
         events=len(events),
@@ -659,7 +659,7 @@ def _curve(events: MemoryEvents, begin_ns: int) -> list[tuple[int, int]]:
     return points if events.peak >= 0 else [(points[0][0], events.before_bytes), *points]
 
 
-def _holders_table(memory: DeviceMemory) -> Table:
+def _holders_table(memory: DeviceMemoryUse) -> Table:
     columns: list[Column] = [
         (lambda holder: holder.operator or "(none)", "operator", ""),
         ("stage", "stage", ""),
@@ -680,5 +680,5 @@ def _holders_table(memory: DeviceMemory) -> Table:
     return Table.of(f"What allocated on {memory.device}", memory.holders, *columns, note=note)
 
 
-def _time_of_peak(memory: DeviceMemory) -> str:
+def _time_of_peak(memory: DeviceMemoryUse) -> str:
     return in_words(memory.peak_ns, "ns") + (f", {memory.step}" if memory.step else "")

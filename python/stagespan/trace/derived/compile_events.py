@@ -138,7 +138,7 @@ class Forest:
 
 
 def forest_of(trace: Trace) -> Forest | None:
-    """Build the forest; None if times are years apart."""
+    """Build the forest; None if timestamps span several years."""
     annotations = trace.rows_of(["user_annotation"]) & named(trace, _ROLES[2][1])
     rows = np.flatnonzero(trace.rows_of(["cpu_op"]) | annotations)
     index = ThreadIndex(trace, rows)

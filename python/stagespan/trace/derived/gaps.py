@@ -160,9 +160,9 @@ class _HostActivity:
         calls: Mask,
         waits: Mask,
         allocates: Mask,
-        holds: Mask,
+        program_calls: Mask,
     ) -> None:
-        """`holds` are the calls found by `_holders`, which are parts of the program."""
+        """`program_calls` are calls that contain other calls, so they are parts of the program."""
         self._events, self._axis = trace.events, axis
         self._thread = _thread_of_events(trace, owners)
         work = (trace.rows_of(["cpu_op"]) & ~named(trace, causes.MARKS)) | calls
@@ -171,7 +171,7 @@ class _HostActivity:
         quiet = quiet_stretches(axis, begin, end, QUIET_NS)
         del begin, end
         self._nested: list[Cover] = []
-        for each in self._of_classes(trace, calls, waits, allocates, holds):
+        for each in self._of_classes(trace, calls, waits, allocates, program_calls):
             self._nested.append(self._nested[-1] | each if self._nested else each)
         self._nested.append(self._nested[-1] | quiet)
         blocking = np.flatnonzero((waits | allocates) & (self._thread >= 0))
@@ -179,7 +179,7 @@ class _HostActivity:
         self._blocking = blocking[order]
 
     def _of_classes(
-        self, trace: Trace, calls: Mask, waits: Mask, allocates: Mask, holds: Mask
+        self, trace: Trace, calls: Mask, waits: Mask, allocates: Mask, program_calls: Mask
     ) -> Iterator[Cover]:
         """Yield the intervals of each of _CLASSES. One at a time, because they take much memory."""
         overhead = trace.rows_of(["overhead"])
@@ -190,7 +190,7 @@ class _HostActivity:
         yield self._cover(allocates)
         yield self._cover_of_all(overhead & loads) | self._cover(calls & loads)
         yield self._cover_of_all(overhead & ~loads)
-        yield self._cover(calls & ~holds & (trace.events.dur_ns > QUIET_NS))
+        yield self._cover(calls & ~program_calls & (trace.events.dur_ns > QUIET_NS))
         yield self._cover(causes.loads_data(trace))
         yield self._cover(marks & named(trace, causes.COMPILES))
         yield self._unseen(marks | calls | frames, overhead)
@@ -280,7 +280,7 @@ class _HostActivity:
 
 
 @once
-def _holders(trace: Trace, calls: Mask) -> Mask:
+def _program_calls(trace: Trace, calls: Mask) -> Mask:
     """Return which calls contain several other calls or operators of their thread.
 
     These are parts of the program that a runtime records like its own calls.
@@ -388,7 +388,7 @@ class _Splitter:
         self.calls = launches(trace)
         self.waits = waiting_calls(trace, gaps.rows, gaps.calls)
         self.allocates = self.calls & named(trace, causes.ALLOCATES) & ~self.waits
-        self.holds = _holders(trace, self.calls)
+        self.program_calls = _program_calls(trace, self.calls)
         self.crosses = self._crosses(step_begins)
         self.call_idle = np.zeros(len(trace.events), dtype=np.int64)
         self.call_inside = np.zeros(len(trace.events), dtype=np.int64)
@@ -444,7 +444,7 @@ class _Splitter:
             return
         del end
         host = _HostActivity(
-            self.trace, axis, owners, self.calls, self.waits, self.allocates, self.holds
+            self.trace, axis, owners, self.calls, self.waits, self.allocates, self.program_calls
         )
         here, there = thread[: len(call)], thread[len(call) :]
         place = axis.place(here, begin)
@@ -455,7 +455,7 @@ class _Splitter:
             calls, [(here, taken_over, issued_from), (there, begin, taken_over)]
         )
         self.call_inside[calls] = self.call_idle[calls]
-        long_call = (call_time > QUIET_NS) & ~self.waits[call] & ~self.holds[call]
+        long_call = (call_time > QUIET_NS) & ~self.waits[call] & ~self.program_calls[call]
         self._add_at(causes.RUNTIME_CALL, chosen, np.where(long_call, call_time, 0))
         launch -= np.where(long_call, call_time, 0)
         # In parts, because the classified times take much memory.

@@ -147,7 +147,7 @@ class LaunchSources:
 
 @once
 def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
-    """Find the sources of device events; None if times are years apart."""
+    """Find the sources of device events; None if timestamps span several years."""
     events = trace.events
     calls = launch_of(trace, rows)
     known = np.flatnonzero(calls >= 0)
@@ -311,8 +311,8 @@ def stages_around(trace: Trace, rows: Rows) -> Rows:
 def _launching_threads(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """Return the threads with calls or operators, and the one with the most launches.
 
-    Without launches, it is the one with the most calls and operators. It is none of those of the
-    backward pass, because these launch for another thread.
+    Without launches, it is the one with the most calls and operators. Threads of the backward
+    pass are excluded, because these launch for another thread.
     """
     rows = np.flatnonzero(launches(trace) | trace.rows_of(["cpu_op"]))
     if len(rows) == 0:
@@ -366,7 +366,7 @@ class HostOperators:
 
 @once
 def host_operators(trace: Trace) -> HostOperators | None:
-    """Return the operators of a trace; None if their times are years apart.
+    """Return the operators of a trace; None if timestamps span several years.
 
     Operators that torch.compile runs on tensors without data while it compiles are left out.
     """

@@ -7,6 +7,13 @@ from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import named
 from stagespan.trace.read.model import Trace
+from stagespan.trace.result import Unavailable
+
+DAMAGED_TIMES = Unavailable(
+    "The times in this trace are damaged: its timestamps span several years, so they are not"
+    " valid.",
+    "damaged_times",
+)
 
 
 def steps_without_operators(trace: Trace) -> str | None:

@@ -174,7 +174,7 @@ class ThreadIndex:
 
     @property
     def fits(self) -> bool:
-        """False if the events are years apart, which means that their times are damaged."""
+        """False if the timestamps span several years, so they are not valid."""
         return self.axis.fits
 
     def places_of_flows(self, trace: Trace, flows: Rows) -> Numbers:

@@ -11,7 +11,7 @@ from stagespan.trace.analyses.host_verdict import IN_STAGES, verdict_on_stages
 from stagespan.trace.ranks.job import (
     PARTS,
     Imbalance,
-    Job,
+    JobTraces,
     chance_of_being_last,
     listed,
     place_in_step,
@@ -55,7 +55,7 @@ _STILL = 50.0
 _CHANCE = 0.05
 
 
-def verdict(job: Job) -> tuple[str, str]:
+def verdict(job: JobTraces) -> tuple[str, str]:
     """One word for the job, and one sentence on what its ranks spent their time on.
 
     The word is that of most ranks; if they differ, it names the largest part of all ranks' time.
@@ -92,7 +92,7 @@ def verdict(job: Job) -> tuple[str, str]:
     return word, f"{sentence}."
 
 
-def _in_stages(job: Job) -> str:
+def _in_stages(job: JobTraces) -> str:
     """The shares of the stages of all ranks, for traces that contain nothing else."""
     times: dict[str, int] = {}
     for name, time in (item for each in job.summaries for item in each.stages.items()):
@@ -102,7 +102,7 @@ def _in_stages(job: Job) -> str:
     ).sentence
 
 
-def headline(job: Job) -> str:
+def headline(job: JobTraces) -> str:
     """The ranks, their collectives and their waiting, in one sentence."""
     ranks = len(job.summaries)
     if ranks == 1:
@@ -128,7 +128,7 @@ def headline(job: Job) -> str:
     )
 
 
-def _hidden(job: Job) -> str:
+def _hidden(job: JobTraces) -> str:
     """The part of the sentence on waiting during which the rank also computed."""
     hidden = int(job.waits.waited_ns.sum()) - job.lost_ns
     return (
@@ -136,13 +136,13 @@ def _hidden(job: Job) -> str:
     )
 
 
-def findings(job: Job) -> list[Finding]:
+def findings(job: JobTraces) -> list[Finding]:
     """Time lost waiting, late ranks, slower stages, exposed communication, uneven computing."""
     of_waits = [*_waiting(job), *_late(job)] if job.matched.count else []
     return by_severity([*of_waits, *_stages(job), *_exposed(job), *_imbalance(job)])
 
 
-def _waiting(job: Job) -> list[Finding]:
+def _waiting(job: JobTraces) -> list[Finding]:
     percent = share(job.lost_ns, job.common_ns)
     severity = _WAITED.severity(percent)
     if severity is None or not job.waits.instances:
@@ -173,7 +173,7 @@ def _waiting(job: Job) -> list[Finding]:
     return [Finding(severity, sentence, evidence, "ranks.waiting", numbers=numbers)]
 
 
-def _late(job: Job) -> list[Finding]:
+def _late(job: JobTraces) -> list[Finding]:
     """The rank for which the others waited most, unless chance explains it."""
     waits = job.waits
     if not int(waits.last.sum()):
@@ -248,13 +248,13 @@ def _before_and_since(instances: Sequence[CollectiveInstance], at: int) -> tuple
     return covered(begins, ends), int(ends.max() - begins.min())
 
 
-def _stages(job: Job) -> list[Finding]:
+def _stages(job: JobTraces) -> list[Finding]:
     """Stages in which a rank is slower, the most time first."""
     names = [job.rank_name(at) for at in range(len(job.summaries))]
     return stage_findings(job.stage_times, names, [e.window_ns for e in job.summaries])
 
 
-def _exposed(job: Job) -> list[Finding]:
+def _exposed(job: JobTraces) -> list[Finding]:
     """Exposed communication without the time in which the ranks waited for each other."""
     exposed, whole = job.exposed
     severity = _EXPOSED.severity(share(exposed - job.lost_ns, whole))
@@ -303,7 +303,7 @@ def _exposed(job: Job) -> list[Finding]:
     return [Finding(severity, sentence, shown, "ranks.exposed_communication", numbers=numbers)]
 
 
-def _without_data(job: Job) -> tuple[str, list[Evidence]]:
+def _without_data(job: JobTraces) -> tuple[str, list[Evidence]]:
     """Time in collectives after all ranks with a trace had arrived, in which no data moved."""
     known = [each for each in job.waits.instances if each.still_ns is not None]
     still = sum(each.still_ns or 0 for each in known)
@@ -335,7 +335,7 @@ def _without_data(job: Job) -> tuple[str, list[Evidence]]:
     return sentence, evidence
 
 
-def _imbalance(job: Job) -> list[Finding]:
+def _imbalance(job: JobTraces) -> list[Finding]:
     uneven = job.imbalance
     if uneven is None:
         return []
@@ -373,12 +373,12 @@ def _imbalance(job: Job) -> list[Finding]:
     return [Finding(severity, sentence, evidence, "ranks.imbalance", numbers=numbers)]
 
 
-def _ranks_named(job: Job, ranks: list[int]) -> str:
+def _ranks_named(job: JobTraces, ranks: list[int]) -> str:
     names = listed(job.numbers[at] for at in ranks)
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}"
 
 
-def _of_pipeline(job: Job, uneven: Imbalance) -> str:
+def _of_pipeline(job: JobTraces, uneven: Imbalance) -> str:
     """A sentence if the ranks that compute more are a stage of the pipeline; otherwise ""."""
     stages = {job.summaries[at].pipeline_stage for at in uneven.above}
     others = {job.summaries[at].pipeline_stage for at in uneven.below}
@@ -388,7 +388,9 @@ def _of_pipeline(job: Job, uneven: Imbalance) -> str:
     return f" They are stage {stage} of the pipeline (counted from 0). Give it fewer layers."
 
 
-def _shown(job: Job, instances: list[CollectiveInstance], late: bool = False) -> list[Evidence]:
+def _shown(
+    job: JobTraces, instances: list[CollectiveInstance], late: bool = False
+) -> list[Evidence]:
     return [
         Evidence(
             f"{each.name} number {each.index}, {job.rank_name(each.last_at)} last,"

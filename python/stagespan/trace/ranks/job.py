@@ -14,7 +14,7 @@ import numpy as np
 from stagespan.trace.analyses.host_verdict import COMPUTING, OUTSIDE
 from stagespan.trace.figures import Count, Figures, Internal
 from stagespan.trace.ranks.match import Clocks, Matched, window_begin_ns
-from stagespan.trace.ranks.stages import StageTime
+from stagespan.trace.ranks.stages import StageRuns
 from stagespan.trace.ranks.summary import RankSummary, UnreadableFile
 from stagespan.trace.ranks.waits import NOBODY, CollectiveInstance, CollectiveWaits
 from stagespan.trace.result import share
@@ -71,7 +71,7 @@ def word_of(parts_ns: dict[str, int], on_device: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobTraces:
     """The ranks of a job, in ascending order; times in ns."""
 
     folder: str
@@ -193,7 +193,7 @@ class Job:
         return window_begin_ns(self.summaries, self.clocks)
 
     @cached_property
-    def stage_times(self) -> list[dict[str, StageTime]]:
+    def stage_times(self) -> list[dict[str, StageRuns]]:
         """The host's time in the stages of each rank."""
         return [each.stages for each in self.summaries]
 
@@ -258,7 +258,7 @@ class PlaceInStep:
     """How many steps have a collective at this place."""
 
 
-def place_in_step(job: Job, at: int) -> PlaceInStep | None:
+def place_in_step(job: JobTraces, at: int) -> PlaceInStep | None:
     """Return the place in the step at which the others wait most for a rank.
 
     Returns None if they do not wait mostly for this rank there.

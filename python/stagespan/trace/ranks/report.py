@@ -12,7 +12,7 @@ from stagespan.trace.ranks.findings import findings, headline, verdict
 from stagespan.trace.ranks.job import (
     PARTS,
     Imbalance,
-    Job,
+    JobTraces,
     most_often_last,
     most_waited_for,
 )
@@ -136,7 +136,7 @@ class RanksFigures(Figures, frozen=True):
 
 
 @dataclass(frozen=True)
-class Ranks(Job, Titled):
+class Ranks(JobTraces, Titled):
     """The result of analysing many ranks."""
 
     def figures(self) -> RanksFigures:
@@ -326,7 +326,7 @@ def _collectives(job: Ranks) -> Table:
     )
 
 
-def _most_waited_for(job: Job, instances: list[CollectiveInstance]) -> str:
+def _most_waited_for(job: JobTraces, instances: list[CollectiveInstance]) -> str:
     """The rank that was waited for most, its share of the waiting, and in how many collectives."""
     most = most_waited_for(instances)
     if most is None:
@@ -335,7 +335,7 @@ def _most_waited_for(job: Job, instances: list[CollectiveInstance]) -> str:
     return f"{job.rank_name(most.rank)} ({percent:.1f} %, {counted(most.times, 'time')})"
 
 
-def _places(job: Job) -> Table | None:
+def _places(job: JobTraces) -> Table | None:
     """The places in a step with the most waiting; None if steps do not repeat."""
     places: dict[tuple[str, int], list[CollectiveInstance]] = {}
     for each in job.waits.instances:

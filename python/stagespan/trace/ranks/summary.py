@@ -35,7 +35,7 @@ from stagespan.trace.ranks.collectives import (
     work_of,
 )
 from stagespan.trace.ranks.find import least_ranks, rank_of, world_size_of
-from stagespan.trace.ranks.stages import StageTime
+from stagespan.trace.ranks.stages import StageRuns
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Cover, exclusive
@@ -188,7 +188,7 @@ class RankSummary:
     """The least possible number of ranks of the job, and its source; None if unknown."""
     pipeline_stage: int | None = None
     incomplete: str | None = None
-    stages: dict[str, StageTime] = field(default_factory=dict)
+    stages: dict[str, StageRuns] = field(default_factory=dict)
     """The host's time in its stages, by name; the most time first, at most `_MOST_STAGES`."""
 
     @property
@@ -268,14 +268,14 @@ def summarise(
     )
 
 
-def _times_by_stage(trace: Trace) -> dict[str, StageTime]:
+def _times_by_stage(trace: Trace) -> dict[str, StageRuns]:
     calls = stage_calls(trace)
     if calls is None:
         return {}
     events = trace.events
     own = exclusive(events.begin_ns[calls.rows], events.end_ns[calls.rows], calls.thread)
     groups = grouped(events.name[calls.rows].astype(np.int64), own)[:_MOST_STAGES]
-    return {trace.names[each.code]: StageTime(each.count, each.time_ns) for each in groups}
+    return {trace.names[each.code]: StageRuns(each.count, each.time_ns) for each in groups}
 
 
 def _of_tables(
