@@ -16,19 +16,19 @@ bool DeviceQueue::is_due(std::uint32_t stage, std::uint32_t every) noexcept {
   return due;
 }
 
-DeviceQueue::Lane* DeviceQueue::lane_of(void* context) noexcept {
-  for (std::uint32_t i = 0; i < lane_count_; ++i)
-    if (lanes_[i].context == context) return &lanes_[i];
-  if (lane_count_ == kLanes) {
+DeviceQueue::ContextEvents* DeviceQueue::events_of(void* context) noexcept {
+  for (std::uint32_t i = 0; i < context_count_; ++i)
+    if (contexts_[i].context == context) return &contexts_[i];
+  if (context_count_ == kContexts) {
     // Contexts can be destroyed, so replace one that has no free events here.
-    const auto empty =
-        std::find_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.free == nullptr; });
-    if (empty == lanes_.end()) return nullptr;
+    const auto empty = std::find_if(contexts_.begin(), contexts_.end(),
+                                    [](const ContextEvents& events) { return events.free == nullptr; });
+    if (empty == contexts_.end()) return nullptr;
     empty->context = context;
     return &*empty;
   }
-  lanes_[lane_count_] = {context, nullptr};
-  return &lanes_[lane_count_++];
+  contexts_[context_count_] = {context, nullptr};
+  return &contexts_[context_count_++];
 }
 
 void DeviceQueue::collect() noexcept {
@@ -36,8 +36,8 @@ void DeviceQueue::collect() noexcept {
 }
 
 void DeviceQueue::put_back(EventPair& pair) noexcept {
-  Lane* const lane = lane_of(pair.stream.context);
-  EventPair*& free = lane != nullptr ? lane->free : strays_;
+  ContextEvents* const events = events_of(pair.stream.context);
+  EventPair*& free = events != nullptr ? events->free : strays_;
   pair.next = std::exchange(free, &pair);
 }
 
@@ -57,7 +57,7 @@ EventPair* DeviceQueue::release_free() noexcept {
       lose_one();
     }
   };
-  for (std::uint32_t i = 0; i < lane_count_; ++i) release(lanes_[i].free);
+  for (std::uint32_t i = 0; i < context_count_; ++i) release(contexts_[i].free);
   release(strays_);
   return all;
 }
@@ -71,7 +71,7 @@ bool DeviceQueue::spares_one() noexcept {
 EventPair* DeviceQueue::give_up_one() noexcept {
   collect();
   EventPair** free = &strays_;
-  for (std::uint32_t i = 0; i < lane_count_ && *free == nullptr; ++i) free = &lanes_[i].free;
+  for (std::uint32_t i = 0; i < context_count_ && *free == nullptr; ++i) free = &contexts_[i].free;
   EventPair* const pair = *free;
   if (pair == nullptr) return nullptr;
   *free = pair->next;
@@ -80,15 +80,15 @@ EventPair* DeviceQueue::give_up_one() noexcept {
 }
 
 EventPair* DeviceQueue::take(const StreamRef& where) noexcept {
-  Lane* lane = lane_of(where.context);
-  if (lane == nullptr) return nullptr;
-  if (lane->free == nullptr) {
+  ContextEvents* events = events_of(where.context);
+  if (events == nullptr) return nullptr;
+  if (events->free == nullptr) {
     collect();
-    lane = lane_of(where.context);  // which was empty, and may belong to another context now
-    if (lane == nullptr || lane->free == nullptr) return nullptr;
+    events = events_of(where.context);  // which was empty, and may belong to another context now
+    if (events == nullptr || events->free == nullptr) return nullptr;
   }
-  EventPair* const pair = lane->free;
-  lane->free = pair->next;
+  EventPair* const pair = events->free;
+  events->free = pair->next;
   pair->stream = where;
   return pair;
 }
@@ -96,7 +96,7 @@ EventPair* DeviceQueue::take(const StreamRef& where) noexcept {
 EventPair* DeviceQueue::make(const StreamRef& where, EventBackend& backend,
                              std::atomic<std::uint32_t>& in_process) noexcept {
   is_refused_ = false;
-  if (!has_room() || lane_of(where.context) == nullptr) return nullptr;
+  if (!has_room() || events_of(where.context) == nullptr) return nullptr;
   if (in_process.fetch_add(1, std::memory_order_relaxed) >= kPairsPerProcess) {
     in_process.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;

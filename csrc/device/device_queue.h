@@ -95,7 +95,7 @@ class DeviceQueue {
   /// Adds a pair of another queue.
   void adopt(EventPair& pair) noexcept;
   /// Whether it has space for events of another context.
-  bool knows(void* context) noexcept { return lane_of(context) != nullptr; }
+  bool knows(void* context) noexcept { return events_of(context) != nullptr; }
   /// Whether it may create another pair.
   bool has_room() const noexcept { return owned_.load(std::memory_order_relaxed) < kPairsPerThread; }
   /// Removes and returns a free pair of any context, or null.
@@ -118,19 +118,20 @@ class DeviceQueue {
   std::atomic<bool> is_left{false};
 
  private:
-  struct Lane {
+  /// The free events of a context.
+  struct ContextEvents {
     void* context;
     EventPair* free;
   };
-  static constexpr std::uint32_t kLanes = 32;
+  static constexpr std::uint32_t kContexts = 32;
 
-  Lane* lane_of(void* context) noexcept;
+  ContextEvents* events_of(void* context) noexcept;
   void collect() noexcept;
 
   Layer& layer_;
-  std::array<Lane, kLanes> lanes_{};
-  std::uint32_t lane_count_ = 0;
-  EventPair* strays_ = nullptr;  // free pairs of contexts that no longer have a lane
+  std::array<ContextEvents, kContexts> contexts_{};
+  std::uint32_t context_count_ = 0;
+  EventPair* strays_ = nullptr;  // free pairs of contexts that are no longer in contexts_
   bool is_refused_ = false;
   std::atomic<std::uint32_t> owned_{0};           // pairs that return to this queue
   std::array<std::uint32_t, kMaxStages> seen_{};  // spans of a stage since the last one that was timed

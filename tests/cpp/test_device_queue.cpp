@@ -44,7 +44,7 @@ class DeviceQueueTest : public test::RecorderTest {
 };
 
 TEST_F(DeviceQueueTest, EventsOfMoreContextsThanItKeepsApartAreNotLost) {
-  // GIVEN events of more contexts than a thread's queue has lanes for, all in use at once
+  // GIVEN events of more contexts than a thread's queue has space for, all in use at once
   std::vector<EventPair*> made;
   for (std::size_t i = 0; i < kContexts; ++i) {
     made.push_back(queue_->make(in_context(i), layer_.backend(), in_process_));
@@ -57,7 +57,7 @@ TEST_F(DeviceQueueTest, EventsOfMoreContextsThanItKeepsApartAreNotLost) {
     else
       queue_->give_back(*made[i]);
   }
-  // THEN one of the lanes can be reused, and the next thread finds all other events
+  // THEN the place of one context can be reused, and the next thread finds all other events
   EventPair* const one = queue_->give_up_one();
   ASSERT_NE(one, nullptr);
   std::size_t found = 0;

@@ -13,7 +13,7 @@ from properties import examples
 from stagespan.errors import TraceError
 from stagespan.trace.ncu.reading import Reading, read_ncu
 from stagespan.trace.ncu.report import report
-from stagespan.trace.render.ncu import markdown
+from stagespan.trace.render.markdown import markdown_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trace" / "ncu"))
 
@@ -41,7 +41,7 @@ def check(data: bytes) -> Reading | None:
         assert "\n" not in said
         return None
     found = report(reading)
-    markdown(found)
+    markdown_of(found)
     return reading
 
 

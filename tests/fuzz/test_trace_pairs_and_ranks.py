@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from properties import examples
 from stagespan.errors import StagespanError
 from stagespan.trace import read_trace
-from stagespan.trace.compare import Comparison, compare
+from stagespan.trace.compare import TraceComparison, compare
 from stagespan.trace.paths import analyze_ranks
 from stagespan.trace.ranks.merge import merge
 
@@ -109,8 +109,8 @@ def test_any_two_traces(first: Any, second: Any, tmp_path: Path) -> None:
             assert all(len(row) == len(table.columns) for row in table.rows)
         for finding in found.findings():
             assert finding.evidence
-        if isinstance(found, Comparison):
-            assert sum(part.change_ns for part in found.parts()) == found.change_ns
+        if isinstance(found, TraceComparison):
+            assert sum(part.change_ns for part in found.parts) == found.change_ns
 
 
 @QUIET

@@ -9,7 +9,7 @@ import click
 from stagespan.cli.output import print_json
 
 if TYPE_CHECKING:
-    from stagespan.cli.examine import Finding
+    from stagespan.cli.examine import Check
 
 _STYLES = {"works": "green", "absent": "dim", "note": "yellow", "fails": "bold red"}
 
@@ -41,7 +41,7 @@ def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
     ctx.exit(0 if is_well else 1)
 
 
-def _print(findings: list[Finding], is_well: bool) -> None:
+def _print(findings: list[Check], is_well: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 

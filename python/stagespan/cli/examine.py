@@ -27,7 +27,7 @@ but does not."""
 _COARSE_TICK_NS = 10.0
 
 
-class Finding(NamedTuple):
+class Check(NamedTuple):
     """One line of the page."""
 
     area: str
@@ -36,9 +36,9 @@ class Finding(NamedTuple):
     text: str
 
 
-def examine(*, use_device: bool = True) -> list[Finding]:
+def examine(*, use_device: bool = True) -> list[Check]:
     """Return all findings; with ``use_device``, test the device that torch finds."""
-    found: list[Finding] = []
+    found: list[Check] = []
     for area, look in (
         ("recorder", _recorder),
         ("torch", _torch),
@@ -47,13 +47,13 @@ def examine(*, use_device: bool = True) -> list[Finding]:
         ("tools", _tools),
     ):
         try:
-            found.extend(Finding(area, *rest) for rest in look())
+            found.extend(Check(area, *rest) for rest in look())
         except Exception as error:
-            found.append(Finding(area, "-", "fails", f"{type(error).__name__}: {error}"))
+            found.append(Check(area, "-", "fails", f"{type(error).__name__}: {error}"))
     return found
 
 
-def is_well(findings: list[Finding]) -> bool:
+def is_well(findings: list[Check]) -> bool:
     """Whether everything that should work here works."""
     return all(finding.state != "fails" for finding in findings)
 

@@ -69,7 +69,8 @@ def command(
     from stagespan.trace.ncu.command import read_breakdown
     from stagespan.trace.ncu.reading import parse, read_ncu
     from stagespan.trace.ncu.report import report
-    from stagespan.trace.render.ncu import markdown, show
+    from stagespan.trace.render.markdown import markdown_of
+    from stagespan.trace.render.terminal import print_result
 
     if breakdown is None and csv_file is None and report_file is None:
         raise TraceError(
@@ -95,9 +96,9 @@ def command(
     if json_file is not None:
         write_to(json_file, json.dumps(found.to_dict(), indent=1) + "\n")
     if markdown_file is not None:
-        write_to(markdown_file, markdown(found))
+        write_to(markdown_file, markdown_of(found))
     if "-" not in (json_file, markdown_file):
-        show(found)
+        print_result(found)
 
 
 def _script_beside(breakdown: Path, stem: str, stage: str) -> Path:

@@ -16,7 +16,7 @@ from stagespan.trace.analysis import Analysis
 from stagespan.trace.ascend import find_ascend_folder
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.ranks.find import is_no_trace, traces_in
-from stagespan.trace.ranks.stages import StageTime, stage_findings, stage_table
+from stagespan.trace.ranks.stages import StageRuns, stage_findings, stage_table
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.result import Evidence, Finding, Result, Table
 
@@ -98,7 +98,7 @@ class StagesByRank(Result):
 
     names: tuple[str, ...]
     """The processes, such as "rank 1"."""
-    times: tuple[dict[str, StageTime], ...]
+    times: tuple[dict[str, StageRuns], ...]
     whole_ns: tuple[int, ...]
     """The length of each process's report."""
 
@@ -181,8 +181,8 @@ def _window_ns(found: Stages, report: dict[str, Any]) -> int:
     return round((number(report.get("wall_clock_ms")) or 0.0) * _NS) or found.work_ns
 
 
-def _times(found: Stages) -> dict[str, StageTime]:
-    return {stage.path[-1]: StageTime(stage.calls, stage.host_self_ns) for stage in found.stages}
+def _times(found: Stages) -> dict[str, StageRuns]:
+    return {stage.path[-1]: StageRuns(stage.calls, stage.host_self_ns) for stage in found.stages}
 
 
 def _runs(found: Stages) -> int:

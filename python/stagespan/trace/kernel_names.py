@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from stagespan.text.escaping import one_line
+
 # The parts of a name that are written: its functor, its own template arguments, those of nested
 # names, and its parameters.
 _FUNCTOR, _OWN_ARGUMENTS, _ARGUMENTS, _PARAMETERS, _FULL = range(5)
@@ -27,11 +29,6 @@ _HOW = re.compile(
 # Functions and templates that only forward to their arguments.
 _FORWARDING = re.compile(r"^(?:gpu_kernel_impl\w*|Kernel2?|ReduceOp|device_kernel)$")
 _SUFFIX = re.compile(r"(?<=\w)_(?:kernel|kernel_cuda|kernel_impl)$")
-
-
-def printable(name: str) -> str:
-    """Return a name with "?" instead of control characters and line breaks."""
-    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
 
 
 @dataclass
@@ -61,7 +58,7 @@ def labels(names: Iterable[str], most: int = 60) -> dict[str, str]:
     """
     distinct = list(dict.fromkeys(names))
     detail = dict.fromkeys(distinct, _FUNCTOR)
-    shown_as = {name: printable(_label(name, _FUNCTOR)) for name in distinct}
+    shown_as = {name: one_line(_label(name, _FUNCTOR)) for name in distinct}
     for _ in range(_FULL):
         ambiguous = [
             each for group in _same_labels(shown_as) for each in group if detail[each] < _FULL
@@ -70,7 +67,7 @@ def labels(names: Iterable[str], most: int = 60) -> dict[str, str]:
             break
         for name in ambiguous:
             detail[name] += 1
-            shown_as[name] = printable(_label(name, detail[name]))
+            shown_as[name] = one_line(_label(name, detail[name]))
     return _cut(shown_as, most)
 
 

@@ -12,11 +12,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 from msgspec import structs
 
+from stagespan.text.escaping import one_line
 from stagespan.trace import kernel_names as names
 from stagespan.trace.figures import Figures, Ns, in_us, one_of
 from stagespan.trace.read.model import Trace
@@ -52,7 +53,6 @@ Cell = str | int | float | None
 Column = tuple[str | Callable[[Any], Cell], str, str]
 """A column of `Table.of`: the field of the rows or a function of a row, the heading, the unit."""
 _T = TypeVar("_T")
-printable = names.printable
 MOST_LETTERS = 60
 """The number of characters of a name in a table."""
 LONGEST_NAME = 160
@@ -157,15 +157,82 @@ class Table:
             note,
         )
 
+    def selected(self, most: int, headings: Sequence[str] | None = None) -> Table:
+        """Return the first `most` rows, and only the columns with these headings, in their order.
+
+        Raises ValueError for a heading that the table does not have.
+        """
+        names = [heading for heading, _ in self.columns]
+        at = [names.index(heading) for heading in (names if headings is None else headings)]
+        return Table(
+            self.title,
+            tuple(self.columns[each] for each in at),
+            [tuple(row[each] for each in at) for row in self.rows[:most]],
+        )
+
 
 Chart = dict[str, Any]
 """The data of a picture: its "kind", and lists and texts for that kind. Times in ns."""
+
+Style = Literal["plain", "strong", "remark", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A sentence on the first screen."""
+
+    text: str
+    style: Style = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A time on the first screen, drawn as a bar of its parts."""
+
+    name: str
+    """Whose time it is: "Device"."""
+    parts: list[BarPart]
+    """They sum to the whole time; none is 0."""
+    count: int = 1
+    """The number of devices over which the times are sums."""
+
+    @property
+    def whole_ns(self) -> int:
+        """The whole time."""
+        return sum(part.time_ns for part in self.parts)
+
+
+class BarPart(NamedTuple):
+    """A part of a `Bar`."""
+
+    name: str
+    time_ns: int
+    colour: str
+    """What has the same colour: "computing", "communicating", "copying" or "idle"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """A table of times before and after on the first screen."""
+
+    heading: str
+    """The heading of the column of names."""
+    rows: list[tuple[str, int, int]]
+    """Name, time before and time after, in ns."""
+    whole_ns: int
+    """The time before of everything. Percentages are left out for rows that are a small part."""
+    has_sum: bool = False
+    """Whether the last row is the sum of the others."""
+
+
+Block = Line | Bar | Table | Changes
+"""A part of the first screen of a page."""
 
 
 class Result:
     """What an analysis returns if the trace has what it needs.
 
-    Renderers use only these methods, so a new analysis does not require changes in a renderer.
+    Renderers use only its methods, so a new analysis does not require changes in a renderer.
     Most results are a `StructResult`. (This class is not an ABC, because structs have another
     metaclass; type checkers nevertheless report abstract methods that are missing.)
     """
@@ -192,6 +259,20 @@ class Result:
         """Return a summary for the terminal, such as "3 steps, 2.1 ms in the median"; may be ""."""
         return ""
 
+    def title(self) -> tuple[str, str] | None:
+        """Return a word for the title of a page, and a sentence below it; None for most results.
+
+        Of several results with a title, the first one has the page's.
+        """
+        return None
+
+    def head(self) -> list[Block]:
+        """Return what the first screen of a page shows of the result; [] for most results.
+
+        A renderer shows lines and bars first, then the tables. The last tables may be left out.
+        """
+        return []
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as a dict for JSON, with times in microseconds."""
         return self.figures().to_dict()
@@ -206,7 +287,10 @@ class StructResult(Figures, Result, frozen=True):
 
 
 class Titled(Result):
-    """A result with a page of its own, such as a comparison."""
+    """A result with a page of its own, such as a comparison.
+
+    Its first screen shows only its `head` and its findings.
+    """
 
     __slots__ = ()
 
@@ -254,11 +338,32 @@ class Unavailable:
     code: Lack
     known: Figures | None = None
     """Figures that are known nevertheless; the others are None."""
+    needs: tuple[str, str] | None = None
+    """What the trace lacks and how to record it, if that is worth a note on the first screen:
+    ("steps", "call profiler.step()")."""
+    verdict: str = ""
+    """The word for the title of a page, such as "cannot tell"; "" for most analyses."""
+    is_requested: bool = False
+    """Whether the user asked for this result, so that pages show the reason at the top."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reason and the known figures as a dict for JSON."""
         known = {} if self.known is None else self.known.to_dict()
         return {**UnknownFigures(self.reason, self.code).to_dict(), **known}
+
+    def line(self) -> str:
+        """Return ""."""
+        return ""
+
+    def title(self) -> tuple[str, str] | None:
+        """Return the word for the title of a page and the reason; None without such a word."""
+        return (self.verdict, self.reason) if self.verdict else None
+
+    def head(self) -> list[Block]:
+        """Return the reason if it belongs on the first screen; else []."""
+        if self.is_requested:
+            return [Line(self.reason, "warning")]
+        return [Line(self.reason, "strong")] if self.verdict else []
 
     def findings(self) -> list[Finding]:
         """Return []."""
@@ -321,7 +426,8 @@ def shortened(name: str, most: int = 60) -> str:
     """Return a name with at most `most` characters; long kernel names become a `kernel_label`."""
     if len(name) > most:
         name = names.kernel_label(name)
-    return printable(name if len(name) <= most else name[: most - 3] + "...")
+    name = one_line(name)
+    return name if len(name) <= most else name[: most - 3] + "..."
 
 
 def in_cell(cell: Cell, unit: str, most: int = 60) -> str:

@@ -102,5 +102,5 @@ def test_a_check_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(examine, "_tools", broken)
     found = examine.examine(use_device=False)
-    assert found[-1] == examine.Finding("tools", "-", "fails", "OSError: no such thing")
+    assert found[-1] == examine.Check("tools", "-", "fails", "OSError: no such thing")
     assert not examine.is_well(found)

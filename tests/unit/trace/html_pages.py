@@ -47,17 +47,17 @@ def a_program(names: tuple[str, ...] = ("one", "two")) -> Program:
     return program
 
 
-def lanes_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the page's lanes by name: begin, end and words of each bar, decoded."""
+def rows_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the page's rows by name: begin, end and words of each bar, decoded."""
     found = json.loads(gzip.decompress(base64.b64decode(data["timeline"])))
-    for lane in found["lanes"]:
+    for row in found["rows"]:
         at, bars = 0, []
         for bar, (gap, length, key, name) in enumerate(
-            zip(lane["gaps"], lane["lengths"], lane["keys"], lane["names"], strict=True)
+            zip(row["gaps"], row["lengths"], row["keys"], row["names"], strict=True)
         ):
             begin, at = at + gap, at + gap + length
             words = found["names"][name] if name < len(found["names"]) else ""
-            several = lane["several"].get(str(bar))
+            several = row["several"].get(str(bar))
             parts = (
                 [(key, length)]
                 if several is None
@@ -65,8 +65,8 @@ def lanes_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
             )
             busy = {found["keys"][kind][0]: time for kind, time in parts}
             bars.append((begin, at, words, busy, 1 if several is None else several[0]))
-        lane["bars"] = bars
-    return {lane["name"]: lane for lane in found["lanes"]}
+        row["bars"] = bars
+    return {row["name"]: row for row in found["rows"]}
 
 
 def a_trace(

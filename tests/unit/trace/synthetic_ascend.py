@@ -27,7 +27,7 @@ _PROCESSES = {
     GROUPS: ("Communication", "NPU"),
     OVERLAP: ("Overlap Analysis", "NPU"),
 }
-_LANES = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
+_OVERLAPS = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
 STEP_COLUMNS = (
     "Computing",
     "Communication(Not Overlapped)",
@@ -47,7 +47,7 @@ def us(time_ns: int) -> str:
 
 
 class SyntheticAscend:
-    """Collects events; lanes and tables are created from them nanosecond by nanosecond."""
+    """Collects events; the overlap analysis and the tables are made of them."""
 
     def __init__(self, level: int = 1) -> None:
         self.level = level
@@ -104,7 +104,7 @@ class SyntheticAscend:
             self._arrow(flow, number, put, (PYTHON, MAIN), taken, (PYTHON, tid))
 
     def collective(self, name: str, begin: int, end: int) -> None:
-        """A collective in the lane of its group."""
+        """A collective in the row of its group."""
         self.event(name, GROUPS, 0, begin, end, connection_id=0)
         self.collectives.append((name, begin, end))
 
@@ -145,24 +145,24 @@ class SyntheticAscend:
         self.host(f"ProfilerStep#{number}", begin, end)
         yield
 
-    def lanes(self) -> dict[str, list[tuple[int, int]]]:
-        """The profiler's lanes, moment by moment between the edges of all events."""
+    def overlap(self) -> dict[str, list[tuple[int, int]]]:
+        """The overlap analysis, moment by moment between the edges of all events."""
         computes = [(begin, end) for *_, begin, end in self.kernels]
         talks = [(begin, end) for _, begin, end in self.collectives]
         edges = sorted({edge for pair in computes + talks for edge in pair})
-        found: dict[str, list[tuple[int, int]]] = {lane: [] for lane in _LANES}
+        found: dict[str, list[tuple[int, int]]] = {name: [] for name in _OVERLAPS}
         for begin, end in itertools.pairwise(edges):
             computing = any(b <= begin and end <= e for b, e in computes)
             talking = any(b <= begin and end <= e for b, e in talks)
             state = (computing, talking, talking and not computing, not computing and not talking)
-            for lane, on in zip(_LANES, state, strict=True):
-                if on and found[lane] and found[lane][-1][1] == begin:
-                    found[lane][-1] = found[lane][-1][0], end
+            for name, on in zip(_OVERLAPS, state, strict=True):
+                if on and found[name] and found[name][-1][1] == begin:
+                    found[name][-1] = found[name][-1][0], end
                 elif on:
-                    found[lane].append((begin, end))
+                    found[name].append((begin, end))
         return found
 
-    def entries(self, lanes: bool = True) -> list[dict[str, Any]]:
+    def entries(self, overlap: bool = True) -> list[dict[str, Any]]:
         """Return the content of trace_view.json."""
         found: list[dict[str, Any]] = [
             {"ph": "M", "name": "note", "pid": 0, "tid": 0, "args": {"text": "synthetic trace"}}
@@ -175,16 +175,16 @@ class SyntheticAscend:
         for pid, tid, name in threads:
             entry = {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid}
             found.append(entry | {"args": {"name": name}})
-        if lanes:
-            for tid, (lane, pieces) in enumerate(self.lanes().items()):
+        if overlap:
+            for tid, (name, pieces) in enumerate(self.overlap().items()):
                 for begin, end in pieces:
-                    entry = {"ph": "X", "name": lane, "pid": OVERLAP, "tid": tid}
+                    entry = {"ph": "X", "name": name, "pid": OVERLAP, "tid": tid}
                     found.append(entry | {"ts": us(BEGIN + begin), "dur": (end - begin) / 1000})
         return found + self.events
 
-    def trace(self, folder: Path, lanes: bool = True) -> Trace:
+    def trace(self, folder: Path, overlap: bool = True) -> Trace:
         path = folder / "synthetic_trace_view.json"
-        path.write_text(json.dumps(self.entries(lanes)))
+        path.write_text(json.dumps(self.entries(overlap)))
         return read_trace(path)
 
     def write(self, folder: Path, steps: dict[str, tuple[int, ...]] | None = None) -> Path:

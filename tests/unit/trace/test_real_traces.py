@@ -229,12 +229,12 @@ def test_operators_of_a_trace_without_a_device(traces: Path) -> None:
     entries = [e for e in load(traces / "cpu_only.json.gz") if e.get("cat") == "cpu_op"]
     # AND what the engine of autograd does around operators is left out
     entries = [e for e in entries if not e["name"].startswith("autograd::engine::")]
-    lanes: dict[Any, list[tuple[Any, Any]]] = {}
+    threads: dict[Any, list[tuple[Any, Any]]] = {}
     for entry in entries:
-        lane = lanes.setdefault(entry["tid"], [])
-        lane.append((entry["ts"], entry["ts"] + entry["dur"]))
+        thread = threads.setdefault(entry["tid"], [])
+        thread.append((entry["ts"], entry["ts"] + entry["dur"]))
     assert not result.on_device
-    assert result.total_ns == sum(union(lane) for lane in lanes.values()) * 1000
+    assert result.total_ns == sum(union(thread) for thread in threads.values()) * 1000
     assert result.launches == len(entries)
 
 

@@ -66,7 +66,7 @@ def breakdown(trace: Trace, name: str) -> Breakdown:
 
     `name` is the name of the stage. Copies and memsets are not kernels; see `device_use`. Events of
     the profiler and torch.compile about themselves are left out. A trace with neither kernels nor
-    operators, or with operators that are years apart, gives no rows.
+    operators, or with timestamps that span several years, gives no rows.
     """
     trace = TraceView.of(trace)
     kernels = device_work(trace).kernels

@@ -36,6 +36,7 @@ from stagespan.trace.derived.compile_events import (
 )
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
+from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first
 from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
@@ -73,9 +74,7 @@ def analyze(trace: Trace) -> Compiled | Unavailable:
         return _NOTHING
     forest = forest_of(trace)
     if forest is None:
-        return Unavailable(
-            "The times in this trace are damaged: its events are years apart.", "damaged_times"
-        )
+        return DAMAGED_TIMES
     frames = frames_of(forest)
     compiling = compile_time(forest, frames.ran)
     triton = triton_by_kind(forest)

@@ -29,6 +29,7 @@ from stagespan.trace.derived.device_time import (
     streams_by_name,
     together,
 )
+from stagespan.trace.derived.missing import needs_device
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.figures import Internal, Ns
 from stagespan.trace.read.intervals import Mask, Rows, merged
@@ -63,6 +64,7 @@ def analyze(trace: Trace) -> Use | Unavailable:
             " the device's activity.",
             "no_device",
             use,
+            needs_device(trace),
         )
     work, events, base = device_work(trace), trace.events, base_window(trace)
     assert base is not None

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.errors import TraceError
+from stagespan.text.escaping import one_line
 from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import (
     ThreadIndex,
@@ -33,7 +35,6 @@ from stagespan.trace.result import (
     Result,
     Table,
     Unavailable,
-    printable,
     share,
     shortened,
 )
@@ -64,6 +65,7 @@ def analyze(trace: Trace) -> Flame | Unavailable:
         "The trace has no Python stacks, so nothing is known about lines of code: record it"
         " with stacks (with_stack=True).",
         "no_stacks",
+        needs=("Python stacks", "with_stack=True"),
     )
 
 
@@ -160,7 +162,7 @@ class Flame(Result):
         times = ((self.self_ns + 500) // 1000).tolist()
         for name, parent, time in zip(self.names, self.parent, times, strict=True):
             # Names must not contain the separators of frames and lines.
-            word = printable(name).replace(";", ",")
+            word = one_line(name).replace(";", ",")
             stacks.append(f"{stacks[parent]};{word}" if parent >= 0 else word)
             if time:
                 yield stacks[-1], time
@@ -207,9 +209,7 @@ def _of_frames(trace: Trace) -> Flame | Unavailable:
     """Build the tree from events of Python functions, with operators and runtime calls in them."""
     forest, threads, with_frames = _forest_of_frames(trace)
     if forest is None:
-        return Unavailable(
-            "The times in this trace are damaged: its events are years apart.", "damaged_times"
-        )
+        return DAMAGED_TIMES
     events = trace.events
     paths = Paths(
         np.concatenate((np.full(len(with_frames), -1), _below(forest, with_frames))),
@@ -237,24 +237,24 @@ def _forest_of_frames(trace: Trace) -> tuple[Nesting | None, NDArray[np.int64], 
     rows = np.flatnonzero(frames | operators | launches(trace))
     # Threads without a frame have no stacks.
     index = ThreadIndex(trace, rows)
-    lane = index.of[0]
-    with_frames = np.unique(lane[frames[rows]])
+    thread = index.of[0]
+    with_frames = np.unique(thread[frames[rows]])
     if not index.fits:
         return None, index.threads, with_frames
     if len(with_frames) < len(index.threads):
-        inside = np.isin(lane, with_frames)
-        rows, lane = rows[inside], lane[inside]
+        inside = np.isin(thread, with_frames)
+        rows, thread = rows[inside], thread[inside]
     # If events begin and end together, the caller comes first.
     is_frame = frames[rows]
     rank = np.where(is_frame, 0, np.where(operators[rows], 1, 2)).astype(np.int8)
     order = np.where(is_frame, events.python_id[rows], 0)
-    return Nesting.of(trace, index.axis, rows, lane, rank, order), index.threads, with_frames
+    return Nesting.of(trace, index.axis, rows, thread, rank, order), index.threads, with_frames
 
 
 def _below(forest: Nesting, threads: Numbers) -> Numbers:
     """Return the parents after the threads have been added in front as roots."""
-    lane = forest.begin // forest.axis.stride
-    roots = np.searchsorted(threads, lane)
+    thread = forest.begin // forest.axis.stride
+    roots = np.searchsorted(threads, thread)
     result: Numbers = np.where(forest.parent >= 0, forest.parent + len(threads), roots)
     return result
 
@@ -266,9 +266,11 @@ def _of_stacks(trace: Trace) -> Flame | None:
         return None
     events = trace.events
     operators = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, PROFILER_STEP))
-    lanes = ThreadIndex(trace, operators)
+    of_operators = ThreadIndex(trace, operators)
     own = np.zeros(len(events), dtype=np.int64)
-    own[operators] = exclusive(events.begin_ns[operators], events.end_ns[operators], lanes.of[0])
+    own[operators] = exclusive(
+        events.begin_ns[operators], events.end_ns[operators], of_operators.of[0]
+    )
     cell = written.codes.astype(np.int64) * len(trace.names) + events.name[written.rows]
     cells, of = np.unique(cell, return_inverse=True)
     times = sums(of.reshape(-1), own[written.rows], len(cells)).tolist()

@@ -15,10 +15,11 @@ from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
+from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.derived.step_ranges import step_begins
-from stagespan.trace.derived.threads import Axis, Cover, named
+from stagespan.trace.derived.threads import Axis, named
 from stagespan.trace.figures import Count, Internal, Ns, one_of
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (
@@ -92,9 +93,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
     begin, end = int(events.begin_ns[operators].min()), int(events.end_ns[operators].max())
     axis = Axis(begin, end, 1)
     if not axis.fits:
-        return Unavailable(
-            "The times in this trace are damaged: its operators are years apart.", "damaged_times"
-        )
+        return DAMAGED_TIMES
 
     def cover(which: Mask) -> Cover:
         return Cover(*_placed(axis, trace, which))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stagespan.trace.analyses import host, kernels
-from stagespan.trace.derived.device import device_work, launches
-from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.idle_causes import COMMUNICATES
 from stagespan.trace.derived.launch_sources import stage_calls
-from stagespan.trace.derived.step_ranges import PROFILER_STEP
+from stagespan.trace.derived.missing import steps_without_operators
 from stagespan.trace.derived.threads import named
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import exclusive
@@ -66,19 +66,6 @@ def host_verdict(trace: Trace) -> HostVerdict | None:
     if isinstance(found, host.Host) and found.span_ns:
         return _of_operators(trace, found)
     return _of_stages(trace)
-
-
-def steps_without_operators(trace: Trace) -> str | None:
-    """Return a sentence if the profiler has marked steps, but recorded no work in them."""
-    marks = named(trace, PROFILER_STEP) & trace.rows_of(["user_annotation", "cpu_op"])
-    work = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
-    if not marks.any() or work.any() or launches(trace).any() or len(device_work(trace).rows):
-        return None
-    return (
-        "The profiler's steps contain no operators: the work ran in other threads or processes,"
-        " which were not recorded. stagespan.profile_steps(all_threads=True) records all threads of"
-        " a process."
-    )
 
 
 def _of_operators(trace: Trace, found: host.Host) -> HostVerdict:
@@ -155,13 +142,13 @@ def _of_stages(trace: Trace) -> HostVerdict | None:
     if marks is None:
         return None
     begin, end = events.begin_ns[marks.rows], events.end_ns[marks.rows]
-    own = exclusive(begin, end, marks.lane)
+    own = exclusive(begin, end, marks.thread)
     times: dict[str, int] = {}
     for each in grouped(events.name[marks.rows].astype(np.int64), own):
         times[trace.names[each.code]] = each.time_ns
     if not sum(times.values()):
         return None
-    threads = len(np.unique(marks.lane))
+    threads = len(np.unique(marks.thread))
     empty = steps_without_operators(trace)
     found = verdict_on_stages(
         times,

@@ -22,6 +22,7 @@ from stagespan.trace.derived.gap_patterns import (
 )
 from stagespan.trace.derived.gaps import ISSUED, NAMES, Gaps, IdleParts, gaps, split_idle
 from stagespan.trace.derived.idle_causes import Cause
+from stagespan.trace.derived.missing import needs_device
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
@@ -29,6 +30,7 @@ from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (
+    Block,
     Chart,
     Evidence,
     Finding,
@@ -54,7 +56,7 @@ def analyze(trace: Trace) -> Idle | Unavailable:
     """Find every gap of the device and its cause; Unavailable without device events."""
     within = base_idle(trace)
     if within is None:
-        return Unavailable(_NO_DEVICE, "no_device")
+        return Unavailable(_NO_DEVICE, "no_device", needs=needs_device(trace))
     (found, parts), events, where = split_gaps(trace), trace.events, call_sites(trace)
     counts, idle = _gaps_by_cause(parts), int(found.dur_ns.sum())
     span = int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min())
@@ -125,6 +127,19 @@ class Idle(StructResult, frozen=True):
     def findings(self) -> list[Finding]:
         """Causes of at least 3 % of the device's time, including unknown ones."""
         return list(self.reported)
+
+    def head(self) -> list[Block]:
+        """The largest causes."""
+        main = [each for each in self.causes.values() if each.percent_of_idle >= _LEAST_CAUSE_SHOWN]
+        table = Table.of(
+            "",
+            main[:_CAUSES_SHOWN],
+            ("meaning", "why it was idle" if self.devices == 1 else "why all were idle", ""),
+            ("idle_ns", "time", "ns"),
+            ("percent_of_idle", "of idle", "%"),
+            ("gaps", "gaps", ""),
+        )
+        return [table] if self.causes else []
 
     def tables(self) -> list[Table]:
         """Idle time by cause, blocking calls, and the largest gaps."""
@@ -577,6 +592,8 @@ def _of_pattern(pattern: Pattern) -> str:
 
 
 TOP = 20
+# The causes on the first screen, and the least percentage of idle time of one.
+_CAUSES_SHOWN, _LEAST_CAUSE_SHOWN = 5, 1.0
 
 
 _NO_DEVICE = (

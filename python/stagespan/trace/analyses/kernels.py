@@ -37,6 +37,7 @@ from stagespan.trace.derived.launch_sources import (
     launch_sources,
     stages_around,
 )
+from stagespan.trace.derived.missing import DAMAGED_TIMES, needs_operators
 from stagespan.trace.figures import Count, CountedTime, Figures, Ns, one_of
 from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
@@ -76,15 +77,14 @@ def analyze(trace: Trace) -> Kernels | Unavailable:
             "The trace has neither kernels nor operators: record it with the activities of the CPU"
             " and of the device.",
             "no_operators",
+            needs=needs_operators(trace),
         )
     if len(rows) == 0:
         assert host is not None
         return _of_host(trace, host)
     found = launch_sources(trace, rows)
     if found is None:
-        return Unavailable(
-            "The times in this trace are damaged: its events are years apart.", "damaged_times"
-        )
+        return DAMAGED_TIMES
     events = trace.events
     operator = _names(trace, found.operator)
     shape, shapes = _shapes(trace, found.operator)

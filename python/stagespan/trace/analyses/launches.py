@@ -35,6 +35,7 @@ def analyze(trace: Trace) -> Launches | Unavailable:
             "The trace contains none of the calls that launched the device's work: also record the"
             " host's activity.",
             "no_launch_calls",
+            needs=("launches of device work", "record the CPU's and the device's activity"),
         )
     of_graph = graph_calls(trace, calls)
     single = (calls >= 0) & ~of_graph

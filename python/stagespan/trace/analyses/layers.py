@@ -72,6 +72,7 @@ def analyze(trace: Trace) -> Layers | Unavailable:
         "Layers are unknown: the trace contains no modules, and no block of kernels repeats."
         " Record it with stacks (with_stack=True), which name the modules.",
         "no_layers",
+        needs=("modules", "with_stack=True"),
     )
 
 
@@ -216,8 +217,8 @@ def blocks_of(trace: Trace, ranges: StepRanges | None) -> Blocks | None:
             rows = rows[ranges.at(times) == chosen]
         if len(rows) == 0:
             return None
-        _, lane = pairs(*streams(trace, rows))
-        rows = rows[lane == np.argmax(np.bincount(lane))]
+        _, of_stream = pairs(*streams(trace, rows))
+        rows = rows[of_stream == np.argmax(np.bincount(of_stream))]
         rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
     else:
         rows = _outermost(trace)
@@ -296,8 +297,8 @@ def _outermost(trace: Trace) -> Rows:
     rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & (events.dur_ns > 0))
     if len(rows) == 0:
         return rows
-    _, lane = threads(trace, rows)
-    rows = rows[lane == np.argmax(np.bincount(lane))]
+    _, thread = threads(trace, rows)
+    rows = rows[thread == np.argmax(np.bincount(thread))]
     rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
     reach = np.maximum.accumulate(events.end_ns[rows])
     outer: Rows = rows[np.concatenate(([True], events.begin_ns[rows][1:] >= reach[:-1]))]
@@ -358,7 +359,7 @@ def modules_of(trace: Trace) -> Modules | None:
     )
     if len(rows) == 0:
         return None
-    tree, lanes, lane = tree_of(trace, rows)
+    tree, owners, thread = tree_of(trace, rows)
     codes, instance = np.unique(events.name[rows], return_inverse=True)
     instance = instance.reshape(-1).astype(np.int64)
     classes = [_class(trace.names[code]) for code in codes]
@@ -372,8 +373,8 @@ def modules_of(trace: Trace) -> Modules | None:
     if found_by is not None:
         # A queue may launch the work of operators from another thread.
         for at in (found_by.calls, found_by.operator):
-            forward = np.where(forward >= 0, forward, _at(trace, tree, lanes, events.begin_ns, at))
-        of_forward = _at(trace, tree, lanes, events.begin_ns, found_by.forward)
+            forward = np.where(forward >= 0, forward, _at(trace, tree, owners, events.begin_ns, at))
+        of_forward = _at(trace, tree, owners, events.begin_ns, found_by.forward)
         backward = np.where(forward < 0, of_forward, -1)
     on_device = len(device) > 0
     own = _by_node(paths, forward, durations)
@@ -387,7 +388,7 @@ def modules_of(trace: Trace) -> Modules | None:
     separate = ~paths.folded
     spread = _spread(paths.node[separate], instance[separate], of_call[separate], len(codes))
     host = paths.sums(np.where(separate, events.dur_ns[rows], 0))
-    host_own = paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane))
+    host_own = paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], thread))
     counted = np.bincount(paths.node[separate], minlength=len(paths))
     words = list(number)
     named_so = paths_to(paths.parent, [words[each] for each in paths.word])
@@ -426,12 +427,12 @@ def _class(name: str) -> str:
     return found[1] if found else name
 
 
-def _at(trace: Trace, tree: Tree, lanes: NDArray[np.int64], times: Numbers, rows: Rows) -> Rows:
+def _at(trace: Trace, tree: Tree, owners: NDArray[np.int64], times: Numbers, rows: Rows) -> Rows:
     """Return the module call in which each event (-1 for none) begins, or -1."""
     found = np.full(len(rows), -1, dtype=np.intp)
     known = rows >= 0
     if known.any():
-        found[known] = tree.at(threads_of(lanes, trace, rows[known]), times[rows[known]])
+        found[known] = tree.at(threads_of(owners, trace, rows[known]), times[rows[known]])
     return found
 
 

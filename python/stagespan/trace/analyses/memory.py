@@ -54,6 +54,7 @@ def analyze(trace: Trace) -> Memory | Unavailable:
             "The trace has no memory events, so the use of memory is unknown: record it with"
             " profile_memory=True.",
             "no_memory_events",
+            needs=("memory", "profile_memory=True"),
         )
     ranges = step_ranges(trace) if len(trace.events) else None
     begin, _ = window_of(trace) or (int(found[0].time_ns[0]), 0)
@@ -65,7 +66,7 @@ def analyze(trace: Trace) -> Memory | Unavailable:
 class Memory(StructResult, frozen=True):
     """All devices, that with the highest peak first."""
 
-    devices: list[DeviceMemory]
+    devices: list[DeviceMemoryUse]
     left_out: Count = msgspec.field(name="events_left_out")
     """The number of events without a valid size."""
 
@@ -341,9 +342,9 @@ class Place:
         if calls is None:
             return np.full(len(instants), -1, dtype=np.intp)
         times = table.begin_ns[instants]
-        lane = numbers_of(calls.threads, table.pid[instants], table.tid[instants])
-        own = calls.tree.at(lane, times)
-        only = calls.tree.in_one_lane(np.unique(calls.lane), times)
+        thread = numbers_of(calls.threads, table.pid[instants], table.tid[instants])
+        own = calls.tree.at(thread, times)
+        only = calls.tree.in_one_thread(np.unique(calls.thread), times)
         return values_at(calls.rows, np.where(own >= 0, own, only))
 
 
@@ -352,10 +353,10 @@ class _Forest:
 
     def __init__(self, trace: Trace, rows: Rows) -> None:
         self._trace = trace
-        self._lanes = ThreadIndex(trace, rows, process=processes(trace))
-        self._known = len(rows) > 0 and self._lanes.fits
+        self._index = ThreadIndex(trace, rows, process=processes(trace))
+        self._known = len(rows) > 0 and self._index.fits
         if self._known:
-            self._forest = Nesting.of(trace, self._lanes.axis, rows, self._lanes.of[0])
+            self._forest = Nesting.of(trace, self._index.axis, rows, self._index.of[0])
             other = ~named(trace, _ALLOCATORS)[self._forest.rows]
             caller = self._forest.first_around(other)
             self._shown = np.where(caller >= 0, caller, np.arange(len(self._forest)))
@@ -366,7 +367,7 @@ class _Forest:
             return found
         table = self._trace.instants
         pid, tid, time = table.pid[instants], table.tid[instants], table.begin_ns[instants]
-        place = self._lanes.places(pid, tid, time)
+        place = self._index.places(pid, tid, time)
         here = np.flatnonzero(place >= 0)
         inner = self._forest.at(place[here])
         inside = inner >= 0
@@ -533,7 +534,7 @@ class Holder(Figures, frozen=True):
     """Not yet freed at the device's peak; None if the trace has no addresses."""
 
 
-class DeviceMemory(Figures, frozen=True):
+class DeviceMemoryUse(Figures, frozen=True):
     """One device's memory; times in ns from the start of the trace's window."""
 
     device: str
@@ -568,7 +569,7 @@ class DeviceMemory(Figures, frozen=True):
 
 def _device_of(
     trace: Trace, events: MemoryEvents, ranges: StepRanges | None, place: Place, begin_ns: int
-) -> DeviceMemory:
+) -> DeviceMemoryUse:
     peak = events.peak
     operators, stages = place.operators(events.rows), place.stages(events.rows)
     live = events.live_at(peak)
@@ -587,7 +588,7 @@ def _device_of(
     reserved_bytes = None
     if reserved is not None and peak >= 0 and reserved[peak] >= 0:
         reserved_bytes = int(reserved[peak])
-    return DeviceMemory(
+    return DeviceMemoryUse(
         device=events.device,
         is_total=events.is_total,
         events=len(events),
@@ -658,7 +659,7 @@ def _curve(events: MemoryEvents, begin_ns: int) -> list[tuple[int, int]]:
     return points if events.peak >= 0 else [(points[0][0], events.before_bytes), *points]
 
 
-def _holders_table(memory: DeviceMemory) -> Table:
+def _holders_table(memory: DeviceMemoryUse) -> Table:
     columns: list[Column] = [
         (lambda holder: holder.operator or "(none)", "operator", ""),
         ("stage", "stage", ""),
@@ -679,5 +680,5 @@ def _holders_table(memory: DeviceMemory) -> Table:
     return Table.of(f"What allocated on {memory.device}", memory.holders, *columns, note=note)
 
 
-def _time_of_peak(memory: DeviceMemory) -> str:
+def _time_of_peak(memory: DeviceMemoryUse) -> str:
     return in_words(memory.peak_ns, "ns") + (f", {memory.step}" if memory.step else "")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.launch_sources import launch_sources, stage_calls, stages_around
 from stagespan.trace.derived.step_ranges import length_of_work, step_ranges
-from stagespan.trace.derived.threads import Cover, threads_of
+from stagespan.trace.derived.threads import threads_of
 from stagespan.trace.derived.trees import (
     DEEPEST_PATH,
     Paths,
@@ -23,7 +23,7 @@ from stagespan.trace.derived.trees import (
     with_those_below,
 )
 from stagespan.trace.figures import Count, Figures, Internal, Ns, Path
-from stagespan.trace.read.intervals import Numbers, Rows, exclusive
+from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Column,
@@ -53,6 +53,7 @@ def analyze(trace: Trace) -> Stages | Unavailable:
             "The trace has no annotations, so its stages are unknown: mark them with"
             " torch.profiler.record_function or stagespan.span.",
             "no_annotations",
+            needs=("stages", "use record_function or stagespan.span"),
         )
     events = trace.events
     durations = events.dur_ns[tree.device_rows]
@@ -275,7 +276,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
     marks = stage_calls(trace)
     if marks is None:
         return None
-    rows, lane, tree = marks.rows, marks.lane, marks.tree
+    rows, thread, tree = marks.rows, marks.thread, marks.tree
     device = device_work(trace).rows
     calls = launch_of(trace, device)
     names, word = _words(trace, rows)
@@ -284,7 +285,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
     origin = calls if sources is None else sources.origin
     stage_of = marks.index(stages_around(trace, origin))
     known = np.flatnonzero(stage_of >= 0)
-    by_time = lane[stage_of[known]] != threads_of(marks.threads, trace, origin[known])
+    by_time = thread[stage_of[known]] != threads_of(marks.threads, trace, origin[known])
     known = known[calls[known] >= 0]
     launch, first = np.unique(calls[known], return_index=True)
     launched_in = paths.node[stage_of[known[first]]]
@@ -296,7 +297,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
         folded=paths.folded,
         calls=np.bincount(paths.node[~paths.folded], minlength=len(paths)),
         host_ns=paths.sums(np.where(paths.folded, 0, events.dur_ns[rows])),
-        host_self_ns=paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane)),
+        host_self_ns=paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], thread)),
         device_rows=device,
         stage_of=stage_of,
         by_time=int(by_time.sum()),

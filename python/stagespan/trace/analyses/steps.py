@@ -65,6 +65,7 @@ def analyze(trace: Trace) -> Steps | Unavailable:
             "Steps are unknown: none are marked, and nothing repeats. Call profiler.step() after"
             " each step, or annotate each step with the same name.",
             "no_steps",
+            needs=("steps", "call profiler.step()"),
         )
     times = step_times(trace, ranges)
     origin = window[0]

@@ -15,19 +15,23 @@ from stagespan.trace.analyses.host_verdict import (
     STAGE_PARTS,
     HostVerdict,
     host_verdict,
-    steps_without_operators,
 )
 from stagespan.trace.analyses.idle import FINISHING, PREPARATION, base_idle
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.device_time import DeviceTime, device_rows, device_times, together
 from stagespan.trace.derived.gaps import Gaps, gaps
+from stagespan.trace.derived.missing import steps_without_operators
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import steps_without_work
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.figures import Internal, Ns, one_of
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
+    Bar,
+    BarPart,
+    Block,
+    Line,
     StructResult,
     Table,
     Unavailable,
@@ -132,7 +136,8 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
         if found is None:
             why = "The trace contains no device events, operators or stages."
             why = steps_without_operators(trace) or why
-            return Unavailable(f"Cannot tell: {why[0].lower()}{why[1:]}", "no_device")
+            reason = f"Cannot tell: {why[0].lower()}{why[1:]}"
+            return Unavailable(reason, "no_device", verdict=CANNOT_TELL)
         window = window_of(trace)
         return verdict_of_host(found, found.begin_ns if window is None else window[0])
     devices = device_times(trace, (base.begin_ns, base.end_ns))
@@ -142,6 +147,7 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
             "Cannot tell: the trace's device events have no duration, so what bounds the device is"
             " unknown.",
             "no_durations",
+            verdict=CANNOT_TELL,
         )
     within = base_idle(trace)
     assert within is not None
@@ -220,30 +226,38 @@ class Verdict(StructResult, frozen=True):
     steps_without_events: Internal[tuple[int, int]] = (0, 0)
     """The number of steps whose device events are missing, and of all steps."""
 
-    def bar(self) -> list[tuple[str, int, str]]:
-        """Name, time and key of each part of the time; they sum to `whole_ns`.
+    def title(self) -> tuple[str, str]:
+        """The verdict, and the sentence with its figure."""
+        word = self.verdict if self.on_device else self.sentence.partition(": ")[0]
+        return word, self.sentence
+
+    def head(self) -> list[Block]:
+        """The sentence, and the parts of the time as a bar."""
+        return [Line(self.sentence, "strong"), self.bar()]
+
+    def bar(self) -> Bar:
+        """The parts of the time, which sum to `whole_ns`.
 
         Preparation and the time after the last work count as idle time if they are short.
         """
         if not self.on_device:
             busy = [
-                (*_HOST_BUSY[part], time)
+                BarPart(_HOST_BUSY[part][0], time, _HOST_BUSY[part][1])
                 for part, time in self.parts_ns.items()
                 if part in _HOST_BUSY
             ]
-            rest = self.whole_ns - sum(time for *_, time in busy)
-            return [
-                (name, time, key) for name, key, time in (*busy, ("other", "idle", rest)) if time
-            ]
-        shown = [(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
+            rest = self.whole_ns - sum(part.time_ns for part in busy)
+            parts = [*busy, BarPart("other", rest, "idle")]
+            return Bar("Host", [part for part in parts if part.time_ns])
+        shown = [BarPart(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
         edges = [
-            (word, self.parts_ns.get(name, 0), "idle")
+            BarPart(word, self.parts_ns.get(name, 0), "idle")
             for name, word in ((PREPARATION, "preparing"), (FINISHING, "finishing"))
             if share(self.parts_ns.get(name, 0), self.whole_ns) >= _LEAST_EDGE
         ]
-        rest = self.whole_ns - sum(time for _, time, _ in (*shown, *edges))
-        parts = (*shown, ("idle", rest, "idle"), *edges)
-        return [(name, time, key) for name, time, key in parts if time]
+        rest = self.whole_ns - sum(part.time_ns for part in (*shown, *edges))
+        parts = [*shown, BarPart("idle", rest, "idle"), *edges]
+        return Bar("Device", [part for part in parts if part.time_ns], self.devices)
 
     def tables(self) -> list[Table]:
         """The parts of the time."""

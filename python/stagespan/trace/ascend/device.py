@@ -10,7 +10,7 @@ import numpy as np
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, DeviceWork, launch_of
 from stagespan.trace.derived.flows import started_by
 from stagespan.trace.derived.threads import ASCEND_DEVICE, ASCEND_OVERLAP, in_processes
-from stagespan.trace.read.intervals import Mask, Numbers, merged
+from stagespan.trace.read.intervals import Intervals, Mask, Numbers, joined, merged, minus
 from stagespan.trace.read.model import MISSING, Trace
 
 _DEVICE = re.compile(r"NPU\s*(\d*)")
@@ -40,16 +40,15 @@ _ROWS = {
 }
 RECEIVE = re.compile(r"^hcom_receive")
 """Collectives that receive from another stage of a pipeline."""
-Interval = tuple[Numbers, Numbers]
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """Intervals of one device in ns, by kind."""
 
-    of: dict[int, Interval] = field(default_factory=dict)
+    of: dict[int, Intervals] = field(default_factory=dict)
 
-    def __getitem__(self, kind: int) -> Interval:
+    def __getitem__(self, kind: int) -> Intervals:
         """The intervals of a kind, which may be none."""
         none = np.empty(0, dtype=np.int64)
         return self.of.get(kind, (none, none))
@@ -72,9 +71,7 @@ def overlap_in(trace: Trace) -> dict[str, Overlap]:
         for code, kind in codes.items():
             rows = mine[events.name[mine] == code]
             if len(rows):
-                tracks.of[kind] = _joined(
-                    tracks[kind], (events.begin_ns[rows], events.end_ns[rows])
-                )
+                tracks.of[kind] = joined(tracks[kind], (events.begin_ns[rows], events.end_ns[rows]))
     received = _received(trace)
     for device, tracks in found.items():
         if tracks.of and device in received:
@@ -102,10 +99,10 @@ def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, Overlap]:
 
 
 def overlap_of(
-    computing: Interval, communicating: Interval, receiving: Interval | None = None
+    computing: Intervals, communicating: Intervals, receiving: Intervals | None = None
 ) -> Overlap:
     """Return the tracks of a device's work. Intervals of one kind may overlap each other."""
-    busy = merged(*_joined(computing, communicating))
+    busy = merged(*joined(computing, communicating))
     computing, communicating = merged(*computing), merged(*communicating)
     tracks = {
         COMPUTING: computing,
@@ -116,33 +113,17 @@ def overlap_of(
     return Overlap(tracks if receiving is None else tracks | {RECEIVING: receiving})
 
 
-def minus(whole: Interval, part: Interval) -> Interval:
-    """Return the parts of disjoint ascending intervals that other such intervals do not cover."""
-    time = np.concatenate((*whole, *part))
-    count, other = len(whole[0]), len(part[0])
-    step = np.repeat([1, -1, -2, 2], [count, count, other, other])
-    order = np.argsort(time, kind="stable")
-    time, state = time[order], np.cumsum(step[order])
-    # 1: within the whole (+1) and outside the part, which counts -2.
-    inside = np.flatnonzero((state[:-1] == 1) & (time[1:] > time[:-1])) if len(time) else state
-    return merged(time[inside], time[inside + 1])
-
-
-def _received(trace: Trace) -> dict[str, Interval]:
+def _received(trace: Trace) -> dict[str, Intervals]:
     """Return receiving operators, which are the bubbles of a pipeline, by device."""
     codes = [code for code, name in enumerate(trace.names) if RECEIVE.match(name)]
     events, of_pid = trace.events, devices(trace)
     rows = np.flatnonzero(np.isin(events.name, codes)) if codes else np.empty(0, np.intp)
-    found: dict[str, Interval] = {}
+    found: dict[str, Intervals] = {}
     for pid in np.unique(events.pid[rows]).tolist():
         if pid in of_pid:
             mine = rows[events.pid[rows] == pid]
             found[of_pid[pid]] = (events.begin_ns[mine], events.end_ns[mine])
     return found
-
-
-def _joined(first: Interval, second: Interval) -> Interval:
-    return np.concatenate((first[0], second[0])), np.concatenate((first[1], second[1]))
 
 
 # --- Flows from calls on the host to the work that they launched ---

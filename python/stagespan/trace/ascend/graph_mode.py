@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from stagespan.trace.ascend.device import launched
 from stagespan.trace.derived.device import COPY, device_work
-from stagespan.trace.derived.threads import Cover, named, names_with
+from stagespan.trace.derived.threads import named, names_with
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.groups import by_group, pairs
-from stagespan.trace.read.intervals import Numbers
+from stagespan.trace.read.intervals import Cover, SortedIntervals
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.result import (
     Evidence,
@@ -131,46 +131,13 @@ def compiled_calls(trace: Trace) -> list[CompiledCall]:
     compilers = compilers[np.argsort(events.begin_ns[compilers], kind="stable")]
     calls: list[CompiledCall] = []
     marked = np.flatnonzero(marks)
-    threads, lane = pairs(events.pid[marked], events.tid[marked])
-    asked = np.unique(lane[np.searchsorted(marked, compilers)]).tolist()
-    of_thread = by_group(lane, len(threads))
+    threads, thread = pairs(events.pid[marked], events.tid[marked])
+    asked = np.unique(thread[np.searchsorted(marked, compilers)]).tolist()
+    of_thread = by_group(thread, len(threads))
     for number in asked:
         calls += _Thread(trace, marked[of_thread[number]]).calls()
     calls.sort(key=lambda call: call.begin_ns)
     return _with_first_operators(trace, calls)
-
-
-class _Marks:
-    """A thread's events of one name, sorted by begin, so that they can be searched quickly."""
-
-    def __init__(self, places: NDArray[np.intp], begin: Numbers, end: Numbers) -> None:
-        self.places, self._begin, self._end = places, begin[places], end[places]
-        self._reach = np.maximum.accumulate(self._end) if len(places) else self._end
-        # Bisecting a list is ten times as fast as searching an array for one value.
-        self._begins: list[int] = self._begin.tolist()
-
-    def around(self, begin: int, end: int, own: int = -1) -> int:
-        """Return the innermost event around an interval, except `own`, or -1."""
-        at = bisect_right(self._begins, begin) - 1
-        # If the latest end so far is too early, no earlier event can be around the interval.
-        while at >= 0 and self._reach[at] >= end:
-            if self._end[at] >= end and self.places[at] != own:
-                return int(self.places[at])
-            at -= 1
-        return -1
-
-    def before(self, time: int) -> int:
-        """Return the event that began last among those that had ended by a time, or -1."""
-        at = bisect_right(self._begins, time) - 1
-        while at >= 0 and self._end[at] > time:
-            at -= 1
-        return int(self.places[at]) if at >= 0 else -1
-
-    def within(self, begin: int, end: int) -> int:
-        """Return the total time of the events within an interval."""
-        low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
-        inside = self._end[low:high] <= end
-        return int((self._end[low:high] - self._begin[low:high])[inside].sum())
 
 
 class _Thread:
@@ -270,9 +237,9 @@ class _Thread:
             return None, 0
         return int(self._begin[at]), int(self._end[at] - self._begin[at])
 
-    def _marks(self, pattern: re.Pattern[str]) -> _Marks:
+    def _marks(self, pattern: re.Pattern[str]) -> SortedIntervals:
         places = np.flatnonzero(names_with(self._trace, pattern)[self._name])
-        return _Marks(places, self._begin, self._end)
+        return SortedIntervals(places, self._begin, self._end)
 
     def _first(self, pattern: re.Pattern[str], begin: int, end: int) -> int:
         """Return the first event of a name within an interval, or -1."""

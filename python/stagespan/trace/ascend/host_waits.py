@@ -8,10 +8,10 @@ import numpy as np
 from stagespan.trace.derived.call_site import call_sites, waiting_operators
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
-from stagespan.trace.derived.threads import Cover, ThreadIndex, named
+from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.read.groups import grouped
-from stagespan.trace.read.intervals import Mask, Numbers, covered
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,

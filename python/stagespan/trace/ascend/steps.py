@@ -21,7 +21,6 @@ from stagespan.trace.ascend.device import (
     RECEIVE,
     RECEIVING,
     TRACK_KINDS,
-    Interval,
     Overlap,
     overlap_from_events,
     overlap_in,
@@ -34,11 +33,13 @@ from stagespan.trace.derived.flows import joined_flows
 from stagespan.trace.figures import Figures, Internal, Ns, one_of
 from stagespan.trace.read.csv_tables import CsvTable, scaled
 from stagespan.trace.read.groups import by_group
-from stagespan.trace.read.intervals import Numbers
+from stagespan.trace.read.intervals import Intervals, Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
+    Block,
     Evidence,
     Finding,
+    Line,
     Severity,
     StructResult,
     Table,
@@ -271,7 +272,7 @@ def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
     return found
 
 
-def intervals_of_kernels(table: CsvTable) -> Interval | None:
+def intervals_of_kernels(table: CsvTable) -> Intervals | None:
     """Return the intervals of computing rows; None if the table has no times of day."""
     every = [row for rows in _rows(table).values() for row in rows]
     if not every:
@@ -492,9 +493,8 @@ class AscendSteps(StructResult, frozen=True):
             )
         ]
 
-    @property
-    def headlines(self) -> list[str]:
-        """Return one line for each of the first steps, for a screen."""
+    def head(self) -> list[Block]:
+        """One line for each of the first steps."""
         lines = []
         for step in self.steps[:_SHOWN]:
             times = {
@@ -509,7 +509,7 @@ class AscendSteps(StructResult, frozen=True):
             lines.append(f"{step.name}: {', '.join(listed)}")
         if len(self.steps) > _SHOWN:
             lines.append(f"and {len(self.steps) - _SHOWN:,} more: see --markdown")
-        return lines
+        return [Line(line) for line in lines]
 
     def _note(self) -> str:
         note = f"From {_SOURCES[self.source]}."

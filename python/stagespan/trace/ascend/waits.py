@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.ascend.device import Interval, minus, on_device
+from stagespan.trace.ascend.device import on_device
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
 from stagespan.trace.derived.threads import named
 from stagespan.trace.figures import Count, Figures, Ns
-from stagespan.trace.read.intervals import Mask, Numbers, covered, merged
+from stagespan.trace.read.intervals import Mask, Numbers, covered, merged, minus
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (
@@ -204,13 +204,13 @@ def analyze(trace: Trace) -> StreamWaits | Unavailable:
     largest: list[Wait] = []
     for kind, rows in rows_of.items():
         left = minus(merged(begin[rows], end[rows]), computing)
-        exposed = _length(left)
+        exposed = covered(*left)
         by_kind[kind] = WaitsOfKind(
             meaning=_WHAT[kind],
             count=len(rows),
             total_ns=int(events.dur_ns[rows].sum()),
             exposed_ns=exposed,
-            communicating_ns=exposed - _length(minus(left, exposed_communication)),
+            communicating_ns=exposed - covered(*minus(left, exposed_communication)),
         )
         largest += [details.wait(kind, row) for row in _longest(trace, rows)]
     every = np.concatenate([busy, *rows_of.values()])
@@ -219,10 +219,6 @@ def analyze(trace: Trace) -> StreamWaits | Unavailable:
         by_kind=by_kind,
         largest=sorted(largest, key=lambda wait: -wait.wait_ns),
     )
-
-
-def _length(intervals: Interval) -> int:
-    return int((intervals[1] - intervals[0]).sum())
 
 
 def _longest(trace: Trace, rows: Numbers) -> list[int]:

@@ -8,6 +8,6 @@ operator and kernel each sum exactly to the change.
 from __future__ import annotations
 
 from stagespan.trace.compare.alignment import compare
-from stagespan.trace.compare.comparison import Comparison
+from stagespan.trace.compare.comparison import TraceComparison
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["TraceComparison", "compare"]

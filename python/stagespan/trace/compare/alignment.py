@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analyses.idle import group_by_culprit, split_gaps
-from stagespan.trace.compare.comparison import Change, Comparison, Side
+from stagespan.trace.compare.comparison import (
+    CostChange,
+    Side,
+    TraceComparison,
+    change_of,
+    comparison_of,
+)
 from stagespan.trace.compare.cost_table import COMPUTING, Cells, CostCell, device_cells, host_cells
 from stagespan.trace.derived.call_site import call_sites
 from stagespan.trace.derived.device import device_work
@@ -215,12 +221,12 @@ def _same(first: set[str], second: set[str]) -> float | None:
 _LEAST_COMMON = 0.8
 
 
-def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
+def compare(before: Trace, after: Trace) -> TraceComparison | Unavailable:
     """Compare two traces; Unavailable, with the reason, if they cannot be compared."""
     before, after = TraceView.of(before), TraceView.of(after)
     reason = _why_not(before, after)
     if reason is not None:
-        return Unavailable(reason, "different_activities")
+        return Unavailable(reason, "different_activities", is_requested=True)
     on_device = len(device_work(before).rows) > 0
     remarks: list[str] = []
     stretches = _stretches(before, after, remarks)
@@ -228,6 +234,7 @@ def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
         return Unavailable(
             "One of the traces contains no events with a duration, so they cannot be compared.",
             "no_durations",
+            is_requested=True,
         )
     found = likeness(before, after)
     remarks += _about_devices(before, after)
@@ -243,6 +250,7 @@ def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
                 " same), so the difference of their totals is meaningless. Record both with"
                 " steps, or record the same part of the program.",
                 "different_work",
+                is_requested=True,
             )
         remarks.append("The whole traces are compared, because not both have the same steps.")
     elif not found.alike:
@@ -259,20 +267,20 @@ def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
         _side(trace, stretch, names, on_device)
         for trace, stretch, names in zip((before, after), stretches, written, strict=True)
     ]
-    return Comparison(
+    return comparison_of(
         before=sides[0],
         after=sides[1],
         renamed=renamed(before, after, sides[0].cells, sides[1].cells),
-        remarks=tuple(remarks),
+        remarks=remarks,
         on_device=on_device,
         alike=found.alike,
-        waits=_waits(before, after, stretches) if on_device else (),
+        waits=_waits(before, after, stretches) if on_device else [],
     )
 
 
 def _side(trace: Trace, stretch: Windows, names: list[str], on_device: bool) -> Side:
     host = host_cells(trace, stretch, names)
-    return Side(
+    return Side.of(
         trace.path, stretch, device_cells(trace, stretch, names) if on_device else host, host
     )
 
@@ -333,7 +341,7 @@ def _device(trace: Trace) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> tuple[Change, ...]:
+def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> list[CostChange]:
     """Return the idle time caused by calls that wait or allocate, over each whole trace."""
     sums: dict[str, list[int]] = {}
     for at, (trace, stretch) in enumerate(zip((before, after), stretches, strict=True)):
@@ -343,11 +351,10 @@ def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> t
             row[at] += round(group.idle_ns / per)
             row[2 + at] += group.calls
     steps = [max(stretch.steps, 1) for stretch in stretches]
-    changes = [
-        Change(label, row[0], row[1], row[2] / steps[0], row[3] / steps[1])
+    return [
+        change_of(label, row[0], row[1], row[2] / steps[0], row[3] / steps[1])
         for label, row in sums.items()
     ]
-    return tuple(sorted(changes, key=lambda each: (-abs(each.change_ns), each.name)))
 
 
 def _work(trace: Trace, on_device: bool) -> Counter[str]:

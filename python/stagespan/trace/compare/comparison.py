@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, TypeVar
 
 from msgspec import structs
 
@@ -14,13 +15,19 @@ from stagespan.trace.compare.cost_table import DONE, Cells, CostCell
 from stagespan.trace.derived.idle_causes import CAUSES, MEMORY_ALLOCATION, SYNCHRONISATION
 from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.derived.windows import Windows
-from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.figures import Count, Figures, Internal, Ns
+from stagespan.trace.kernel_names import kernel_label
 from stagespan.trace.result import (
     LONGEST_NAME,
+    Block,
+    Changes,
     Chart,
+    Column,
     Evidence,
     Finding,
+    Line,
     Severity,
+    StructResult,
     Table,
     Thresholds,
     Titled,
@@ -34,113 +41,64 @@ TOP = 50
 MOST_DRAWN = 12
 # Percent of the time before: smaller changes are not reported.
 _SHARES = Thresholds(10.0, 5.0, 2.0)
-# Percentages are not printed for parts below this share of the whole, or for larger changes.
-_LEAST_BEFORE, _MOST_PERCENT = 1.0, 1_000.0
+# On the first screen.
+_PARTS_SHOWN, _KERNELS_SHOWN = 8, 5
 # Means count as equal if they differ by less than this number of standard errors.
 _ERRORS = 2.0
 _NO_STAGE, _NO_LAYER, _NO_OPERATOR = "(no annotation)", "(no module)", "(unknown operator)"
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Figures, frozen=True):
     """One of the two traces."""
-
-    path: str
-    windows: Windows
-    cells: Cells
-    host: Cells
-    """The same time, split by the work of the host's busiest thread; without a device, `cells`."""
-
-
-class ChangeFigures(Figures, frozen=True):
-    """A `Change` in JSON."""
-
-    name: str
-    before_ns: Ns
-    after_ns: Ns
-    change_ns: Ns
-    before_count: float
-    """Launches or calls in a step, on average."""
-    after_count: float
-
-
-class KernelChange(ChangeFigures, frozen=True):
-    """The change of a kernel that an operator launched."""
-
-    operator: str
-    old_name: str | None
-
-
-class RenamedKernel(ChangeFigures, frozen=True):
-    """The change of a kernel that was matched under another name."""
-
-    old_name: str
-
-
-class SideFigures(Figures, frozen=True):
-    """One of the two traces in JSON."""
 
     path: str
     steps: Count
     """0 if all of the trace is compared."""
     time_ns: Ns
+    """The time of a step, or of the whole trace."""
     each_step_ns: list[Ns]
+    windows: Internal[Windows]
+    cells: Internal[Cells]
+    host: Internal[Cells]
+    """The same time, split by the work of the host's busiest thread; without a device, `cells`."""
+
+    @classmethod
+    def of(cls, path: str, windows: Windows, cells: Cells, host: Cells) -> Side:
+        """Return the side with the times of its steps."""
+        steps = [int(time) for time in windows.dur_ns] if windows.steps else []
+        return cls(path, windows.steps, cells.total_ns, steps, windows, cells, host)
 
 
-class ComparisonFigures(Figures, frozen=True):
-    """What changed between two traces."""
-
-    per: Literal["step", "trace"]
-    before: SideFigures
-    after: SideFigures
-    change_ns: Ns
-    change_percent: float | None
-    within_variation: bool
-    remarks: list[str]
-    parts: list[ChangeFigures]
-    """Their changes sum to `change_ns`."""
-    stages: list[ChangeFigures]
-    layers: list[ChangeFigures]
-    operators: list[ChangeFigures]
-    host: list[ChangeFigures]
-    """Own times of operators on the host's busiest thread; they sum to `change_ns`, too."""
-    waits: list[ChangeFigures]
-    kernels: list[KernelChange]
-    new_kernels: list[ChangeFigures]
-    vanished_kernels: list[ChangeFigures]
-    renamed_kernels: list[RenamedKernel]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Times of one step (or of the whole trace, without steps) before and after, in ns."""
+class CostChange(Figures, frozen=True):
+    """Times of one step (or of the whole trace, without steps) before and after."""
 
     name: str
-    before_ns: int
-    after_ns: int
-    before_count: float = 0.0
-    after_count: float = 0.0
-    """Launches or calls in a step."""
-    operator: str = ""
-    """The operator that launched the kernel."""
-    old_name: str = ""
-    """The kernel's name in the first trace, if it was renamed."""
+    before_ns: Ns
+    after_ns: Ns
+    change_ns: Ns
+    """After minus before."""
+    before_count: float
+    """Launches or calls in a step, on average."""
+    after_count: float
 
     @property
-    def change_ns(self) -> int:
-        """After minus before."""
-        return self.after_ns - self.before_ns
+    def label(self) -> str:
+        """The name, and the old one of a renamed kernel."""
+        return self.name
 
-    def figures(self) -> ChangeFigures:
-        """For JSON."""
-        return ChangeFigures(
-            name=self.name,
-            before_ns=self.before_ns,
-            after_ns=self.after_ns,
-            change_ns=self.change_ns,
-            before_count=self.before_count,
-            after_count=self.after_count,
-        )
+
+class KernelChange(CostChange, frozen=True):
+    """The change of a kernel."""
+
+    operator: str | None
+    """The operator that launched it; None for a sum over all operators."""
+    old_name: str | None
+    """The kernel's name in the first trace, if it was matched under another name."""
+
+    @property
+    def label(self) -> str:
+        """The name, and the old one of a renamed kernel."""
+        return f"{self.name}, before: {self.old_name}" if self.old_name else self.name
 
 
 def part_name(cell: CostCell) -> str:
@@ -157,145 +115,71 @@ def part_name(cell: CostCell) -> str:
     return f"{'computing' if cell.group == parts.COMPUTING else 'operators'}: {KINDS[cell.part]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison(Titled):
-    """The comparison; every list of changes sums to `after` minus `before`."""
+class TraceComparison(StructResult, Titled, frozen=True):
+    """What changed between two traces; every list of changes sums to `after` minus `before`."""
 
+    per: Literal["step", "trace"]
+    """What the times refer to."""
     before: Side
     after: Side
-    renamed: dict[str, str]
-    """Kernels that were matched under another name: the old name by the new one."""
-    remarks: tuple[str, ...]
+    change_ns: Ns
+    change_percent: float | None
+    within_variation: bool
+    """Whether the change of the mean is within the variation of the steps."""
+    remarks: list[str]
     """Notes on the traces that limit what the figures mean."""
-    on_device: bool
-    alike: bool
-    """Whether the traces are similar enough to be from the same program."""
-    waits: tuple[Change, ...]
+    parts: list[CostChange]
+    """By kind of work and cause of idle time; they sum to `change_ns`."""
+    stages: list[CostChange]
+    """Device work (or operators) by annotation, without idle time."""
+    layers: list[CostChange]
+    """By module, if both traces have Python stacks."""
+    operators: list[CostChange]
+    """By the operator that launched the work, or that ran."""
+    host: list[CostChange]
+    """Own times of operators on the host's busiest thread; they sum to `change_ns`, too."""
+    waits: list[CostChange]
     """Idle time by the calls that wait or allocate, per step, over the whole of each trace."""
-
-    @property
-    def unit(self) -> Literal["step", "trace"]:
-        """What the times refer to: "step" or "trace"."""
-        return "step" if self.before.windows.steps else "trace"
+    kernels: list[KernelChange]
+    """By kernel and the operator that launched it; empty without a device."""
+    new_kernels: list[KernelChange]
+    """Kernels that only the second trace has."""
+    vanished_kernels: list[KernelChange]
+    """Kernels that only the first trace has."""
+    renamed_kernels: list[KernelChange]
+    """Kernels that were matched under another name."""
+    costs: Internal[_Costs]
+    on_device: Internal[bool]
+    alike: Internal[bool]
+    """Whether the traces are similar enough to be from the same program."""
 
     @property
     def before_ns(self) -> int:
         """The time of a step, or of the whole trace."""
-        return self.before.cells.total_ns
+        return self.before.time_ns
 
     @property
     def after_ns(self) -> int:
         """The time of a step, or of the whole trace."""
-        return self.after.cells.total_ns
+        return self.after.time_ns
 
-    @property
-    def change_ns(self) -> int:
-        """After minus before."""
-        return self.after_ns - self.before_ns
-
-    def parts(self) -> list[Change]:
-        """By kind of work and cause of idle time; they sum to the change."""
-        return self._by(lambda cell: (part_name(cell), ""))
-
-    def within(self, part: str) -> list[Change]:
+    def within(self, part: str) -> list[CostChange]:
         """The kernels (or operators) of one of `parts`; empty for idle time."""
 
-        def key(cell: CostCell) -> tuple[str, str]:
-            return (cell.kernel or cell.operator) if part_name(cell) == part else "", ""
+        def key(cell: CostCell) -> str:
+            return (cell.kernel or cell.operator) if part_name(cell) == part else ""
 
-        return [each for each in self._by(key, events_only=True) if each.name]
-
-    def stages(self) -> list[Change]:
-        """Device work (or operators) by annotation, without idle time."""
-        return self._by(lambda cell: (cell.stage or _NO_STAGE, ""), events_only=True)
-
-    def layers(self) -> list[Change]:
-        """By module, if both traces have Python stacks."""
-        return self._by(lambda cell: (cell.layer or _NO_LAYER, ""), events_only=True)
-
-    def operators(self) -> list[Change]:
-        """By the operator that launched the work, or that ran."""
-        return self._by(lambda cell: (cell.operator or _NO_OPERATOR, ""), events_only=True)
-
-    def host(self) -> list[Change]:
-        """By operator, own time on the host's busiest thread; they sum to the change."""
-
-        def key(cell: CostCell) -> tuple[str, str]:
-            return (parts.OUTSIDE if cell.part == parts.OUTSIDE else cell.operator), ""
-
-        return self._by(key, cells_of=lambda side: side.host)
-
-    def kernels(self) -> list[Change]:
-        """By kernel and the operator that launched it; empty without a device."""
-        if not self.on_device:
-            return []
-
-        def key(cell: CostCell) -> tuple[str, str]:
-            return cell.kernel, cell.operator or _NO_OPERATOR
-
-        return self._by(key, events_only=True)
-
-    def new_kernels(self) -> list[Change]:
-        """Kernels that only the second trace has."""
-        return [each for each in self._by_kernel() if not each.before_count]
-
-    def vanished_kernels(self) -> list[Change]:
-        """Kernels that only the first trace has."""
-        return [each for each in self._by_kernel() if not each.after_count]
-
-    def renamed_kernels(self) -> list[Change]:
-        """Kernels that were matched under another name."""
-        return [each for each in self._by_kernel() if each.old_name]
-
-    def within_variation(self) -> bool:
-        """Whether the change of the mean is within the variation of the steps."""
-        error = self.error_ns()
-        return error is not None and abs(self.change_ns) < error
+        return [each for each in self.costs.changes(key, events_only=True) if each.name]
 
     def error_ns(self) -> float | None:
         """Two standard errors of the change of the mean step; None for fewer than three steps."""
-        errors = [_squared_error(side.windows) for side in (self.before, self.after)]
-        if errors[0] is None or errors[1] is None:
-            return None
-        return _ERRORS * math.sqrt(errors[0] + errors[1])
-
-    def figures(self) -> ComparisonFigures:
-        """Both traces, and every list of changes."""
-        return ComparisonFigures(
-            per=self.unit,
-            before=_side(self.before),
-            after=_side(self.after),
-            change_ns=self.change_ns,
-            change_percent=share(self.change_ns, self.before_ns) if self.before_ns else None,
-            within_variation=self.within_variation(),
-            remarks=list(self.remarks),
-            parts=_changes(self.parts()),
-            stages=_changes(self.stages()),
-            layers=_changes(self.layers()),
-            operators=_changes(self.operators()),
-            host=_changes(self.host()),
-            waits=_changes(self.waits),
-            kernels=[
-                KernelChange(
-                    **structs.asdict(each.figures()),
-                    operator=each.operator,
-                    old_name=each.old_name or None,
-                )
-                for each in self.kernels()
-            ],
-            new_kernels=_changes(self.new_kernels()),
-            vanished_kernels=_changes(self.vanished_kernels()),
-            renamed_kernels=[
-                RenamedKernel(**structs.asdict(each.figures()), old_name=each.old_name)
-                for each in self.renamed_kernels()
-            ],
-        )
+        return _error_ns(self.before.windows, self.after.windows)
 
     def chart(self) -> Chart | None:
         """The change of each part. Small parts are combined, so that the sum is complete."""
         parts = [
             (shortened(each.name, LONGEST_NAME), each.change_ns)
-            for each in self.parts()
+            for each in self.parts
             if each.change_ns
         ]
         parts.sort(key=lambda part: -abs(part[1]))
@@ -310,7 +194,7 @@ class Comparison(Titled):
             "before": self.before_ns,
             "after": self.after_ns,
             "parts": shown,
-            "per": self.unit,
+            "per": self.per,
         }
 
     def findings(self) -> list[Finding]:
@@ -321,22 +205,89 @@ class Comparison(Titled):
         """The change in a few words, and as a sentence."""
         return title(self), headline(self)
 
+    def head(self) -> list[Block]:
+        """The change, its parts with their sum, and the kernels or operators that changed most."""
+        changes: Sequence[CostChange] = self.kernels or self.operators
+        changed = [each for each in changes if each.change_ns][:_KERNELS_SHOWN]
+        rows = [(_short_label(each), each.before_ns, each.after_ns) for each in changed]
+        kernels = Changes("kernel" if self.on_device else "operator", rows, self.before_ns)
+        before, after = _different_names(self.before.path, self.after.path)
+        return [
+            Line(f"{after} against {before}", "strong"),
+            Line(headline(self), "strong"),
+            *(Line(remark, "remark") for remark in self.remarks),
+            self._changed_parts(),
+            *([kernels] if rows else []),
+        ]
+
+    def _changed_parts(self) -> Changes:
+        parts = self.parts
+        changed = [part for part in parts if part.change_ns]
+        rest, same = changed[_PARTS_SHOWN:], [part for part in parts if not part.change_ns]
+        sums = ((f"{len(rest)} more", rest), ("unchanged", same), ("all", parts))
+        return Changes(
+            "per step" if self.per == "step" else "",
+            [
+                *((part.name, part.before_ns, part.after_ns) for part in changed[:_PARTS_SHOWN]),
+                *(
+                    (name, sum(p.before_ns for p in of), sum(p.after_ns for p in of))
+                    for name, of in sums
+                    if of
+                ),
+            ],
+            self.before_ns,
+            has_sum=True,
+        )
+
     def tables(self) -> list[Table]:
         """The parts of the change, then changes by stage, layer, operator and kernel."""
         return tables(self)
 
-    def _by_kernel(self) -> list[Change]:
-        if not self.on_device:
-            return []
-        return self._by(lambda cell: (cell.kernel, ""), events_only=True)
 
-    def _by(
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """The costs of both traces, from which the lists of changes are made."""
+
+    before: Side
+    after: Side
+    renamed: dict[str, str]
+    """Kernels that were matched under another name: the old name by the new one."""
+
+    def changes(
         self,
-        key: Callable[[CostCell], tuple[str, str]],
+        key: Callable[[CostCell], str],
         events_only: bool = False,
         cells_of: Callable[[Side], Cells] = lambda side: side.cells,
-    ) -> list[Change]:
-        """Sums over cells with the same key, the largest change first."""
+    ) -> list[CostChange]:
+        """Return sums over cells with the same key, the largest change first."""
+        sums = self._sums(lambda cell: (key(cell), ""), events_only, cells_of)
+        return _largest_first([change_of(name, *row) for (name, _, _), row in sums.items()])
+
+    def kernels(self, by_operator: bool) -> list[KernelChange]:
+        """Return sums over the cells of each kernel, and of each operator if `by_operator`."""
+
+        def key(cell: CostCell) -> tuple[str, str]:
+            return cell.kernel, (cell.operator or _NO_OPERATOR) if by_operator else ""
+
+        sums = self._sums(key, True, lambda side: side.cells)
+        return _largest_first(
+            [
+                KernelChange(
+                    **structs.asdict(change_of(name, *row)),
+                    operator=operator or None,
+                    old_name=old_name or None,
+                )
+                for (name, operator, old_name), row in sums.items()
+            ]
+        )
+
+    def _sums(
+        self,
+        key: Callable[[CostCell], tuple[str, str]],
+        events_only: bool,
+        cells_of: Callable[[Side], Cells],
+    ) -> dict[tuple[str, str, str], tuple[int, int, float, float]]:
+        """Return times and counts before and after by name, operator and old name."""
         sums: dict[tuple[str, str, str], list[float]] = {}
         new_names = {old: new for new, old in self.renamed.items()}
         for at, side in enumerate((self.before, self.after)):
@@ -354,32 +305,80 @@ class Comparison(Titled):
                 row = sums.setdefault((name, operator, old), [0, 0, 0.0, 0.0])
                 row[at] += time
                 row[2 + at] += (count or 0) / cells.per
-        found = [
-            Change(name, int(row[0]), int(row[1]), row[2], row[3], operator, old)
-            for (name, operator, old), row in sums.items()
-        ]
-        return sorted(found, key=lambda each: (-abs(each.change_ns), each.name, each.operator))
+        return {key: (int(row[0]), int(row[1]), row[2], row[3]) for key, row in sums.items()}
 
 
-def _squared_error(windows: Windows) -> float | None:
-    """The squared standard error of the mean step; None for fewer than three steps."""
-    if windows.steps < 3:
-        return None
-    return float(windows.dur_ns.var(ddof=1)) / windows.steps
+def change_of(
+    name: str, before_ns: int, after_ns: int, before_count: float, after_count: float
+) -> CostChange:
+    """Return the change between two times."""
+    change_ns = after_ns - before_ns
+    return CostChange(name, before_ns, after_ns, change_ns, before_count, after_count)
 
 
-def _side(side: Side) -> SideFigures:
-    windows = side.windows
-    return SideFigures(
-        path=side.path,
-        steps=windows.steps,
-        time_ns=side.cells.total_ns,
-        each_step_ns=[int(time) for time in windows.dur_ns] if windows.steps else [],
+_Changed = TypeVar("_Changed", bound=CostChange)
+
+
+def _largest_first(changes: list[_Changed]) -> list[_Changed]:
+    def order(change: CostChange) -> tuple[int, str, str]:
+        operator = change.operator if isinstance(change, KernelChange) else None
+        return -abs(change.change_ns), change.name, operator or ""
+
+    return sorted(changes, key=order)
+
+
+def comparison_of(
+    before: Side,
+    after: Side,
+    renamed: dict[str, str],
+    remarks: list[str],
+    on_device: bool,
+    alike: bool,
+    waits: list[CostChange],
+) -> TraceComparison:
+    """Return the comparison of two sides. `renamed` has the old names of kernels by the new ones.
+
+    `alike` is whether the traces are similar enough to be from the same program; `waits` are the
+    changes of idle time by calls that wait or allocate.
+    """
+    costs = _Costs(before, after, renamed)
+    change_ns = after.time_ns - before.time_ns
+    error_ns = _error_ns(before.windows, after.windows)
+    of_kernels = costs.kernels(by_operator=False) if on_device else []
+
+    def host_key(cell: CostCell) -> str:
+        return parts.OUTSIDE if cell.part == parts.OUTSIDE else cell.operator
+
+    return TraceComparison(
+        per="step" if before.steps else "trace",
+        before=before,
+        after=after,
+        change_ns=change_ns,
+        change_percent=share(change_ns, before.time_ns) if before.time_ns else None,
+        within_variation=error_ns is not None and abs(change_ns) < error_ns,
+        remarks=remarks,
+        parts=costs.changes(part_name),
+        stages=costs.changes(lambda cell: cell.stage or _NO_STAGE, events_only=True),
+        layers=costs.changes(lambda cell: cell.layer or _NO_LAYER, events_only=True),
+        operators=costs.changes(lambda cell: cell.operator or _NO_OPERATOR, events_only=True),
+        host=costs.changes(host_key, cells_of=lambda side: side.host),
+        waits=_largest_first(waits),
+        kernels=costs.kernels(by_operator=True) if on_device else [],
+        new_kernels=[each for each in of_kernels if not each.before_count],
+        vanished_kernels=[each for each in of_kernels if not each.after_count],
+        renamed_kernels=[each for each in of_kernels if each.old_name],
+        costs=costs,
+        on_device=on_device,
+        alike=alike,
     )
 
 
-def _changes(changes: Iterable[Change]) -> list[ChangeFigures]:
-    return [each.figures() for each in changes]
+def _error_ns(before: Windows, after: Windows) -> float | None:
+    """Two standard errors of the change of the mean step; None for fewer than three steps."""
+    if before.steps < 3 or after.steps < 3:
+        return None
+    squared = (float(each.dur_ns.var(ddof=1)) / each.steps for each in (before, after))
+    return _ERRORS * math.sqrt(sum(squared))
 
 
 def signed(time_ns: int) -> str:
@@ -387,7 +386,7 @@ def signed(time_ns: int) -> str:
     return f"{'+' if time_ns > 0 else ''}{in_words(time_ns, 'ns')}"
 
 
-def evidence_of(change: Change, title: str | None = None) -> tuple[Evidence, Evidence]:
+def evidence_of(change: CostChange, title: str | None = None) -> tuple[Evidence, Evidence]:
     """The figures before and after."""
     name = shortened(title or change.name, 70)
     return (
@@ -405,12 +404,22 @@ def severity_of(change_ns: int, before_ns: int) -> Severity | None:
     return "better" if severity is not None and change_ns < 0 else severity
 
 
-def percent_of(change_ns: int, before_ns: int, whole_ns: int) -> str:
-    """Return a change in percent of the time before; "" if that was a very small part."""
-    if before_ns <= 0 or share(before_ns, whole_ns) < _LEAST_BEFORE:
-        return ""
-    percent = share(change_ns, before_ns)
-    return f" ({percent:+.1f} %)" if abs(percent) < _MOST_PERCENT else ""
+def _short_label(change: CostChange) -> str:
+    """Return the name for the first screen, and the old one of a renamed kernel."""
+    old_name = change.old_name if isinstance(change, KernelChange) else None
+    if not old_name:
+        return change.name
+    return f"{kernel_label(change.name)} (was {kernel_label(old_name)})"
+
+
+def _different_names(*paths: str) -> list[str]:
+    """Return the names of the files, with enough folders to make them different."""
+    parts = [Path(path).parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            break
+    return [shortened(name, 60) for name in names]
 
 
 # --- Findings and tables ---
@@ -421,9 +430,9 @@ _INSIDE = 3
 _OF_CALLS = tuple(CAUSES[cause] for cause in (SYNCHRONISATION, MEMORY_ALLOCATION))
 
 
-def headline(found: Comparison) -> str:
+def headline(found: TraceComparison) -> str:
     """The change in one sentence."""
-    what = "A step" if found.unit == "step" else "The whole trace"
+    what = "A step" if found.per == "step" else "The whole trace"
     change, before = found.change_ns, found.before_ns
     if change == 0:
         return f"{what} takes {in_words(found.after_ns, 'ns')}, as before."
@@ -435,23 +444,23 @@ def headline(found: Comparison) -> str:
     )
 
 
-def title(found: Comparison) -> str:
+def title(found: TraceComparison) -> str:
     """The change in a few words: "A step takes 20.6 % less time"."""
-    what = "A step" if found.unit == "step" else "The whole trace"
+    what = "A step" if found.per == "step" else "The whole trace"
     if not found.alike:
         return "Two different programs"
     if found.change_ns == 0 or found.before_ns == 0:
         return f"{what} takes as long as before"
     percent = abs(share(found.change_ns, found.before_ns))
-    if found.within_variation():
+    if found.within_variation:
         return f"{what} takes about as long as before"
     return f"{what} takes {percent:.1f} % {'less' if found.change_ns < 0 else 'more'} time"
 
 
-def findings(found: Comparison) -> list[Finding]:
+def findings(found: TraceComparison) -> list[Finding]:
     """The change of the total, and of each part that is large enough."""
     severity = severity_of(found.change_ns, found.before_ns)
-    noise = found.within_variation() or not found.alike
+    noise = found.within_variation or not found.alike
     shown: list[Finding] = []
     if severity is not None:
         sentence = headline(found)
@@ -461,12 +470,12 @@ def findings(found: Comparison) -> list[Finding]:
             sentence += " This may be chance, because the steps vary by as much."
         else:
             sentence += _mostly(found)
-        code = f"comparison.{found.unit}"
+        code = f"comparison.{found.per}"
         own: Severity = "low" if noise else severity
         numbers = _numbers(found.change_ns, found.before_ns, found.after_ns)
         shown.append(Finding(own, sentence, _rests_on(found), code, numbers=numbers))
     codes = _codes(found)
-    for part in found.parts():
+    for part in found.parts:
         large = severity_of(part.change_ns, found.before_ns)
         if large is None:
             continue
@@ -488,10 +497,10 @@ def _numbers(change_ns: float, before_ns: float, after_ns: float) -> dict[str, f
     return {"change_ns": change_ns, "before_ns": before_ns, "after_ns": after_ns}
 
 
-def _rests_on(found: Comparison) -> tuple[Evidence, ...]:
+def _rests_on(found: TraceComparison) -> tuple[Evidence, ...]:
     """Return evidence with the number of steps of each mean, and their variation."""
     sides = ((found.before, "before"), (found.after, "after"))
-    if found.unit == "trace":
+    if found.per == "trace":
         return tuple(
             Evidence(when, None, sum(side.cells.count.values()), "events") for side, when in sides
         )
@@ -502,7 +511,7 @@ def _rests_on(found: Comparison) -> tuple[Evidence, ...]:
     return (*counts, Evidence("two standard errors of the difference", None, error, "ns"))
 
 
-def _codes(found: Comparison) -> dict[str, str]:
+def _codes(found: TraceComparison) -> dict[str, str]:
     """A code for each part, such as "comparison.idle.data_loading"."""
     cells = (*found.before.cells.time_ns, *found.after.cells.time_ns)
     return {
@@ -510,7 +519,7 @@ def _codes(found: Comparison) -> dict[str, str]:
     }
 
 
-def _most(found: Comparison, part: Change) -> list[Evidence]:
+def _most(found: TraceComparison, part: CostChange) -> list[Evidence]:
     """The largest changes in a part: of kernels or operators, or of calls that wait or allocate."""
     inside = found.within(part.name)
     if part.name.endswith(_OF_CALLS):
@@ -518,7 +527,7 @@ def _most(found: Comparison, part: Change) -> list[Evidence]:
     inside = [each for each in inside if each.change_ns * part.change_ns > 0]
     if not inside:
         figure = abs(share(part.change_ns, found.before_ns)) if found.before_ns else None
-        return [Evidence(f"of the {found.unit} before", None, figure, "%")]
+        return [Evidence(f"of the {found.per} before", None, figure, "%")]
     way = "less" if part.change_ns < 0 else "more"
     return [
         Evidence(f"{shortened(each.name, 70)}, {way}", None, abs(each.change_ns), "ns")
@@ -526,17 +535,17 @@ def _most(found: Comparison, part: Change) -> list[Evidence]:
     ]
 
 
-def _each(found: Comparison) -> str:
-    return " per step" if found.unit == "step" else ""
+def _each(found: TraceComparison) -> str:
+    return " per step" if found.per == "step" else ""
 
 
-def _mostly(found: Comparison) -> str:
+def _mostly(found: TraceComparison) -> str:
     """The parts that caused the change, and those that changed in the other direction."""
-    same = [p for p in found.parts() if p.change_ns * found.change_ns > 0]
-    other = [p for p in found.parts() if p.change_ns * found.change_ns < 0]
+    same = [p for p in found.parts if p.change_ns * found.change_ns > 0]
+    other = [p for p in found.parts if p.change_ns * found.change_ns < 0]
     least = abs(found.change_ns) / 10
 
-    def listed(parts: list[Change]) -> str:
+    def listed(parts: list[CostChange]) -> str:
         large = [p for p in parts if abs(p.change_ns) >= least][:3]
         return "; ".join(f"{p.name} ({signed(p.change_ns)})" for p in large)
 
@@ -544,12 +553,12 @@ def _mostly(found: Comparison) -> str:
     return text + (f" In the other direction: {listed(other)}." if listed(other) else "")
 
 
-def _kernels(found: Comparison, at_most: Severity | None) -> list[Finding]:
+def _kernels(found: TraceComparison, at_most: Severity | None) -> list[Finding]:
     """New, removed and renamed kernels, as one finding each, if they take enough time."""
     shown = []
     for kernels, what, code in (
-        (found.new_kernels(), "new", "comparison.new_kernels"),
-        (found.vanished_kernels(), "removed", "comparison.vanished_kernels"),
+        (found.new_kernels, "new", "comparison.new_kernels"),
+        (found.vanished_kernels, "removed", "comparison.vanished_kernels"),
     ):
         time = sum(each.change_ns for each in kernels)
         severity = severity_of(time, found.before_ns)
@@ -565,11 +574,11 @@ def _kernels(found: Comparison, at_most: Severity | None) -> list[Finding]:
         )
         numbers: dict[str, float] = {"kernels": len(kernels), "change_ns": time}
         shown.append(Finding(at_most or severity, sentence, evidence, code, numbers=numbers))
-    for each in found.renamed_kernels():
+    for each in found.renamed_kernels:
         severity = severity_of(each.change_ns, found.before_ns)
         if severity is not None:
             sentence = (
-                f"{shortened(each.name)} is matched with {shortened(each.old_name)}, which it"
+                f"{shortened(each.name)} is matched with {shortened(each.old_name or '')}, which it"
                 f" replaces: {signed(each.change_ns)}{_each(found)}."
             )
             code = "comparison.renamed_kernel"
@@ -579,60 +588,61 @@ def _kernels(found: Comparison, at_most: Severity | None) -> list[Finding]:
     return shown
 
 
-def tables(found: Comparison) -> list[Table]:
+def _whole(count: float) -> int | float:
+    return int(count) if float(count).is_integer() else round(count, 2)
+
+
+_NAME: tuple[Column, ...] = (("label", "name", ""),)
+_KERNEL: tuple[Column, ...] = (("label", "kernel", ""), ("operator", "launched by", ""))
+_TIMES: tuple[Column, ...] = (
+    ("before_ns", "before", "ns"),
+    ("after_ns", "after", "ns"),
+    ("change_ns", "change", "ns"),
+)
+_COUNTS: tuple[Column, ...] = (
+    (lambda change: _whole(change.before_count), "calls before", ""),
+    (lambda change: _whole(change.after_count), "calls after", ""),
+)
+
+
+def tables(found: TraceComparison) -> list[Table]:
     """The parts with their sum, then stages, layers, operators and kernels."""
-    head = (("before", "ns"), ("after", "ns"), ("change", "ns"), ("of the change", "%"))
-    counts = (("calls before", ""), ("calls after", ""))
-    parts: list[tuple[str | int | float | None, ...]] = [
-        (p.name, p.before_ns, p.after_ns, p.change_ns, share(p.change_ns, found.change_ns))
-        for p in found.parts()
-    ]
-    parts.append(("all", found.before_ns, found.after_ns, found.change_ns, 100.0))
+    whole = change_of("all", found.before_ns, found.after_ns, 0, 0)
     shown = [
-        Table(
-            f"What explains the change{', per step' if found.unit == 'step' else ''}",
-            (("", ""), *head),
-            parts,
-            " ".join([headline(found), *found.remarks]),
+        Table.of(
+            f"What explains the change{', per step' if found.per == 'step' else ''}",
+            [*found.parts, whole],
+            ("name", "", ""),
+            *_TIMES,
+            (lambda each: share(each.change_ns, found.change_ns), "of the change", "%"),
+            note=" ".join([headline(found), *found.remarks]),
         )
     ]
     steps = _steps(found)
     if steps is not None:
         shown.append(steps)
     device = "device time" if found.on_device else "own time"
-    for title, changes in (
-        (f"Change by stage, {device}", found.stages()),
-        (f"Change by layer, {device}", found.layers()),
-        (f"Change by operator, {device}", found.operators()),
-    ):
-        if len(changes) > 1:
-            shown.append(_table(title, (("name", ""), *head[:3], *counts), changes))
-    host = found.host()
-    if found.on_device and len(host) > 1:
-        title = "Change by operator, own time on the host's busiest thread"
-        shown.append(_table(title, (("name", ""), *head[:3], *counts), host))
-    kernels = found.kernels()
-    if kernels:
-        rows: list[tuple[str | int | float | None, ...]] = [
-            (_renamed(k), k.operator, k.before_ns, k.after_ns, k.change_ns, *_counts(k))
-            for k in kernels[:TOP]
-        ]
-        columns = (("kernel", ""), ("launched by", ""), *head[:3], *counts)
-        shown.append(Table("Change by kernel", columns, rows, _left(kernels)))
-    if found.waits:
-        heads = (("operator, call and line", ""), *head[:3], *counts)
-        shown.append(_table("Idle time by calls that wait or allocate", heads, [*found.waits]))
-    for title, changes in (
-        ("New kernels", found.new_kernels()),
-        ("Removed kernels", found.vanished_kernels()),
-        ("Kernels matched under another name", found.renamed_kernels()),
-    ):
-        if changes:
-            shown.append(_table(title, (("name", ""), *head[:3], *counts), changes))
+    host = "Change by operator, own time on the host's busiest thread"
+    calls = "Idle time by calls that wait or allocate"
+    optional: tuple[tuple[str, Sequence[CostChange], int, tuple[Column, ...]], ...] = (
+        (f"Change by stage, {device}", found.stages, 2, _NAME),
+        (f"Change by layer, {device}", found.layers, 2, _NAME),
+        (f"Change by operator, {device}", found.operators, 2, _NAME),
+        (host, found.host if found.on_device else [], 2, _NAME),
+        ("Change by kernel", found.kernels, 1, _KERNEL),
+        (calls, found.waits, 1, (("label", "operator, call and line", ""),)),
+        ("New kernels", found.new_kernels, 1, _NAME),
+        ("Removed kernels", found.vanished_kernels, 1, _NAME),
+        ("Kernels matched under another name", found.renamed_kernels, 1, _NAME),
+    )
+    for title, changes, least, columns in optional:
+        if len(changes) >= least:
+            note = _left(changes)
+            shown.append(Table.of(title, changes[:TOP], *columns, *_TIMES, *_COUNTS, note=note))
     return shown
 
 
-def _steps(found: Comparison) -> Table | None:
+def _steps(found: TraceComparison) -> Table | None:
     """The steps one by one, if both traces have the same number."""
     before, after = found.before.windows, found.after.windows
     if before.steps != after.steps or not 1 < before.steps <= TOP:
@@ -645,26 +655,7 @@ def _steps(found: Comparison) -> Table | None:
     return Table("Steps, in their order", columns, rows)
 
 
-def _table(title: str, columns: tuple[tuple[str, str], ...], changes: list[Change]) -> Table:
-    rows: list[tuple[str | int | float | None, ...]] = [
-        (_renamed(c), c.before_ns, c.after_ns, c.change_ns, *_counts(c)) for c in changes[:TOP]
-    ]
-    return Table(title, columns, rows, _left(changes))
-
-
-def _renamed(change: Change) -> str:
-    return f"{change.name}, before: {change.old_name}" if change.old_name else change.name
-
-
-def _counts(change: Change) -> tuple[int | float, int | float]:
-    return _whole(change.before_count), _whole(change.after_count)
-
-
-def _whole(count: float) -> int | float:
-    return int(count) if float(count).is_integer() else round(count, 2)
-
-
-def _left(changes: list[Change]) -> str:
+def _left(changes: Sequence[CostChange]) -> str:
     rest = changes[TOP:]
     if not rest:
         return ""

@@ -36,15 +36,10 @@ from stagespan.trace.derived.launch_sources import (
     values_at,
 )
 from stagespan.trace.derived.step_ranges import step_begins, step_ranges
-from stagespan.trace.derived.threads import (
-    Cover,
-    ThreadIndex,
-    named,
-    threads,
-)
+from stagespan.trace.derived.threads import ThreadIndex, named, threads
 from stagespan.trace.derived.trees import Nesting, Paths, first_around
 from stagespan.trace.derived.windows import Windows
-from stagespan.trace.read.intervals import Numbers, Rows, exclusive
+from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 
 DONE = "device_done"
@@ -254,11 +249,11 @@ class Structure:
         """The names of those of `rows` around each call, from the outermost to the innermost."""
         trace, codes = self.trace, np.zeros(len(calls), dtype=np.int64)
         known = np.flatnonzero(calls >= 0)
-        lanes = ThreadIndex(trace, rows, calls[known])
-        if len(rows) == 0 or len(known) == 0 or not lanes.fits:
+        index = ThreadIndex(trace, rows, calls[known])
+        if len(rows) == 0 or len(known) == 0 or not index.fits:
             return Labels([""], codes)
-        nesting = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
-        found = nesting.at(lanes.axis.place(lanes.of[1], trace.events.begin_ns[calls[known]]))
+        nesting = Nesting.of(trace, index.axis, rows, index.of[0])
+        found = nesting.at(index.axis.place(index.of[1], trace.events.begin_ns[calls[known]]))
         texts, node = self._spelled(nesting.rows, nesting.parent, names)
         codes[known] = values_at(node, found) + 1
         return Labels(texts, codes)
@@ -348,8 +343,8 @@ def host_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
     structure = Structure(trace)
     events, rows = trace.events, structure.operators
     if len(rows):
-        _, lane = threads(trace, rows)
-        rows = rows[lane == np.bincount(lane, weights=events.dur_ns[rows]).argmax()]
+        _, thread = threads(trace, rows)
+        rows = rows[thread == np.bincount(thread, weights=events.dur_ns[rows]).argmax()]
     window = np.searchsorted(windows.begin_ns, events.begin_ns[rows], side="right") - 1
     inside = (window >= 0) & (events.begin_ns[rows] < windows.end_ns[np.maximum(window, 0)])
     rows, window = rows[inside], window[inside]

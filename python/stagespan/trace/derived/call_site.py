@@ -285,10 +285,10 @@ def waiting_operators(trace: Trace, rows: Rows) -> Rows:
     known = rank[events.name] < len(SYNC_OPERATORS)
     found = np.flatnonzero(known & trace.rows_of(["cpu_op"]))
     result = np.full(len(rows), -1, dtype=np.intp)
-    threads_of, lane = threads(trace, np.concatenate((found, rows)))
-    lanes = len(threads_of)
-    of_found, of_rows = by_group(lane[: len(found)], lanes), by_group(lane[len(found) :], lanes)
-    for number in np.intersect1d(lane[: len(found)], lane[len(found) :]):
+    threads_of, thread = threads(trace, np.concatenate((found, rows)))
+    count = len(threads_of)
+    of_found, of_rows = by_group(thread[: len(found)], count), by_group(thread[len(found) :], count)
+    for number in np.intersect1d(thread[: len(found)], thread[len(found) :]):
         here = found[of_found[number]]
         begin, end = events.begin_ns[here], events.end_ns[here]
         # If several begin and end together, the caller comes first.

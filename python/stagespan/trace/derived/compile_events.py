@@ -32,11 +32,11 @@ from stagespan.trace.derived.launch_sources import (
     forward_operators,
     values_at,
 )
-from stagespan.trace.derived.threads import Cover, ThreadIndex, named, processes
+from stagespan.trace.derived.threads import ThreadIndex, named, processes
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first, one_of
 from stagespan.trace.read.groups import grouped
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import share, window_of
 
@@ -64,7 +64,7 @@ class Forest:
     """The nested operators, regions and graphs of all threads."""
 
     trace: Trace
-    lanes: ThreadIndex
+    index: ThreadIndex
     nodes: Nesting
     role: NDArray[np.int8]
     """The role of each node: OPERATOR, REGION, GRAPH, BACKWARD, LOOKUP, COMPILING or MARK."""
@@ -94,7 +94,7 @@ class Forest:
         """Return the time of each chosen node without chosen nodes, and `without`, inside it."""
         both = np.flatnonzero(chosen | without)
         inner = Nesting(
-            self.lanes.axis, np.arange(len(both)), self.nodes.begin[both], self.nodes.end[both]
+            self.index.axis, np.arange(len(both)), self.nodes.begin[both], self.nodes.end[both]
         )
         own = np.zeros(len(self.nodes), dtype=np.int64)
         own[both[inner.rows]] = inner.own_ns()
@@ -108,7 +108,7 @@ class Forest:
     def places(self, rows: Rows) -> Numbers:
         """Return the places of other events on the axis; -1 on threads without a node."""
         events, process = self.trace.events, processes(self.trace)
-        return self.lanes.places(process[rows], events.tid[rows], events.begin_ns[rows])
+        return self.index.places(process[rows], events.tid[rows], events.begin_ns[rows])
 
     def functions(self, index: Rows) -> list[str | None]:
         """Return the Python function of each region; None without Python stacks.
@@ -138,19 +138,19 @@ class Forest:
 
 
 def forest_of(trace: Trace) -> Forest | None:
-    """Build the forest; None if times are years apart."""
+    """Build the forest; None if timestamps span several years."""
     annotations = trace.rows_of(["user_annotation"]) & named(trace, _ROLES[2][1])
     rows = np.flatnonzero(trace.rows_of(["cpu_op"]) | annotations)
-    lanes = ThreadIndex(trace, rows)
-    if not lanes.fits:
+    index = ThreadIndex(trace, rows)
+    if not index.fits:
         return None
-    nodes = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
+    nodes = Nesting.of(trace, index.axis, rows, index.of[0])
     parts = compiler_parts(trace)
     table = np.zeros(len(trace.names) + 1, dtype=np.int8)
     for code, name in enumerate(trace.names):
         role = next((role for role, rule in _ROLES if rule.search(name)), OPERATOR)
         table[code] = COMPILING if role == OPERATOR and name in parts else role
-    return Forest(trace, lanes, nodes, table[trace.events.name[nodes.rows]])
+    return Forest(trace, index, nodes, table[trace.events.name[nodes.rows]])
 
 
 def _function(name: str) -> str | None:
@@ -290,7 +290,7 @@ def _without_compiling(forest: Forest, index: np.ndarray) -> int:
 
 def _forward_nodes(forest: Forest) -> np.ndarray:
     """Return the node of each node's forward operator, or -1."""
-    rows = forward_operators(forest.trace, forest.lanes, forest.nodes)
+    rows = forward_operators(forest.trace, forest.index, forest.nodes)
     node = np.full(len(forest.trace.events) + 1, -1, dtype=np.intp)
     node[forest.nodes.rows] = np.arange(len(forest.nodes))
     return node[rows]
@@ -611,7 +611,7 @@ def eager_calls(forest: Forest) -> Rows:
         return np.empty(0, dtype=np.intp)
     index = np.flatnonzero(forest.having(LOOKUP))
     others = np.flatnonzero(~forest.having(MARK))
-    stride = forest.lanes.axis.stride
+    stride = forest.index.axis.stride
     at = np.searchsorted(nodes.begin[others], nodes.end[index])
     known = at < len(others)
     index, after = index[known], others[at[known]]
@@ -742,7 +742,7 @@ def compile_time(forest: Forest, ran: set[str]) -> CompileTime | None:
     if len(index) == 0:
         return None
     nodes = forest.nodes
-    timed = Nesting(forest.lanes.axis, index, nodes.begin[index], nodes.end[index])
+    timed = Nesting(forest.index.axis, index, nodes.begin[index], nodes.end[index])
     own = timed.own_ns()
     name = forest.name[timed.rows].astype(np.int64)
     frames = index[[_FRAME.match(text) is not None for text in forest.names(index)]]
@@ -832,7 +832,7 @@ def _ids(forest: Forest, frames: Rows) -> list[tuple[str | None, int | None]]:
             found.append((mark["frame"], int(mark["variant"])) if mark else (None, None))
         else:
             at = int(np.searchsorted(nodes.begin[regions], end))
-            stride = forest.lanes.axis.stride
+            stride = forest.index.axis.stride
             known = at < len(regions) and nodes.begin[regions[at]] // stride == begin // stride
             found.append(frame_of(forest.names(regions[at : at + 1])[0]) if known else (None, None))
         before = end

@@ -240,17 +240,17 @@ def work_by_stream(trace: Trace) -> tuple[dict[tuple[int, int], Rows], Numbers]:
     Returns a dict from (device, stream) to the indices of its events in `device_work(trace).rows`,
     and an array with the position of each row's stream in this dict.
     """
-    found, lane = pairs(*streams(trace, device_work(trace).rows))
-    groups = by_group(lane, len(found))
-    return {(int(d), int(s)): mine for (d, s), mine in zip(found, groups, strict=True)}, lane
+    found, of_stream = pairs(*streams(trace, device_work(trace).rows))
+    groups = by_group(of_stream, len(found))
+    return {(int(d), int(s)): mine for (d, s), mine in zip(found, groups, strict=True)}, of_stream
 
 
 def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
     """Set the kinds of other accelerators' rows in `kind`; return which rows are kernels."""
     events = trace.events
-    lanes = [lane for lane, name in trace.thread_names.items() if _STREAM.search(name)]
+    found = [thread for thread, name in trace.thread_names.items() if _STREAM.search(name)]
     on_stream: Mask = events.stream != MISSING
-    for pid, tid in lanes:
+    for pid, tid in found:
         on_stream |= (events.pid == pid) & (events.tid == tid)
     works = np.array(
         [

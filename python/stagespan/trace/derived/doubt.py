@@ -9,7 +9,7 @@ from msgspec import structs
 
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import steps_without_work
-from stagespan.trace.derived.threads import Cover
+from stagespan.trace.read.intervals import Cover
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import SEVERITIES, Finding, share, window_of
 

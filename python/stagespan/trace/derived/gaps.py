@@ -21,7 +21,6 @@ from stagespan.trace.derived.idle_causes import GRAPH_LAUNCHES, SINGLE_LAUNCHES
 from stagespan.trace.derived.task_queue import origins
 from stagespan.trace.derived.threads import (
     Axis,
-    Cover,
     named,
     numbers_of,
     processes,
@@ -29,7 +28,7 @@ from stagespan.trace.derived.threads import (
     threads,
 )
 from stagespan.trace.read.groups import pairs, parts
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import window_of
@@ -173,30 +172,30 @@ class _HostActivity:
         self,
         trace: Trace,
         axis: Axis,
-        lanes: NDArray[np.int64],
+        owners: NDArray[np.int64],
         calls: Mask,
         waits: Mask,
         allocates: Mask,
-        holds: Mask,
+        program_calls: Mask,
     ) -> None:
-        """`holds` are the calls found by `_holders`, which are parts of the program."""
+        """`program_calls` are calls that contain other calls, so they are parts of the program."""
         self._events, self._axis = trace.events, axis
-        self._lane = _thread_of_events(trace, lanes)
+        self._thread = _thread_of_events(trace, owners)
         work = (trace.rows_of(["cpu_op"]) & ~named(trace, causes.MARKS)) | calls
-        begin, end = self._placed(np.flatnonzero(work & (self._lane >= 0)))
+        begin, end = self._placed(np.flatnonzero(work & (self._thread >= 0)))
         self.busy = Cover(begin, end)
         quiet = quiet_stretches(axis, begin, end, QUIET_NS)
         del begin, end
         self._nested: list[Cover] = []
-        for each in self._of_classes(trace, calls, waits, allocates, holds):
+        for each in self._of_classes(trace, calls, waits, allocates, program_calls):
             self._nested.append(self._nested[-1] | each if self._nested else each)
         self._nested.append(self._nested[-1] | quiet)
-        blocking = np.flatnonzero((waits | allocates) & (self._lane >= 0))
+        blocking = np.flatnonzero((waits | allocates) & (self._thread >= 0))
         order = np.lexsort((self._events.begin_ns[blocking], self._placed(blocking)[0]))
         self._blocking = blocking[order]
 
     def _of_classes(
-        self, trace: Trace, calls: Mask, waits: Mask, allocates: Mask, holds: Mask
+        self, trace: Trace, calls: Mask, waits: Mask, allocates: Mask, program_calls: Mask
     ) -> Iterator[Cover]:
         """Yield the intervals of each of _CLASSES. One at a time, because they take much memory."""
         overhead = trace.rows_of(["overhead"])
@@ -207,31 +206,31 @@ class _HostActivity:
         yield self._cover(allocates)
         yield self._cover_of_all(overhead & loads) | self._cover(calls & loads)
         yield self._cover_of_all(overhead & ~loads)
-        yield self._cover(calls & ~holds & (trace.events.dur_ns > QUIET_NS))
+        yield self._cover(calls & ~program_calls & (trace.events.dur_ns > QUIET_NS))
         yield self._cover(causes.loads_data(trace))
         yield self._cover(marks & named(trace, causes.COMPILES))
         yield self._unseen(marks | calls | frames, overhead)
 
-    def classified(self, lane: Numbers, begin_ns: Numbers, end_ns: Numbers) -> NDArray[np.int64]:
+    def classified(self, thread: Numbers, begin_ns: Numbers, end_ns: Numbers) -> NDArray[np.int64]:
         """Return the time of each interval in each of _CLASSES, the quiet time, and the rest."""
-        begin, end = self._axis.place(lane, begin_ns), self._axis.place(lane, end_ns)
+        begin, end = self._axis.place(thread, begin_ns), self._axis.place(thread, end_ns)
         end = np.maximum(begin, end)
         reached = [cover.within(begin, end) for cover in self._nested]
         edges = np.stack([np.zeros_like(begin), *reached, end - begin], axis=1)
         result: NDArray[np.int64] = np.diff(edges, axis=1)
         return result
 
-    def blocked_at(self, lane: Numbers, time_ns: Numbers, until_ns: Numbers) -> Rows:
+    def blocked_at(self, thread: Numbers, time_ns: Numbers, until_ns: Numbers) -> Rows:
         """Return the blocking call of a thread at a time, if it ended by another time; or -1."""
         if len(self._blocking) == 0:
             return np.full(len(time_ns), -1, dtype=np.intp)
         events = self._events
         begin, _ = self._placed(self._blocking)
-        at = np.searchsorted(begin, self._axis.place(lane, time_ns), side="left") - 1
+        at = np.searchsorted(begin, self._axis.place(thread, time_ns), side="left") - 1
         row = self._blocking[at]
         inside = (
             (at >= 0)
-            & (self._lane[row] == lane)
+            & (self._thread[row] == thread)
             & (events.begin_ns[row] < time_ns)
             & (events.end_ns[row] >= time_ns - _CLOCKS_NS)
             & (events.begin_ns[row] < until_ns)
@@ -241,21 +240,21 @@ class _HostActivity:
     def time_in(self, rows: Rows, stretches: list[tuple[Numbers, Numbers, Numbers]]) -> Numbers:
         """Return the part of each event within intervals (thread, begin, end) of its thread."""
         places = [
-            (self._axis.place(lane, begin), self._axis.place(lane, end))
-            for lane, begin, end in stretches
+            (self._axis.place(thread, begin), self._axis.place(thread, end))
+            for thread, begin, end in stretches
         ]
         cover = Cover(
             np.concatenate([begin for begin, _ in places]),
             np.concatenate([end for _, end in places]),
         )
         time = np.zeros(len(rows), dtype=np.int64)
-        known = self._lane[rows] >= 0
+        known = self._thread[rows] >= 0
         time[known] = cover.within(*self._placed(rows[known]))
         return time
 
-    def operator_begin(self, lane: Numbers, time_ns: Numbers) -> Numbers:
+    def operator_begin(self, thread: Numbers, time_ns: Numbers) -> Numbers:
         """Return the begin of the outermost operator or call around a time on a thread."""
-        place = self._axis.place(lane, time_ns)
+        place = self._axis.place(thread, time_ns)
         result: Numbers = time_ns - (place - self.busy.begin_around(place))
         return result
 
@@ -264,18 +263,18 @@ class _HostActivity:
         begin, end = (np.empty(len(rows), dtype=np.int64) for _ in range(2))
         # In parts, because the intermediate results take several times the memory.
         for some in parts(len(rows)):
-            lane = self._lane[rows[some]]
-            begin[some] = self._axis.place(lane, events.begin_ns[rows[some]])
-            end[some] = self._axis.place(lane, events.end_ns[rows[some]])
+            thread = self._thread[rows[some]]
+            begin[some] = self._axis.place(thread, events.begin_ns[rows[some]])
+            end[some] = self._axis.place(thread, events.end_ns[rows[some]])
         return begin, end
 
     def _cover(self, which: Mask) -> Cover:
-        return Cover(*self._placed(np.flatnonzero(which & (self._lane >= 0))))
+        return Cover(*self._placed(np.flatnonzero(which & (self._thread >= 0))))
 
     def _unseen(self, seen: Mask, of_all: Mask) -> Cover:
         """Return long intervals without any event of a thread."""
         known = self._cover(seen) | self._cover_of_all(of_all)
-        starts = np.arange(self._axis.lanes, dtype=np.int64) * self._axis.stride
+        starts = np.arange(self._axis.threads, dtype=np.int64) * self._axis.stride
         begin = np.sort(np.concatenate((known.end, starts)), kind="stable")
         ends = np.concatenate((known.begin, starts + self._axis.stride - 2))
         end = np.sort(ends, kind="stable")
@@ -286,18 +285,18 @@ class _HostActivity:
     def _cover_of_all(self, which: Mask) -> Cover:
         """Return a cover with these events, which belong to no thread, on every thread."""
         rows = np.flatnonzero(which)
-        count = self._axis.lanes
+        count = self._axis.threads
         # With many threads and events, use only the longest events, to limit the memory.
         most = max(_MOST_PLACES // max(count, 1), 1)
         rows = rows[np.argsort(-self._events.dur_ns[rows], kind="stable")[:most]]
-        lane = np.repeat(np.arange(count, dtype=np.int64), len(rows))
+        thread = np.repeat(np.arange(count, dtype=np.int64), len(rows))
         begin, end = self._events.begin_ns[rows], self._events.end_ns[rows]
         place = self._axis.place
-        return Cover(place(lane, np.tile(begin, count)), place(lane, np.tile(end, count)))
+        return Cover(place(thread, np.tile(begin, count)), place(thread, np.tile(end, count)))
 
 
 @once
-def _holders(trace: Trace, calls: Mask) -> Mask:
+def _program_calls(trace: Trace, calls: Mask) -> Mask:
     """Return which calls contain several other calls or operators of their thread.
 
     These are parts of the program that a runtime records like its own calls.
@@ -308,9 +307,9 @@ def _holders(trace: Trace, calls: Mask) -> Mask:
     if len(rows) == 0:
         return found
     inner = calls | trace.rows_of(["cpu_op"])
-    owners, lane = threads(trace, rows)
+    owners, thread = threads(trace, rows)
     for number, (process, tid) in enumerate(owners):
-        here = rows[lane == number]
+        here = rows[thread == number]
         same = inner & (events.tid == tid) & (processes(trace) == process)
         begins = np.sort(events.begin_ns[same], kind="stable")
         first = np.searchsorted(begins, events.begin_ns[here], side="right")
@@ -319,15 +318,15 @@ def _holders(trace: Trace, calls: Mask) -> Mask:
     return found
 
 
-def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return the number of every event's thread among `lanes`, or -1."""
+def _thread_of_events(trace: Trace, owners: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the number of every event's thread among `owners`, or -1."""
     events, process = trace.events, processes(trace)
     found = np.full(len(events), -1, dtype=np.int32)
-    if len(lanes) <= 16:
-        for number, (pid, tid) in enumerate(lanes):
+    if len(owners) <= 16:
+        for number, (pid, tid) in enumerate(owners):
             found[(process == pid) & (events.tid == tid)] = number
         return found
-    return numbers_of(lanes, process, events.tid).astype(np.int32)
+    return numbers_of(owners, process, events.tid).astype(np.int32)
 
 
 # --- Gaps by cause ---
@@ -405,7 +404,7 @@ class _Splitter:
         self.calls = launches(trace)
         self.waits = waiting_calls(trace, gaps.rows, gaps.calls)
         self.allocates = self.calls & named(trace, causes.ALLOCATES) & ~self.waits
-        self.holds = _holders(trace, self.calls)
+        self.program_calls = _program_calls(trace, self.calls)
         self.crosses = self._crosses(step_begins)
         self.call_idle = np.zeros(len(trace.events), dtype=np.int64)
         self.call_inside = np.zeros(len(trace.events), dtype=np.int64)
@@ -447,7 +446,7 @@ class _Splitter:
         before = np.where(before >= 0, before, origin)
         # And that of a task queue, which takes the launch over from the first.
         in_queue = bool((issued_from < called_from).any())
-        lanes, lane = threads(
+        owners, thread = threads(
             self.trace, np.concatenate((origin, before, call) if in_queue else (origin, before))
         )
         del before, issued_to
@@ -459,26 +458,26 @@ class _Splitter:
         axis = Axis(
             max(int(begin.min()) - margin, window[0] - 1),
             min(int(end.max()) + margin, window[1]),
-            len(lanes),
+            len(owners),
         )
         if not axis.fits:
             self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += called_from - begin + launch
             return
         del end
         host = _HostActivity(
-            self.trace, axis, lanes, self.calls, self.waits, self.allocates, self.holds
+            self.trace, axis, owners, self.calls, self.waits, self.allocates, self.program_calls
         )
-        here, there = lane[: len(call)], lane[len(call) : 2 * len(call)]
+        here, there = thread[: len(call)], thread[len(call) : 2 * len(call)]
         place = axis.place(here, begin)
         taken_over = np.minimum(begin + (host.busy.next_from(place) - place), issued_from)
         taken_over = np.where(here == there, begin, taken_over)
         calls = np.flatnonzero(self.waits | self.allocates)
         stretches = [(here, taken_over, issued_from), (there, begin, taken_over)]
         if in_queue:
-            stretches.append((lane[2 * len(call) :], issued_from, called_from))
+            stretches.append((thread[2 * len(call) :], issued_from, called_from))
         self.call_idle[calls] = host.time_in(calls, stretches)
         self.call_inside[calls] = self.call_idle[calls]
-        long_call = (call_time > QUIET_NS) & ~self.waits[call] & ~self.holds[call]
+        long_call = (call_time > QUIET_NS) & ~self.waits[call] & ~self.program_calls[call]
         self._add_at(causes.RUNTIME_CALL, chosen, np.where(long_call, call_time, 0))
         launch -= np.where(long_call, call_time, 0)
         if in_queue:
@@ -511,7 +510,7 @@ class _Splitter:
         self,
         host: _HostActivity,
         chosen: Rows,
-        lanes: tuple[Numbers, Numbers],
+        numbers: tuple[Numbers, Numbers],
         times: tuple[Numbers, Numbers, Numbers],
         launch: Numbers,
     ) -> None:
@@ -519,7 +518,7 @@ class _Splitter:
 
         `times` are the begin of a gap, the change of the thread, and the call of the launch.
         """
-        (here, there), (begin, taken_over, issued) = lanes, times
+        (here, there), (begin, taken_over, issued) = numbers, times
         # The launching thread, before and after the begin of the launching operator.
         operator = np.maximum(taken_over, host.operator_begin(here, issued))
         outside = host.classified(here, taken_over, operator)
@@ -599,11 +598,11 @@ class _Splitter:
         if not known.any() or len(gaps.begin_ns) == 0:
             return np.zeros(len(gaps.begin_ns), dtype=np.int64)
         device, stream = streams(self.trace, gaps.rows)
-        _, lane = pairs(device, stream)
-        first = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
+        _, of_stream = pairs(device, stream)
+        first = np.full(int(of_stream.max()) + 1, np.iinfo(np.int64).max)
         begin = events.begin_ns[gaps.rows]
-        np.minimum.at(first, lane[known], begin[known])
-        before = begin[gaps.first] < first[lane[gaps.first]]
+        np.minimum.at(first, of_stream[known], begin[known])
+        before = begin[gaps.first] < first[of_stream[gaps.first]]
         return np.where(before, LATENCY_NS, JUST_LAUNCHED_NS)
 
     def _crosses(self, step_begins: Numbers) -> Mask:

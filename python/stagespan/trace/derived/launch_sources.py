@@ -31,7 +31,7 @@ EVALUATES = "autograd::engine::evaluate_function: "
 _NODE = re.compile(r"Backward\d*$")
 
 
-def forward_operators(trace: Trace, lanes: ThreadIndex, forest: Nesting) -> Rows:
+def forward_operators(trace: Trace, index: ThreadIndex, forest: Nesting) -> Rows:
     """Return the row of each operator's forward operator, or -1.
 
     Uses the profiler's flows from forward to backward or, in a trace without them, the sequence
@@ -40,7 +40,7 @@ def forward_operators(trace: Trace, lanes: ThreadIndex, forest: Nesting) -> Rows
     result = np.full(len(forest), -1, dtype=np.intp)
     if len(forest) == 0:
         return result
-    linked = _forward_by_flows(trace, lanes, forest)
+    linked = _forward_by_flows(trace, index, forest)
     if linked is None:
         linked = _forward_by_sequence(trace, forest)
     if linked is None:
@@ -54,13 +54,13 @@ def forward_operators(trace: Trace, lanes: ThreadIndex, forest: Nesting) -> Rows
 
 
 def _forward_by_flows(
-    trace: Trace, lanes: ThreadIndex, forest: Nesting
+    trace: Trace, index: ThreadIndex, forest: Nesting
 ) -> tuple[Rows, Rows] | None:
     starts, ends = joined_flows(trace, "fwdbwd")
     if len(ends) == 0:
         return None
-    source = forest.at(lanes.places_of_flows(trace, starts))
-    target = forest.at(lanes.places_of_flows(trace, ends))
+    source = forest.at(index.places_of_flows(trace, starts))
+    target = forest.at(index.places_of_flows(trace, ends))
     both = (source >= 0) & (target >= 0)
     source, target = source[both], target[both]
     # If several operators begin at one time, the flow belongs to the outermost.
@@ -90,8 +90,8 @@ def _forward_by_sequence(trace: Trace, forest: Nesting) -> tuple[Rows, Rows] | N
     ends = np.flatnonzero(backward & (sequence >= 0))
     if len(forward) == 0 or len(ends) == 0:
         return None
-    lane = forest.begin[forward] // forest.axis.stride
-    if len(np.unique(lane)) > 1:
+    thread = forest.begin[forward] // forest.axis.stride
+    if len(np.unique(thread)) > 1:
         # Each thread has its own numbers, so a number is not unique.
         return None
     forward = forward[np.lexsort((forest.begin[forward], sequence[forward]))]
@@ -147,21 +147,21 @@ class LaunchSources:
 
 @once
 def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
-    """Find the sources of device events; None if times are years apart."""
+    """Find the sources of device events; None if timestamps span several years."""
     events = trace.events
     calls = launch_of(trace, rows)
     known = np.flatnonzero(calls >= 0)
     called, which = np.unique(calls[known], return_inverse=True)
     operators = np.flatnonzero(trace.rows_of(["cpu_op"]))
-    lanes = ThreadIndex(trace, operators, called)
-    if not lanes.fits:
+    index = ThreadIndex(trace, operators, called)
+    if not index.fits:
         return None
-    forest = Nesting.of(trace, lanes.axis, operators, lanes.of[0])
+    forest = Nesting.of(trace, index.axis, operators, index.of[0])
     inside = np.full(len(rows), -1, dtype=np.intp)
-    inside[known] = forest.at(lanes.axis.place(lanes.of[1], events.begin_ns[called]))[
+    inside[known] = forest.at(index.axis.place(index.of[1], events.begin_ns[called]))[
         which.reshape(-1)
     ]
-    _by_flows(trace, rows, inside, lanes, forest)
+    _by_flows(trace, rows, inside, index, forest)
     work = ~no_operators(trace)[forest.rows]
     operator = values_at(forest.rows, values_at(forest.first_around(work), inside))
     origin = np.where(operator >= 0, operator, calls) if is_ascend(trace) else calls
@@ -172,7 +172,7 @@ def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
         operator=operator,
         origin=origin,
         stage=stages_around(trace, origin),
-        forward=values_at(forward_operators(trace, lanes, forest), inside),
+        forward=values_at(forward_operators(trace, index, forest), inside),
     )
 
 
@@ -206,14 +206,14 @@ def values_at(values: Rows, index: Rows) -> Rows:
     return np.where(index >= 0, np.append(values, -1)[index], -1)
 
 
-def _by_flows(trace: Trace, rows: Rows, inside: Rows, lanes: ThreadIndex, forest: Nesting) -> None:
+def _by_flows(trace: Trace, rows: Rows, inside: Rows, index: ThreadIndex, forest: Nesting) -> None:
     """Find operators by flows, because Ascend's queue launches from its own thread."""
     missing = np.flatnonzero(inside < 0)
     if len(missing) == 0 or len(forest) == 0:
         return
     starts = started_by(trace, "async_npu", rows[missing])
     missing, starts = missing[starts >= 0], starts[starts >= 0]
-    inside[missing] = forest.at(lanes.places_of_flows(trace, starts))
+    inside[missing] = forest.at(index.places_of_flows(trace, starts))
 
 
 # --- Stages ---
@@ -221,16 +221,16 @@ def _by_flows(trace: Trace, rows: Rows, inside: Rows, lanes: ThreadIndex, forest
 
 @dataclass(frozen=True, slots=True)
 class StageCalls:
-    """All calls of stages. `rows`, `lane` and `tree` have one element for each call."""
+    """All calls of stages. `rows`, `thread` and `tree` have one element for each call."""
 
     rows: Rows
     """The annotations and spans, ascending rows of `Trace.events`."""
     threads: NDArray[np.int64]
-    """(process, thread) of each lane. Spans are on the threads of the program."""
-    lane: Numbers
+    """Process and thread of each number. Spans are on the threads of the program."""
+    thread: Numbers
     tree: Tree
     unknown: Rows
-    """The lanes of spans that are on no known thread of the program."""
+    """The threads of spans that are on no known thread of the program."""
 
     def index(self, rows: Rows) -> Rows:
         """Return the index of each of some calls, which are given by their rows; -1 for -1."""
@@ -262,9 +262,9 @@ def stage_calls(trace: Trace) -> StageCalls | None:
             process[spans], tid[spans] = main
         elif not same.any():
             unknown[spans] = True
-    lanes, lane = pairs(process, tid)
-    tree = Tree(events.begin_ns[rows], events.end_ns[rows], lane)
-    return StageCalls(rows, lanes, lane, tree, np.unique(lane[unknown]))
+    owners, thread = pairs(process, tid)
+    tree = Tree(events.begin_ns[rows], events.end_ns[rows], thread)
+    return StageCalls(rows, owners, thread, tree, np.unique(thread[unknown]))
 
 
 @once
@@ -286,10 +286,10 @@ def stages_around(trace: Trace, rows: Rows) -> Rows:
     outside = np.flatnonzero(stage < 0)
     launching, of = threads(trace, asked[outside])
     of_backward = backward_threads(trace, launching)[of]
-    for which, lanes in ((of_backward, np.unique(calls.lane)), (~of_backward, calls.unknown)):
+    for which, owners in ((of_backward, np.unique(calls.thread)), (~of_backward, calls.unknown)):
         without = outside[which]
-        if len(without) and len(lanes):
-            stage[without] = calls.tree.in_one_lane(lanes, time_ns[without])
+        if len(without) and len(owners):
+            stage[without] = calls.tree.in_one_thread(owners, time_ns[without])
     found[known] = values_at(calls.rows, stage)
     return found
 
@@ -297,8 +297,8 @@ def stages_around(trace: Trace, rows: Rows) -> Rows:
 def _launching_threads(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """Return the threads with calls or operators, and the one with the most launches.
 
-    Without launches, it is the one with the most calls and operators. It is none of those of the
-    backward pass, because these launch for another thread.
+    Without launches, it is the one with the most calls and operators. Threads of the backward
+    pass are excluded, because these launch for another thread.
     """
     rows = np.flatnonzero(launches(trace) | trace.rows_of(["cpu_op"]))
     if len(rows) == 0:
@@ -322,14 +322,14 @@ def _span_processes(trace: Trace) -> set[int]:
 _BACKWARD = re.compile(r"^autograd::engine::|Backward\d*$")
 
 
-def backward_threads(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
+def backward_threads(trace: Trace, owners: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which threads (process, thread) run autograd's backward passes."""
     rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & named(trace, _BACKWARD))
     if len(rows) == 0:
-        return np.zeros(len(lanes), dtype=np.bool_)
+        return np.zeros(len(owners), dtype=np.bool_)
     found, _ = threads(trace, rows)
     known = {(int(pid), int(tid)) for pid, tid in found}
-    return np.array([(int(pid), int(tid)) in known for pid, tid in lanes], dtype=np.bool_)
+    return np.array([(int(pid), int(tid)) in known for pid, tid in owners], dtype=np.bool_)
 
 
 # --- Self time of operators ---
@@ -352,7 +352,7 @@ class HostOperators:
 
 @once
 def host_operators(trace: Trace) -> HostOperators | None:
-    """Return the operators of a trace; None if their times are years apart.
+    """Return the operators of a trace; None if timestamps span several years.
 
     Operators that torch.compile runs on tensors without data while it compiles are left out.
     """
@@ -364,10 +364,10 @@ def host_operators(trace: Trace) -> HostOperators | None:
     compiled = named(trace, _COMPILED) & trace.rows_of(["cpu_op", "user_annotation"])
     work = trace.rows_of(["cpu_op"]) & ~no_operators(trace)
     rows = np.flatnonzero(work | compiled | compiles)
-    lanes = ThreadIndex(trace, rows)
-    if not lanes.fits:
+    index = ThreadIndex(trace, rows)
+    if not index.fits:
         return None
-    forest = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
+    forest = Nesting.of(trace, index.axis, rows, index.of[0])
     shown = forest.first_around(compiles[forest.rows]) < 0
     own = np.zeros(len(trace.events), dtype=np.int64)
     own[forest.rows] = forest.own_ns()
@@ -375,5 +375,5 @@ def host_operators(trace: Trace) -> HostOperators | None:
     compiles[forest.rows[~shown]] = True
     rows = rows[~compiles[rows]]
     forward = np.full(len(trace.events), -1, dtype=np.intp)
-    forward[forest.rows] = forward_operators(trace, lanes, forest)
+    forward[forest.rows] = forward_operators(trace, index, forest)
     return HostOperators(rows, own[rows], forward[rows])

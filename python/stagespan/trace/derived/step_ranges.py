@@ -245,10 +245,10 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
     numbers = {word: number for number, word in enumerate(dict.fromkeys(words.values()))}
     least = _LEAST_SHARE * _length_on_host(trace)
     best: tuple[int, StepRanges] | None = None
-    tree, found, lane = tree_of(trace, all_rows)
+    tree, found, thread = tree_of(trace, all_rows)
     level = tree.levels()
     begins, ends = events.begin_ns[all_rows], events.end_ns[all_rows]
-    for mine in by_group(lane, len(found)):
+    for mine in by_group(thread, len(found)):
         if ends[mine].max() - begins[mine].min() < least:
             continue
         for depth in range(3):
@@ -318,11 +318,11 @@ def _overlaps(trace: Trace, rows: Rows, steps: StepRanges) -> bool:
     }
     same = np.array([_DIGITS.sub("#", name) in codes for name in trace.names])
     of_kind = rows[same[events.name[rows]]]
-    _, lane = threads(trace, of_kind)
+    _, thread = threads(trace, of_kind)
     order = np.argsort(events.begin_ns[of_kind], kind="stable")
-    of_kind, lane = of_kind[order], lane[order]
+    of_kind, thread = of_kind[order], thread[order]
     crossed = events.begin_ns[of_kind][1:] < events.end_ns[of_kind][:-1]
-    return bool(np.any(crossed & (lane[1:] != lane[:-1])))
+    return bool(np.any(crossed & (thread[1:] != thread[:-1])))
 
 
 def _of_optimizer(trace: Trace) -> StepRanges | None:
@@ -393,9 +393,9 @@ def _main_operators(trace: Trace) -> Rows:
     rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & (events.dur_ns > 0))
     if len(rows) == 0:
         return rows
-    _, lane = threads(trace, np.concatenate((calls, rows)))
-    counted = lane[: len(calls)] if len(calls) else lane
-    rows = rows[lane[len(calls) :] == np.argmax(np.bincount(counted))]
+    _, thread = threads(trace, np.concatenate((calls, rows)))
+    counted = thread[: len(calls)] if len(calls) else thread
+    rows = rows[thread[len(calls) :] == np.argmax(np.bincount(counted))]
     ordered: Rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
     return ordered
 
@@ -418,10 +418,10 @@ def _of_kernels(trace: Trace) -> StepRanges | None:
     if len(rows) == 0:
         return None
     device, stream = streams(trace, rows)
-    lane = np.unique(device, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    of_stream = np.unique(device, return_inverse=True)[1].reshape(-1).astype(np.int64)
     names, of = np.unique(stream, return_inverse=True)
-    lane = lane * len(names) + of.reshape(-1)
-    rows = rows[lane == np.argmax(np.bincount(lane))]
+    of_stream = of_stream * len(names) + of.reshape(-1)
+    rows = rows[of_stream == np.argmax(np.bincount(of_stream))]
     rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
     repeat = longest_repeat(events.name[rows].astype(np.int64), _LEAST, _LEAST_BLOCK)
     if repeat is None:

@@ -18,8 +18,8 @@ from stagespan.trace.derived.device import (
 )
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
-from stagespan.trace.derived.threads import Cover, named
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
+from stagespan.trace.derived.threads import named
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -87,12 +87,12 @@ def earlier_work(trace: Trace) -> Earlier:
     if not launched.any():
         return Earlier()
     begin = events.begin_ns[rows]
-    _, lane = work_by_stream(trace)
-    firsts = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(firsts, lane[launched], begin[launched])
+    _, of_stream = work_by_stream(trace)
+    firsts = np.full(int(of_stream.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(firsts, of_stream[launched], begin[launched])
     # A stream that has no launches at all is compared with the whole device.
     firsts[firsts == np.iinfo(np.int64).max] = begin[launched].min()
-    before = ~launched & (begin < firsts[lane])
+    before = ~launched & (begin < firsts[of_stream])
     if before.any():
         return Earlier(int(events.end_ns[rows[before]].max()))
     first = int(np.argmin(begin))

@@ -1,4 +1,4 @@
-"""The threads of a program on one axis, and the intervals of their events."""
+"""The threads of a program on one axis, and the events of a time, a name or a process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.read.groups import pairs
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, merged
+from stagespan.trace.read.intervals import FARTHEST, Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-
-_MOST = 1 << 61
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Axis:
 
     begin_ns: int
     end_ns: int
-    lanes: int
+    threads: int
 
     @property
     def stride(self) -> int:
@@ -38,13 +36,13 @@ class Axis:
     @property
     def fits(self) -> bool:
         """Whether all places fit into 64 bits; invalid times in a trace can be too large."""
-        return self.stride * (self.lanes + 1) < _MOST
+        return self.stride * (self.threads + 1) < FARTHEST
 
-    def place(self, lane: Numbers | NDArray[np.int32], time_ns: Numbers) -> Numbers:
+    def place(self, thread: Numbers | NDArray[np.int32], time_ns: Numbers) -> Numbers:
         """Convert times to places on the axis; times outside the window are moved to its edge."""
         result: Numbers = np.clip(time_ns, self.begin_ns, self.end_ns)
         result -= self.begin_ns
-        result += lane * np.int64(self.stride)
+        result += thread * np.int64(self.stride)
         return result
 
     def time_ns(self, place: Numbers) -> Numbers:
@@ -53,54 +51,9 @@ class Axis:
         return result
 
 
-class Cover:
-    """A set of intervals on an axis, which computes how much of any range it covers."""
-
-    def __init__(self, begin: Numbers, end: Numbers) -> None:
-        longer = end > begin
-        self.begin, self.end = merged(begin[longer], end[longer])
-        self._before = np.concatenate(([0], np.cumsum(self.end - self.begin)))
-
-    def __or__(self, other: Cover) -> Cover:
-        return Cover(
-            np.concatenate((self.begin, other.begin)), np.concatenate((self.end, other.end))
-        )
-
-    def within(self, begin: Numbers, end: Numbers) -> Numbers:
-        """The covered length of each range in ns; 0 for a range that ends before it begins."""
-        result: Numbers = self._until(np.maximum(begin, end)) - self._until(begin)
-        return result
-
-    def next_from(self, place: Numbers) -> Numbers:
-        """Each place if it is covered, else the begin of the next interval (`_MOST` if none)."""
-        if len(self.begin) == 0:
-            return np.full(len(place), _MOST, dtype=np.int64)
-        at = np.searchsorted(self.begin, place, side="right")
-        covered = (at > 0) & (self.end[at - 1] > place)
-        following = np.append(self.begin, _MOST)[at]
-        result: Numbers = np.where(covered, place, following)
-        return result
-
-    def begin_around(self, place: Numbers) -> Numbers:
-        """Where the interval that covers each place begins; the place if none does."""
-        if len(self.begin) == 0:
-            return place
-        at = np.searchsorted(self.begin, place, side="right") - 1
-        covered = (at >= 0) & (self.end[at] >= place)
-        return np.where(covered, self.begin[at], place)
-
-    def _until(self, place: Numbers) -> Numbers:
-        if len(self.begin) == 0:
-            return np.zeros(len(place), dtype=np.int64)
-        at = np.searchsorted(self.begin, place, side="right") - 1
-        inside = np.minimum(place, self.end[at]) - self.begin[at]
-        result: Numbers = np.where(at >= 0, self._before[at] + inside, 0)
-        return result
-
-
 def quiet_stretches(axis: Axis, begin: Numbers, end: Numbers, longer_than_ns: int) -> Cover:
     """Return long intervals in which no interval of a thread begins or ends."""
-    starts = np.arange(axis.lanes, dtype=np.int64) * axis.stride
+    starts = np.arange(axis.threads, dtype=np.int64) * axis.stride
     # A stable sort is fast if long parts are already sorted.
     edges: NDArray[np.int64] = np.concatenate((begin, end, starts, starts + axis.stride - 2))
     edges.sort(kind="stable")
@@ -202,35 +155,35 @@ def numbers_of(chosen: NDArray[np.int64], process: Numbers, tid: Numbers) -> Num
 
 
 class ThreadIndex:
-    """The threads of some events as lanes of one axis; events of other threads have no lane."""
+    """The threads of some events on one axis; events of other threads have no place."""
 
     def __init__(self, trace: Trace, *groups: Rows, process: Numbers | None = None) -> None:
         """``process`` is the process of each event, if it differs from `processes`."""
         events = trace.events
         rows = np.concatenate(groups)
         process = processes(trace) if process is None else process
-        found, lane = pairs(process[rows], events.tid[rows])
+        found, thread = pairs(process[rows], events.tid[rows])
         begin = int(events.begin_ns[rows].min()) if len(rows) else 0
         end = int(events.end_ns[rows].max()) if len(rows) else 0
         self.axis = Axis(begin, end, len(found))
         self.threads = found
-        """(process, thread) of each lane."""
+        """Process and thread of each number."""
         ends = np.cumsum([0, *map(len, groups)])
-        self.of = [lane[first:last] for first, last in itertools.pairwise(ends)]
-        """The lane of each row, by group."""
+        self.of = [thread[first:last] for first, last in itertools.pairwise(ends)]
+        """The number of each row's thread, by group."""
 
     @property
     def fits(self) -> bool:
-        """False if the events are years apart, which means that their times are damaged."""
+        """False if the timestamps span several years, so they are not valid."""
         return self.axis.fits
 
     def places_of_flows(self, trace: Trace, flows: Rows) -> Numbers:
-        """Return the places of ends of flows on the axis; -1 on threads without a lane."""
+        """Return the places of ends of flows on the axis; -1 on other threads."""
         table = trace.flows
         return self.places(table.pid[flows], table.tid[flows], table.begin_ns[flows])
 
     def places(self, pid: Numbers, tid: Numbers, begin_ns: Numbers) -> Numbers:
-        """Return the places of times on the axis; -1 on threads without a lane."""
-        lane = numbers_of(self.threads, pid, tid)
-        result: Numbers = np.where(lane >= 0, self.axis.place(lane, begin_ns), -1)
+        """Return the places of times on the axis; -1 on other threads."""
+        thread = numbers_of(self.threads, pid, tid)
+        result: Numbers = np.where(thread >= 0, self.axis.place(thread, begin_ns), -1)
         return result

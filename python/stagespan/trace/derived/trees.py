@@ -28,14 +28,14 @@ class Tree:
     without a length have no children, but can have a parent.
     """
 
-    def __init__(self, begin: Numbers, end: Numbers, lane: Numbers) -> None:
+    def __init__(self, begin: Numbers, end: Numbers, thread: Numbers) -> None:
         long = np.flatnonzero(end > begin)
-        edges = Edges(begin[long], end[long], lane[long])
+        edges = Edges(begin[long], end[long], thread[long])
         owner, nested = edges.innermost()
         if not nested:
             owner = edges.innermost_of_crossing()
         self._time = edges.time_ns
-        self._lane = lane[long][edges.row]
+        self._thread = thread[long][edges.row]
         # The last element is for times outside of all intervals.
         of = np.append(long, -1)
         self._owner = of[owner]
@@ -45,37 +45,37 @@ class Tree:
         before = np.where(opens > 0, owner[opens - 1], -1)
         self.parent[long[edges.row[opens]]] = of[before]
         short = np.flatnonzero(end <= begin)
-        self.parent[short] = self.at(lane[short], begin[short])
+        self.parent[short] = self.at(thread[short], begin[short])
 
-    def at(self, lane: Numbers, time_ns: Numbers) -> Rows:
-        """Return the index of the innermost interval around each time in a lane, or -1."""
+    def at(self, thread: Numbers, time_ns: Numbers) -> Rows:
+        """Return the index of the innermost interval around each time in a thread, or -1."""
         found = np.full(len(time_ns), -1, dtype=np.intp)
-        by_lane = np.argsort(lane, kind="stable")
-        lanes, firsts = np.unique(lane[by_lane], return_index=True)
-        lows = np.searchsorted(self._lane, lanes).tolist()
-        highs = np.searchsorted(self._lane, lanes, side="right").tolist()
-        ends = np.append(firsts, len(by_lane))[1:].tolist()
+        by_thread = np.argsort(thread, kind="stable")
+        numbers, firsts = np.unique(thread[by_thread], return_index=True)
+        lows = np.searchsorted(self._thread, numbers).tolist()
+        highs = np.searchsorted(self._thread, numbers, side="right").tolist()
+        ends = np.append(firsts, len(by_thread))[1:].tolist()
         for first, end, low, high in zip(firsts.tolist(), ends, lows, highs, strict=True):
             if low == high:
                 continue
-            asked = by_lane[first:end]
+            asked = by_thread[first:end]
             at = np.searchsorted(self._time[low:high], time_ns[asked], side="right") - 1
             found[asked] = np.where(at >= 0, self._owner[low + np.maximum(at, 0)], -1)
         return found
 
-    def in_one_lane(self, lanes: Rows, time_ns: Numbers) -> Rows:
-        """Return the innermost interval at each time if only one of some lanes has one, or -1."""
+    def in_one_thread(self, numbers: Rows, time_ns: Numbers) -> Rows:
+        """Return the innermost interval at each time if only one of some threads has one, or -1."""
         owner, begin, end = self.stretches()
-        held = np.flatnonzero((owner >= 0) & (end > begin) & np.isin(self._lane, lanes))
+        held = np.flatnonzero((owner >= 0) & (end > begin) & np.isin(self._thread, numbers))
         if len(held) == 0:
             return np.full(len(time_ns), -1, dtype=np.intp)
         edges = np.concatenate((begin[held], end[held]))
         order = np.argsort(edges, kind="stable")
         sign = np.repeat(np.array([1, -1]), len(held))[order]
-        # After each edge: the number of lanes with an interval, and the sum of their numbers, which
-        # is the number of the lane if there is only one.
+        # After each edge: the number of threads with an interval, and the sum of their numbers,
+        # which is the number of the thread if there is only one.
         count = np.append(np.cumsum(sign), 0)
-        number = np.append(np.cumsum(sign * np.tile(self._lane[held], 2)[order]), 0)
+        number = np.append(np.cumsum(sign * np.tile(self._thread[held], 2)[order]), 0)
         at = np.searchsorted(edges[order], time_ns, side="right") - 1
         alone = count[at] == 1
         found = np.full(len(time_ns), -1, dtype=np.intp)
@@ -116,15 +116,15 @@ class Nesting:
 
     @classmethod
     def of(
-        cls, trace: Trace, axis: Axis, rows: Rows, lane: Numbers, *ties: NDArray[Any]
+        cls, trace: Trace, axis: Axis, rows: Rows, thread: Numbers, *ties: NDArray[Any]
     ) -> Nesting:
         """Return the forest of some rows of `trace.events`."""
         events = trace.events
         return cls(
             axis,
             rows,
-            axis.place(lane, events.begin_ns[rows]),
-            axis.place(lane, events.end_ns[rows]),
+            axis.place(thread, events.begin_ns[rows]),
+            axis.place(thread, events.end_ns[rows]),
             *ties,
         )
 
@@ -333,8 +333,8 @@ def sums(index: Rows, figure: Numbers, count: int) -> Numbers:
 def tree_of(trace: Trace, rows: Rows) -> tuple[Tree, NDArray[np.int64], Numbers]:
     """Return the tree of some events, their threads (process, thread), and each event's thread."""
     events = trace.events
-    found, lane = threads(trace, rows)
-    return Tree(events.begin_ns[rows], events.end_ns[rows], lane), found, lane
+    found, thread = threads(trace, rows)
+    return Tree(events.begin_ns[rows], events.end_ns[rows], thread), found, thread
 
 
 def depth_first(parent: Rows, siblings: Sequence[int]) -> list[int]:

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
+from stagespan.trace.figures import Figures
 from stagespan.trace.ncu import reading as m
 from stagespan.trace.ncu.reading import Measured
 
@@ -187,21 +190,13 @@ class Point:
         return self.operations / self.bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Roofs:
-    """The device's peaks at the clocks that ncu measured; None if unknown."""
+class Roofs(Figures, frozen=True):
+    """The device's peaks at the clocks that ncu measured, as far as they are known."""
 
-    bandwidth: float | None
-    """Bytes per second of device memory."""
-    rates: dict[str, float]
-    """Operations per second by precision."""
-
-    @property
-    def ridges(self) -> dict[str, float]:
-        """Return the operations per byte from which computing is the lower roof, by precision."""
-        if not self.bandwidth:
-            return {}
-        return {name: rate / self.bandwidth for name, rate in self.rates.items()}
+    bandwidth: float | None = msgspec.field(name="bytes_per_second")
+    """Of device memory."""
+    rates: dict[str, float] = msgspec.field(name="operations_per_second")
+    """By precision."""
 
 
 def point_of(kernel: Measured) -> Point | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
-from stagespan.trace.figures import Count, Figures
+from stagespan.trace.figures import Count, Figures, Internal
 from stagespan.trace.ncu import reading as m
 from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, without_parameters
 from stagespan.trace.ncu.limits import (
     CANNOT_TELL,
-    Judgement,
-    Point,
     Roofs,
     bytes_of,
     judge,
@@ -20,20 +19,24 @@ from stagespan.trace.ncu.limits import (
 )
 from stagespan.trace.ncu.reading import Measured, Reading
 from stagespan.trace.result import (
-    Cell,
+    Block,
     Evidence,
     Finding,
-    Result,
-    Severity,
+    Line,
+    StructResult,
     Table,
     Thresholds,
+    Titled,
     by_severity,
     in_words,
     share,
+    shortened,
 )
 
 # Percentages of the stage's kernel time.
 _SHARES = Thresholds(25.0, 10.0, 0.0)
+# On the first screen.
+_ROWS_SHOWN = 10
 _ADVICE = {
     "memory-bound": "Less traffic helps: fuse it with its neighbours, or use a smaller type",
     "compute-bound": "Less arithmetic, or a type that the tensor cores support, helps",
@@ -42,30 +45,8 @@ _ADVICE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One kernel of the stage: the longest launch that ncu measured, and its launcher."""
-
-    kernel: Measured
-    launches: int
-    """The number of launches of the same name that ncu measured."""
-    judgement: Judgement
-    point: Point | None
-    traced: Top | None
-    """The kernel of the breakdown; None if none or several match."""
-    operator: str | None
-    stage: str | None
-
-
-class RoofFigures(Figures, frozen=True):
-    """The peaks of the device, as far as they are known."""
-
-    bytes_per_second: float | None
-    operations_per_second: dict[str, float]
-
-
 class NcuKernel(Figures, frozen=True):
-    """A `Judged` kernel in JSON."""
+    """One kernel of the stage: the longest launch that ncu measured, and its launcher."""
 
     name: str
     bound: str
@@ -73,9 +54,11 @@ class NcuKernel(Figures, frozen=True):
     operator: str | None
     stage: str | None
     traced_ms: float | None
+    """Its time in the breakdown; None if no kernel or several of the breakdown match."""
     traced_percent: float | None
     """Percentage of the stage's kernel time."""
     launches_measured: Count
+    """The number of launches of the same name that ncu measured."""
     duration_us: float | None
     compute_percent: float | None
     memory_percent: float | None
@@ -90,10 +73,18 @@ class NcuKernel(Figures, frozen=True):
     operations_per_byte: float | None
     grid: tuple[int, int, int] | None
     block: tuple[int, int, int] | None
+    precision: Internal[str | None]
+    """The precision of most of its operations."""
+    launch_ns: Internal[float | None]
+
+    @property
+    def largest_stall(self) -> str | None:
+        """The largest cause of waiting, with its percentage."""
+        return None if self.stall is None else f"{self.stall} ({self.stall_percent:.1f} %)"
 
 
-class NcuFigures(Figures, frozen=True):
-    """The content of a file of ncu."""
+class NcuReport(StructResult, Titled, frozen=True):
+    """All kernels of a file of ncu, first the one that takes most of the stage's time."""
 
     schema_version: int
     file: str
@@ -101,176 +92,115 @@ class NcuFigures(Figures, frozen=True):
     left_out: dict[str, Count]
     stage: str | None
     not_measured: list[str]
-    roofs: RoofFigures
-    kernels: list[NcuKernel]
-
-
-@dataclass(frozen=True, slots=True)
-class NcuReport(Result):
-    """All kernels of a file of ncu, first the one that takes most of the stage's time."""
-
-    reading: Reading
-    top: TopKernels | None
-    judged: list[Judged]
-    roofs: Roofs
-    missing: list[Top]
     """Kernels of the breakdown that were requested, but not measured."""
+    roofs: Roofs
+    kernels: list[NcuKernel]
+    launches: Internal[int]
+    """The number of launches that were read."""
+    launches_ns: Internal[float]
+    """Their time."""
+    not_measured_ns: Internal[float]
+    """The time of the kernels that were not measured, in the trace."""
 
-    def figures(self) -> NcuFigures:
-        """For JSON."""
-        return NcuFigures(
-            schema_version=1,
-            file=self.reading.path,
-            incomplete=self.reading.incomplete,
-            left_out=dict(self.reading.left_out),
-            stage=None if self.top is None else self.top.stage,
-            not_measured=[kernel.name for kernel in self.missing],
-            roofs=RoofFigures(self.roofs.bandwidth, dict(self.roofs.rates)),
-            kernels=[self._kernel(each) for each in self.judged],
-        )
+    def title(self) -> tuple[str, str]:
+        """The subject, and the number of launches that were read."""
+        stage = f"{self.stage}: " if self.stage is not None else ""
+        time_ns = self.launches_ns
+        length = f", {in_words(time_ns, 'ns')} on the device" if time_ns else ""
+        kernels = f"{self.launches:,} launches of {len(self.kernels):,} kernels"
+        sentence = f"{stage}{kernels} measured{length}"
+        return "Kernels by Nsight Compute", sentence
 
-    def _kernel(self, each: Judged) -> NcuKernel:
-        judgement, values, point = each.judgement, each.kernel.metrics, each.point
-        seconds = values.get(m.DURATION)
-        moved = bytes_of(each.kernel)
-        stall, stall_percent = judgement.stall or (None, None)
-        return NcuKernel(
-            name=each.kernel.name,
-            bound=judgement.bound,
-            reasons=list(judgement.reasons),
-            operator=each.operator,
-            stage=each.stage,
-            traced_ms=None if each.traced is None else each.traced.ms,
-            traced_percent=self._percent(each),
-            launches_measured=each.launches,
-            duration_us=None if seconds is None else seconds * 1e6,
-            compute_percent=judgement.compute,
-            memory_percent=judgement.memory,
-            memory_level=judgement.level,
-            occupancy_percent=judgement.occupancy,
-            stall=stall,
-            stall_percent=stall_percent,
-            dram_bytes=moved,
-            dram_bytes_per_second=moved / seconds if moved and seconds else None,
-            operations=None if point is None else point.operations,
-            operations_per_second=None if point is None else point.rate,
-            operations_per_byte=None if point is None else point.intensity,
-            grid=each.kernel.grid,
-            block=each.kernel.block,
-        )
+    def head(self) -> list[Block]:
+        """What was read, what is missing, and the first rows of the tables."""
+        return [
+            Line(self.title()[1], "strong"),
+            *(Line(note, "remark") for note in self._notes()),
+            *(table.selected(_ROWS_SHOWN) for table in self.tables()),
+        ]
 
-    def _percent(self, each: Judged) -> float | None:
-        if each.traced is None or self.top is None or not self.top.total_ms:
-            return None
-        return share(each.traced.ms, self.top.total_ms)
+    def _notes(self) -> list[str]:
+        """Damaged rows, kernels that were not measured, and unknown verdicts."""
+        notes = [self.incomplete] if self.incomplete else []
+        if self.left_out:
+            listed = [f"{what} ({count:,})" for what, count in self.left_out.items()]
+            notes.append(f"Skipped: {', '.join(listed)}.")
+        if self.not_measured:
+            names = ", ".join(map(shortened, self.not_measured))
+            time = in_words(self.not_measured_ns, "ns")
+            notes.append(f"Requested, but not measured ({time} in the trace): {names}.")
+        unknown = (each for each in self.kernels if each.bound == CANNOT_TELL)
+        reasons = Counter("; ".join(each.reasons) for each in unknown)
+        notes += [f"No verdict on {number:,} kernels: {text}." for text, number in reasons.items()]
+        return notes
 
     def findings(self) -> list[Finding]:
         """One sentence for each kernel with a verdict, the most severe first."""
         found = []
-        for each in self.judged:
-            judgement = each.judgement
-            if judgement.bound == CANNOT_TELL:
+        for each in self.kernels:
+            if each.bound == CANNOT_TELL:
                 continue
-            percent = self._percent(each)
-            severity: Severity = "low"
-            if percent is not None:
-                severity = _SHARES.severity(percent) or "low"
+            percent = each.traced_percent
+            severity = None if percent is None else _SHARES.severity(percent)
             known = {
                 "percent": percent,
-                "compute_percent": judgement.compute,
-                "memory_percent": judgement.memory,
+                "compute_percent": each.compute_percent,
+                "memory_percent": each.memory_percent,
             }
             found.append(
                 Finding(
-                    severity,
-                    self._sentence(each, percent),
+                    severity or "low",
+                    self._sentence(each),
                     _evidence(each),
-                    f"ncu.{judgement.bound.replace('-', '_')}",
+                    f"ncu.{each.bound.replace('-', '_')}",
                     numbers={name: at for name, at in known.items() if at is not None},
                 )
             )
         return by_severity(found)
 
-    def _sentence(self, each: Judged, percent: float | None) -> str:
-        judgement = each.judgement
+    def _sentence(self, each: NcuKernel) -> str:
         of = ""
-        if percent is not None and self.top is not None:
-            of = f" ({percent:.1f} % of the kernel time of {self.top.stage}"
+        if each.traced_percent is not None:
+            of = f" ({each.traced_percent:.1f} % of the kernel time of {self.stage}"
             of += f", launched by {each.operator})" if each.operator else ")"
-        where = f"computing {judgement.compute:.1f} %, memory {judgement.memory:.1f} % of the peak"
-        reasons = "; ".join(judgement.reasons)
         return (
-            f"{base_name(each.kernel.name)}{of} is {judgement.bound}: {where}; {reasons}."
-            f" {_ADVICE[judgement.bound]}."
+            f"{base_name(each.name)}{of} is {each.bound}: computing {each.compute_percent:.1f} %,"
+            f" memory {each.memory_percent:.1f} % of the peak; {'; '.join(each.reasons)}."
+            f" {_ADVICE[each.bound]}."
         )
 
     def tables(self) -> list[Table]:
         """Verdicts, and the figures of the roofline."""
-        rows: list[tuple[Cell, ...]] = [
-            (
-                each.kernel.name,
-                each.judgement.bound,
-                self._percent(each),
-                each.operator,
-                _ns(each.kernel),
-                each.judgement.compute,
-                each.judgement.memory,
-                each.judgement.occupancy,
-                None
-                if each.judgement.stall is None
-                else f"{each.judgement.stall[0]} ({each.judgement.stall[1]:.1f} %)",
-            )
-            for each in self.judged
-        ]
-        note = ""
-        if self.missing:
-            names = ", ".join(base_name(kernel.name) for kernel in self.missing)
-            note = f"Not measured: {names}."
-        verdicts = _known_columns(
+        names = ", ".join(map(base_name, self.not_measured))
+        verdicts = Table.of(
             "Kernels",
-            (
-                ("kernel", ""),
-                ("bound", ""),
-                ("of the stage", "%"),
-                ("operator", ""),
-                ("one launch", "ns"),
-                ("computing", "%"),
-                ("memory", "%"),
-                ("occupancy", "%"),
-                ("largest stall", ""),
-            ),
-            rows,
-            note,
+            self.kernels,
+            ("name", "kernel", ""),
+            ("bound", "bound", ""),
+            ("traced_percent", "of the stage", "%"),
+            ("operator", "operator", ""),
+            ("launch_ns", "one launch", "ns"),
+            ("compute_percent", "computing", "%"),
+            ("memory_percent", "memory", "%"),
+            ("occupancy_percent", "occupancy", "%"),
+            ("largest_stall", "largest stall", ""),
+            note=f"Not measured: {names}." if names else "",
         )
-        points = [
-            (
-                each.kernel.name,
-                each.point.precision,
-                each.point.intensity,
-                each.point.rate / 1e9,
-                each.point.bytes / each.point.seconds / 1e9,
-            )
-            for each in self.judged
-            if each.point is not None
-        ]
         roofs = [f"{rate / 1e12:.2f} TFLOP/s {name}" for name, rate in self.roofs.rates.items()]
         if self.roofs.bandwidth:
             roofs.append(f"{self.roofs.bandwidth / 1e9:,.1f} GB/s")
-        roofline = Table(
+        unknown = "The file does not contain the device's peaks, so the roofs are unknown."
+        roofline = Table.of(
             "Roofline",
-            (
-                ("kernel", ""),
-                ("precision", ""),
-                ("operations", "a byte"),
-                ("computing", "GFLOP/s"),
-                ("device memory", "GB/s"),
-            ),
-            points,
-            f"Roofs: {', '.join(roofs)}."
-            if roofs
-            else "The file does not contain the device's peaks, so the roofs are unknown.",
+            [each for each in self.kernels if each.precision is not None],
+            ("name", "kernel", ""),
+            ("precision", "precision", ""),
+            ("operations_per_byte", "operations", "a byte"),
+            (lambda each: each.operations_per_second / 1e9, "computing", "GFLOP/s"),
+            (lambda each: each.dram_bytes_per_second / 1e9, "device memory", "GB/s"),
+            note=f"Roofs: {', '.join(roofs)}." if roofs else unknown,
         )
-        return [table for table in (verdicts, roofline) if table.rows]
+        return [_known_columns(table) for table in (verdicts, roofline) if table.rows]
 
 
 def report(
@@ -283,36 +213,67 @@ def report(
     by_name: dict[str, list[Measured]] = {}
     for kernel in reading.kernels:
         by_name.setdefault(kernel.name, []).append(kernel)
-    judged = []
-    for kernels in by_name.values():
-        longest = max(kernels, key=lambda kernel: kernel.metrics.get(m.DURATION, 0))
-        traced = None if top is None else _traced(longest.name, top.kernels)
-        operator, stage = (launchers or {}).get(traced.name if traced else "", (None, None))
-        judged.append(
-            Judged(
-                kernel=longest,
-                launches=len(kernels),
-                judgement=judge(longest),
-                point=point_of(longest),
-                traced=traced,
-                operator=operator,
-                stage=stage or (top.stage if top is not None and traced is not None else None),
-            )
-        )
-    judged.sort(
-        key=lambda each: (
-            -(each.traced.ms if each.traced else 0.0),
-            -each.kernel.metrics.get(m.DURATION, 0),
-        )
-    )
+    kernels = [_kernel(each, top, launchers or {}) for each in by_name.values()]
+    kernels.sort(key=lambda each: (-(each.traced_ms or 0.0), -(each.duration_us or 0.0)))
     measured = {base_name(kernel.name) for kernel in reading.kernels}
     requested = [] if top is None or asked is None else top.kernels[:asked]
+    missing = [kernel for kernel in requested if base_name(kernel.name) not in measured]
     return NcuReport(
-        reading=reading,
-        top=top,
-        judged=judged,
+        schema_version=1,
+        file=reading.path,
+        incomplete=reading.incomplete,
+        left_out=dict(reading.left_out),
+        stage=None if top is None else top.stage,
+        not_measured=[kernel.name for kernel in missing],
         roofs=roofs_of(reading.kernels),
-        missing=[kernel for kernel in requested if base_name(kernel.name) not in measured],
+        kernels=kernels,
+        launches=len(reading.kernels),
+        launches_ns=sum(kernel.metrics.get(m.DURATION, 0) for kernel in reading.kernels) * 1e9,
+        not_measured_ns=sum(kernel.ms for kernel in missing) * 1e6,
+    )
+
+
+def _kernel(
+    launches: list[Measured],
+    top: TopKernels | None,
+    launchers: Mapping[str, tuple[str | None, str | None]],
+) -> NcuKernel:
+    """Return the figures of the longest launch of a kernel."""
+    longest = max(launches, key=lambda kernel: kernel.metrics.get(m.DURATION, 0))
+    judgement, point, moved = judge(longest), point_of(longest), bytes_of(longest)
+    seconds = longest.metrics.get(m.DURATION)
+    stall, stall_percent = judgement.stall or (None, None)
+    traced = None if top is None else _traced(longest.name, top.kernels)
+    operator, stage = launchers.get(traced.name if traced else "", (None, None))
+    percent = None
+    if top is not None and traced is not None:
+        stage = stage or top.stage
+        percent = share(traced.ms, top.total_ms) if top.total_ms else None
+    return NcuKernel(
+        name=longest.name,
+        bound=judgement.bound,
+        reasons=list(judgement.reasons),
+        operator=operator,
+        stage=stage,
+        traced_ms=None if traced is None else traced.ms,
+        traced_percent=percent,
+        launches_measured=len(launches),
+        duration_us=None if seconds is None else seconds * 1e6,
+        compute_percent=judgement.compute,
+        memory_percent=judgement.memory,
+        memory_level=judgement.level,
+        occupancy_percent=judgement.occupancy,
+        stall=stall,
+        stall_percent=stall_percent,
+        dram_bytes=moved,
+        dram_bytes_per_second=moved / seconds if moved and seconds else None,
+        operations=None if point is None else point.operations,
+        operations_per_second=None if point is None else point.rate,
+        operations_per_byte=None if point is None else point.intensity,
+        grid=longest.grid,
+        block=longest.block,
+        precision=None if point is None else point.precision,
+        launch_ns=None if seconds is None else round(seconds * 1e9, 3),
     )
 
 
@@ -325,41 +286,24 @@ def _traced(name: str, kernels: list[Top]) -> Top | None:
     return None
 
 
-def _known_columns(
-    title: str, columns: tuple[tuple[str, str], ...], rows: list[tuple[Cell, ...]], note: str
-) -> Table:
-    """Return a table without the columns of metrics that ncu did not collect."""
-    kept = [at for at in range(len(columns)) if any(row[at] is not None for row in rows)]
-    return Table(
-        title,
-        tuple(columns[at] for at in kept),
-        [tuple(row[at] for at in kept) for row in rows],
-        note,
-    )
+def _known_columns(table: Table) -> Table:
+    """Return the table without the columns of metrics that ncu did not collect."""
+    known = [
+        heading
+        for (heading, _), cells in zip(table.columns, zip(*table.rows, strict=True), strict=True)
+        if any(cell is not None for cell in cells)
+    ]
+    return replace(table.selected(len(table.rows), known), note=table.note)
 
 
-def _ns(kernel: Measured) -> float | None:
-    seconds = kernel.metrics.get(m.DURATION)
-    return None if seconds is None else round(seconds * 1e9, 3)
-
-
-def _evidence(each: Judged) -> tuple[Evidence, ...]:
-    judgement, name = each.judgement, each.kernel.name
-    found = [Evidence(name, None, _ns(each.kernel), "ns")]
+def _evidence(each: NcuKernel) -> tuple[Evidence, ...]:
+    found = [Evidence(each.name, None, each.launch_ns, "ns")]
     figures = (
-        (m.COMPUTE, judgement.compute),
-        (m.MEMORY, judgement.memory),
-        (m.ACHIEVED, judgement.occupancy),
+        (m.COMPUTE, each.compute_percent),
+        (m.MEMORY, each.memory_percent),
+        (m.ACHIEVED, each.occupancy_percent),
     )
     found += [Evidence(metric, None, value, "%") for metric, value in figures if value is not None]
-    if judgement.stall is not None:
-        found.append(Evidence(m.STALLED.format(judgement.stall[0]), None, judgement.stall[1], "%"))
+    if each.stall is not None:
+        found.append(Evidence(m.STALLED.format(each.stall), None, each.stall_percent, "%"))
     return tuple(found)
-
-
-def summary(report: NcuReport) -> str:
-    """Return a line with the number of launches that were read."""
-    launches = len(report.reading.kernels)
-    time = sum(kernel.metrics.get(m.DURATION, 0) for kernel in report.reading.kernels)
-    length = f", {in_words(time * 1e9, 'ns')} on the device" if time else ""
-    return f"{launches:,} launches of {len(report.judged):,} kernels measured{length}"

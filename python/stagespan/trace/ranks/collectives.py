@@ -16,14 +16,10 @@ from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work, 
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.step_ranges import step_ranges
-from stagespan.trace.derived.threads import (
-    Cover,
-    ThreadIndex,
-    named,
-)
+from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.read.csv_tables import CsvTable
-from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
 
 MOST_COLLECTIVES = 5_000
@@ -234,10 +230,10 @@ def _number(trace: Trace, rows: Rows, key: str) -> Numbers:
 
 def _outermost(trace: Trace, rows: Rows) -> Rows:
     """The rows that are not within another one, as a host's collective can be marked twice."""
-    lanes = ThreadIndex(trace, rows)
-    if len(rows) == 0 or not lanes.fits:
+    index = ThreadIndex(trace, rows)
+    if len(rows) == 0 or not index.fits:
         return rows
-    nesting = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
+    nesting = Nesting.of(trace, index.axis, rows, index.of[0])
     return nesting.rows[nesting.parent < 0]
 
 

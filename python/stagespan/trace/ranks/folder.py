@@ -15,7 +15,7 @@ from stagespan.trace.ranks.find import ranks_by_place
 from stagespan.trace.ranks.job import MOST_LISTED, listed
 from stagespan.trace.ranks.match import UNKNOWN_CLOCK, Clocks, Matched, align, match
 from stagespan.trace.ranks.report import Ranks
-from stagespan.trace.ranks.summary import RankSummary, Unreadable
+from stagespan.trace.ranks.summary import RankSummary, UnreadableFile
 from stagespan.trace.ranks.waits import waits
 
 # Windows count as different if their lengths differ by more than this factor.
@@ -26,12 +26,12 @@ _A_DAY_NS = 86_400 * 10**9
 _OVERLAP = 0.5
 
 
-def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
+def ranks_of(folder: Path, found: Sequence[RankSummary | UnreadableFile]) -> Ranks:
     """The result from the summaries of all files.
 
     Raises TraceError if they are not summaries of one job's ranks.
     """
-    unreadable = [each for each in found if isinstance(each, Unreadable)]
+    unreadable = [each for each in found if isinstance(each, UnreadableFile)]
     readable, by_place = _with_places([each for each in found if isinstance(each, RankSummary)])
     if not readable:
         raise TraceError(
@@ -181,7 +181,7 @@ def _about_files(
     world_from: str | None,
     duplicated: dict[int, list[str]],
     without_rank: list[str],
-    unreadable: list[Unreadable],
+    unreadable: list[UnreadableFile],
 ) -> list[str]:
     remarks = []
     if missing:

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.analyses.host_verdict import COMPUTING, OUTSIDE
-from stagespan.trace.ranks.match import Clocks, Matched
-from stagespan.trace.ranks.summary import RankSummary, Unreadable
-from stagespan.trace.ranks.waits import NOBODY, CollectiveWaits, Instance
+from stagespan.trace.figures import Count, Figures, Internal
+from stagespan.trace.ranks.match import Clocks, Matched, window_begin_ns
+from stagespan.trace.ranks.stages import StageRuns
+from stagespan.trace.ranks.summary import RankSummary, UnreadableFile
+from stagespan.trace.ranks.waits import NOBODY, CollectiveInstance, CollectiveWaits
 from stagespan.trace.result import share
 
 # A rank is late at a place in the step if it is last there this often, and for this percentage of
@@ -34,21 +37,23 @@ PARTS = {
 """The parts of a rank's time. Each moment belongs to the first part that applies."""
 
 
-@dataclass(frozen=True, slots=True)
-class Imbalance:
-    """Ranks (indices of summaries) that computed longer than the others; times in ns."""
+class Imbalance(Figures, frozen=True):
+    """Ranks that computed longer than the others."""
 
-    ranks: list[int]
-    others: list[int]
-    percent: float
-    """By how much the rank that computed longest exceeds the mean of all ranks."""
-    mean_ns: float
-    others_mean_ns: float
-
-    @property
-    def times(self) -> float | None:
-        """`mean_ns` divided by `others_mean_ns`; None if the others computed nothing."""
-        return self.mean_ns / self.others_mean_ns if self.others_mean_ns else None
+    rank: Count
+    """The rank that computed longest."""
+    percent: float = msgspec.field(name="percent_over_mean")
+    """By how much it exceeds the mean of all ranks."""
+    ranks: list[Count]
+    """The ranks that computed longer."""
+    times: float | None = msgspec.field(name="times_the_others")
+    """`mean_ns` divided by `others_mean_ns`; None if the others computed nothing."""
+    above: Internal[list[int]]
+    """The indices of the summaries of `ranks`."""
+    below: Internal[list[int]]
+    """The indices of the summaries of the others."""
+    mean_ns: Internal[float]
+    others_mean_ns: Internal[float]
 
 
 def word_of(parts_ns: dict[str, int], on_device: bool) -> str:
@@ -66,7 +71,7 @@ def word_of(parts_ns: dict[str, int], on_device: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobTraces:
     """The ranks of a job, in ascending order; times in ns."""
 
     folder: str
@@ -80,7 +85,7 @@ class Job:
     """The other files of a rank, by rank, which are skipped."""
     without_rank: list[str]
     """Traces without a rank, which are skipped."""
-    unreadable: list[Unreadable]
+    unreadable: list[UnreadableFile]
     matched: Matched
     clocks: Clocks
     waits: CollectiveWaits
@@ -141,11 +146,16 @@ class Job:
         count = split + 1 if has_groups else 1
         above, below = times[:count], times[count:]
         others = sum(below) / len(below)
+        own = sum(above) / len(above)
+        longest = sorted(order[:count])
         return Imbalance(
-            ranks=sorted(order[:count]),
-            others=sorted(order[count:]),
+            rank=self.numbers[order[0]],
             percent=share(times[0] - mean, mean),
-            mean_ns=sum(above) / len(above),
+            ranks=[self.numbers[at] for at in longest],
+            times=own / others if others else None,
+            above=longest,
+            below=sorted(order[count:]),
+            mean_ns=own,
             others_mean_ns=others,
         )
 
@@ -180,12 +190,14 @@ class Job:
     @cached_property
     def window_begin_ns(self) -> int:
         """The time at which the first trace begins, on the common clock."""
-        return min(
-            each.begin_ns - int(offset)
-            for each, offset in zip(self.summaries, self.clocks.offset_ns, strict=True)
-        )
+        return window_begin_ns(self.summaries, self.clocks)
 
-    def worst(self, count: int) -> list[Instance]:
+    @cached_property
+    def stage_times(self) -> list[dict[str, StageRuns]]:
+        """The host's time in the stages of each rank."""
+        return [each.stages for each in self.summaries]
+
+    def worst(self, count: int) -> list[CollectiveInstance]:
         """The collectives in which the ranks waited longest."""
         return sorted(self.waits.instances, key=lambda each: -each.lost_ns)[:count]
 
@@ -208,26 +220,26 @@ class WaitedFor:
     """The number of these collectives."""
 
 
-def most_waited_for(instances: Sequence[Instance]) -> WaitedFor | None:
+def most_waited_for(instances: Sequence[CollectiveInstance]) -> WaitedFor | None:
     """The rank for which the others lost most; None if no rank was last."""
     lost: dict[int, int] = {}
     times: dict[int, int] = {}
     for each in instances:
-        if each.last != NOBODY:
-            lost[each.last] = lost.get(each.last, 0) + each.lost_ns
-            times[each.last] = times.get(each.last, 0) + 1
+        if each.last_at != NOBODY:
+            lost[each.last_at] = lost.get(each.last_at, 0) + each.lost_ns
+            times[each.last_at] = times.get(each.last_at, 0) + 1
     if not lost:
         return None
     rank = max(lost, key=lambda at: (lost[at], times[at], -at))
     return WaitedFor(rank, lost[rank], times[rank])
 
 
-def most_often_last(instances: Sequence[Instance]) -> tuple[int, int] | None:
+def most_often_last(instances: Sequence[CollectiveInstance]) -> tuple[int, int] | None:
     """The rank that was last most often, and how often; None if no rank was ever last."""
     counts: dict[int, int] = {}
     for each in instances:
-        if each.last != NOBODY:
-            counts[each.last] = counts.get(each.last, 0) + 1
+        if each.last_at != NOBODY:
+            counts[each.last_at] = counts.get(each.last_at, 0) + 1
     if not counts:
         return None
     return max(counts.items(), key=lambda item: (item[1], -item[0]))
@@ -238,7 +250,7 @@ class PlaceInStep:
     """A place in the step at which a rank mostly comes last."""
 
     op: str
-    group: str
+    group: str | None
     position: int
     times: int
     """How often the rank came last there."""
@@ -246,18 +258,18 @@ class PlaceInStep:
     """How many steps have a collective at this place."""
 
 
-def place_in_step(job: Job, at: int) -> PlaceInStep | None:
+def place_in_step(job: JobTraces, at: int) -> PlaceInStep | None:
     """Return the place in the step at which the others wait most for a rank.
 
     Returns None if they do not wait mostly for this rank there.
     """
-    places: dict[tuple[str, int], list[Instance]] = {}
+    places: dict[tuple[str | None, int], list[CollectiveInstance]] = {}
     for each in job.waits.instances:
         if each.position is not None:
             places.setdefault((each.group, each.position), []).append(each)
     best: tuple[int, PlaceInStep] | None = None
     for (group, position), instances in places.items():
-        mine = [each for each in instances if each.last == at]
+        mine = [each for each in instances if each.last_at == at]
         lost = sum(each.lost_ns for each in mine)
         if (
             len(mine) >= _LEAST_TIMES

@@ -103,7 +103,7 @@ class Matched:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
+class _GroupCalls:
     """A group's collectives in one rank's trace."""
 
     rank: int
@@ -125,7 +125,7 @@ def match(summaries: Sequence[RankSummary]) -> Matched:
     collectives is taken; among equal ones, the one with the smallest distance. Ranks whose
     operations agree at no shift are not matched.
     """
-    lanes: dict[str, list[_Lane]] = {}
+    by_group: dict[str, list[_GroupCalls]] = {}
     alone = 0
     for number, summary in enumerate(summaries):
         found = summary.collectives
@@ -135,44 +135,44 @@ def match(summaries: Sequence[RankSummary]) -> Matched:
         for group, name in enumerate(found.groups):
             rows = np.flatnonzero((found.group == group) & ~private)
             if len(rows):
-                lanes.setdefault(name, []).append(_Lane(number, names[rows], rows, found))
+                by_group.setdefault(name, []).append(_GroupCalls(number, names[rows], rows, found))
     blocks, matched = [], set()
-    for name, members in lanes.items():
+    for name, members in by_group.items():
         block = _block(name, members)
         if block is not None:
             blocks.append(block)
             matched.update(block.ranks.tolist())
-    with_some = {lane.rank for members in lanes.values() for lane in members}
+    with_some = {calls.rank for members in by_group.values() for calls in members}
     return Matched(blocks, sorted(with_some - matched), alone)
 
 
-def _block(group: str, members: list[_Lane]) -> MatchedCalls | None:
+def _block(group: str, members: list[_GroupCalls]) -> MatchedCalls | None:
     if len(members) < 2:
         return None
-    base = max(members, key=lambda lane: len(lane.rows))
-    placed = [(lane, 0 if lane is base else _shift(base, lane)) for lane in members]
-    kept = [(lane, shift) for lane, shift in placed if shift is not None]
+    base = max(members, key=lambda calls: len(calls.rows))
+    placed = [(calls, 0 if calls is base else _shift(base, calls)) for calls in members]
+    kept = [(calls, shift) for calls, shift in placed if shift is not None]
     if len(kept) < 2:
         return None
     first = min(shift for _, shift in kept)
-    last = max(shift + len(lane.rows) for lane, shift in kept)
+    last = max(shift + len(calls.rows) for calls, shift in kept)
     size = (len(kept), last - first)
     of = {name: np.full(size, NO_VALUE, dtype=np.int64) for name in _BY_RANK}
     ops = np.full(size[1], "", dtype=object)
     bytes_in, members_of = (np.full(size[1], -1, dtype=np.int64) for _ in range(2))
-    for row, (lane, shift) in enumerate(kept):
-        here = slice(shift - first, shift - first + len(lane.rows))
+    for row, (calls, shift) in enumerate(kept):
+        here = slice(shift - first, shift - first + len(calls.rows))
         for name, values in of.items():
-            values[row, here] = getattr(lane.of, name)[lane.rows]
-        ops[here] = np.where(ops[here] == "", lane.ops, ops[here])
-        bytes_in[here] = np.maximum(bytes_in[here], lane.of.bytes_in[lane.rows])
-        members_of[here] = np.maximum(members_of[here], lane.of.members[lane.rows])
+            values[row, here] = getattr(calls.of, name)[calls.rows]
+        ops[here] = np.where(ops[here] == "", calls.ops, ops[here])
+        bytes_in[here] = np.maximum(bytes_in[here], calls.of.bytes_in[calls.rows])
+        members_of[here] = np.maximum(members_of[here], calls.of.members[calls.rows])
     shared = np.flatnonzero((of["begin_ns"] != NO_VALUE).sum(axis=0) >= 2)
     if len(shared) == 0:
         return None
     return MatchedCalls(
         group,
-        np.array([lane.rank for lane, _ in kept], dtype=np.intp),
+        np.array([calls.rank for calls, _ in kept], dtype=np.intp),
         ops[shared].tolist(),
         bytes_in[shared],
         members_of[shared],
@@ -180,9 +180,9 @@ def _block(group: str, members: list[_Lane]) -> MatchedCalls | None:
     )
 
 
-def _shift(base: _Lane, lane: _Lane) -> int | None:
-    """The index in `base` of the first collective of `lane`; None if the operations disagree."""
-    end, base_end = lane.end_ns, base.end_ns
+def _shift(base: _GroupCalls, calls: _GroupCalls) -> int | None:
+    """The index in `base` of the first collective of `calls`; None if the operations disagree."""
+    end, base_end = calls.end_ns, base.end_ns
     middle = len(end) // 2
     nearest = int(np.searchsorted(base_end, end[middle])) - middle
     tried = {about + by for about in (0, nearest) for by in range(-_SHIFTS, _SHIFTS + 1)}
@@ -194,7 +194,7 @@ def _shift(base: _Lane, lane: _Lane) -> int | None:
         if high - low < min(2, len(end), len(base_end)) or high - low < len(end) / 2:
             continue
         mine = slice(low - shift, high - shift)
-        if np.mean(base.ops[low:high] == lane.ops[mine]) < _LEAST_SAME:
+        if np.mean(base.ops[low:high] == calls.ops[mine]) < _LEAST_SAME:
             continue
         differences = end[mine] - base_end[low:high]
         median_difference = float(np.median(differences))
@@ -248,6 +248,12 @@ class Clocks:
     """The scatter of the ends of collectives about the common time; -1 if unknown."""
     how: tuple[str, ...]
     """ONE_HOST, BY_COLLECTIVES or UNKNOWN_CLOCK for each rank."""
+
+
+def window_begin_ns(summaries: Sequence[RankSummary], clocks: Clocks) -> int:
+    """The time at which the first trace begins, on the common clock."""
+    offsets = zip(summaries, clocks.offset_ns, strict=True)
+    return min(each.begin_ns - int(offset) for each, offset in offsets)
 
 
 def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:

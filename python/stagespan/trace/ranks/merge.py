@@ -15,7 +15,7 @@ import msgspec
 from stagespan.errors import StagespanError
 from stagespan.process.files import whole_file
 from stagespan.trace.ascend.folder import OUTPUT, TRACE
-from stagespan.trace.ranks.job import Job
+from stagespan.trace.ranks.job import JobTraces
 from stagespan.trace.read.reader import RawEvent, copy_raw_events
 
 # Ids from here on (64-bit patterns) are renumbered; smaller ones are shifted.
@@ -45,7 +45,7 @@ _PER_RANK = 10_000
 _GZIP_LEVEL = 4
 
 
-def merge(job: Job, target: str | os.PathLike[str]) -> int:
+def merge(job: JobTraces, target: str | os.PathLike[str]) -> int:
     """Write the timelines of all ranks, on the common clock, to one file.
 
     Returns the number of entries. The file is compressed if the name of `target` ends in .gz. Ids
@@ -68,7 +68,7 @@ def merge(job: Job, target: str | os.PathLike[str]) -> int:
         ) from error
 
 
-def _write(job: Job, file: BinaryIO | gzip.GzipFile) -> int:
+def _write(job: JobTraces, file: BinaryIO | gzip.GzipFile) -> int:
     base = job.window_begin_ns // 10**9 * 10**9 if _all_unix(job) else 0
     file.write(b'{"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": %d,' % base)
     merged = [
@@ -100,7 +100,7 @@ def _write(job: Job, file: BinaryIO | gzip.GzipFile) -> int:
     return count
 
 
-def _all_unix(job: Job) -> bool:
+def _all_unix(job: JobTraces) -> bool:
     return all(summary.unix_clock for summary in job.summaries)
 
 

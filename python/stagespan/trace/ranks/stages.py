@@ -27,7 +27,7 @@ _MOST_RANKS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class StageTime:
+class StageRuns:
     """The runs of a stage on one rank, without the stages inside them."""
 
     runs: int
@@ -66,7 +66,7 @@ class Slower:
         )
 
 
-def slower_stages(times: Sequence[Mapping[str, StageTime]]) -> list[Slower]:
+def slower_stages(times: Sequence[Mapping[str, StageRuns]]) -> list[Slower]:
     """Return for each stage the rank that is much slower than the others, the most time first.
 
     `times` has the stages of each rank by name. Stages of one rank only are left out.
@@ -85,7 +85,7 @@ def slower_stages(times: Sequence[Mapping[str, StageTime]]) -> list[Slower]:
 
 
 def stage_findings(
-    times: Sequence[Mapping[str, StageTime]], names: Sequence[str], whole_ns: Sequence[int]
+    times: Sequence[Mapping[str, StageRuns]], names: Sequence[str], whole_ns: Sequence[int]
 ) -> list[Finding]:
     """Return findings about slower ranks; `names` and `whole_ns` are those of all ranks."""
     found = []
@@ -116,7 +116,7 @@ def stage_findings(
     return found[:_MOST_FINDINGS]
 
 
-def stage_table(times: Sequence[Mapping[str, StageTime]], names: Sequence[str]) -> Table | None:
+def stage_table(times: Sequence[Mapping[str, StageRuns]], names: Sequence[str]) -> Table | None:
     """Return the time in each stage on each rank; None without stages."""
     totals: dict[str, int] = {}
     for each in times:

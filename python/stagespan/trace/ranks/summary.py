@@ -25,8 +25,8 @@ from stagespan.trace.ascend.steps import AscendSteps
 from stagespan.trace.derived.device import COPY, device_work, is_ascend, launches
 from stagespan.trace.derived.device_time import DeviceTime, device_times, together
 from stagespan.trace.derived.launch_sources import stage_calls
-from stagespan.trace.derived.threads import Cover
 from stagespan.trace.derived.windows import steps_of
+from stagespan.trace.figures import Figures
 from stagespan.trace.ranks.collectives import (
     Collectives,
     collectives,
@@ -35,10 +35,10 @@ from stagespan.trace.ranks.collectives import (
     work_of,
 )
 from stagespan.trace.ranks.find import least_ranks, rank_of, world_size_of
-from stagespan.trace.ranks.stages import StageTime
+from stagespan.trace.ranks.stages import StageRuns
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.groups import grouped
-from stagespan.trace.read.intervals import exclusive
+from stagespan.trace.read.intervals import Cover, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.reader import read_trace
 from stagespan.trace.read.view import TraceView
@@ -93,10 +93,10 @@ def usage_of(trace: Trace, window: tuple[int, int], stages: AscendSteps | None =
     found = steps_of(trace)
     if found is not None and found.steps:
         first, last = int(found.begin_ns[0]), int(found.end_ns[-1])
-        if _covered(busy, first, last) >= _LEAST_SHARE * _covered(busy, begin, end):
+        if busy.time_in(first, last) >= _LEAST_SHARE * busy.time_in(begin, end):
             steps, begin, end = found.steps, first, last
     computing_ns, working_ns, busy_ns = (
-        _covered(each, begin, end) for each in (computing, working, busy)
+        each.time_in(begin, end) for each in (computing, working, busy)
     )
     stage_ns, stage_communicating_ns = _stage_times(stages)
     return Usage(
@@ -137,10 +137,6 @@ def _stage_times(stages: AscendSteps | None) -> tuple[int | None, int | None]:
     if stages is None or stages.stage_ns <= 0:
         return None, None
     return stages.stage_ns, stages.exposed_ns
-
-
-def _covered(cover: Cover, begin_ns: int, end_ns: int) -> int:
-    return int(cover.within(np.array([begin_ns]), np.array([end_ns]))[0])
 
 
 # --- One rank's trace in brief ---
@@ -192,7 +188,7 @@ class RankSummary:
     """The least possible number of ranks of the job, and its source; None if unknown."""
     pipeline_stage: int | None = None
     incomplete: str | None = None
-    stages: dict[str, StageTime] = field(default_factory=dict)
+    stages: dict[str, StageRuns] = field(default_factory=dict)
     """The host's time in its stages, by name; the most time first, at most `_MOST_STAGES`."""
 
     @property
@@ -201,8 +197,7 @@ class RankSummary:
         return self.end_ns - self.begin_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableFile(Figures, frozen=True):
     """A file that is not a trace, and the reason."""
 
     path: str
@@ -211,10 +206,10 @@ class Unreadable:
 
 def summarise(
     path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
-) -> RankSummary | Unreadable:
+) -> RankSummary | UnreadableFile:
     """Read and summarise one trace, or the files of an Ascend folder.
 
-    Returns an `Unreadable` for bad content instead of raising. `folder` is the folder that was
+    Returns an `UnreadableFile` for bad content instead of raising. `folder` is the folder that was
     searched for ranks; the names of its subfolders may contain the rank.
     """
     path, folder = Path(path), None if folder is None else Path(folder)
@@ -223,7 +218,7 @@ def summarise(
         files = None if ascend is None else read_ascend_folder(ascend, _TABLES)
         read = read_trace(path) if files is None else files.trace
     except TraceError as error:
-        return Unreadable(str(path), str(error))
+        return UnreadableFile(str(path), str(error))
     documents = {} if files is None else files.documents
     found = communication.collectives(documents)
     known = found if isinstance(found, communication.CollectiveStats) else None
@@ -233,7 +228,7 @@ def summarise(
     trace = TraceView.of(read)
     window = window_of(trace)
     if window is None:
-        return Unreadable(str(path), f"{path} contains no events with a duration.")
+        return UnreadableFile(str(path), f"{path} contains no events with a duration.")
     rank, rank_from = rank_of(trace, path, folder, None if files is None else files.rank)
     world = world_size_of(trace)
     stages = None
@@ -273,14 +268,14 @@ def summarise(
     )
 
 
-def _times_by_stage(trace: Trace) -> dict[str, StageTime]:
+def _times_by_stage(trace: Trace) -> dict[str, StageRuns]:
     calls = stage_calls(trace)
     if calls is None:
         return {}
     events = trace.events
-    own = exclusive(events.begin_ns[calls.rows], events.end_ns[calls.rows], calls.lane)
+    own = exclusive(events.begin_ns[calls.rows], events.end_ns[calls.rows], calls.thread)
     groups = grouped(events.name[calls.rows].astype(np.int64), own)[:_MOST_STAGES]
-    return {trace.names[each.code]: StageTime(each.count, each.time_ns) for each in groups}
+    return {trace.names[each.code]: StageRuns(each.count, each.time_ns) for each in groups}
 
 
 def _of_tables(
@@ -288,14 +283,14 @@ def _of_tables(
     folder: Path | None,
     files: AscendFolder,
     known: communication.CollectiveStats | None,
-) -> RankSummary | Unreadable:
+) -> RankSummary | UnreadableFile:
     """The summary of an Ascend folder that contains no trace."""
     empty = without_events(str(path))
     kernels = files.tables.get(KERNEL_DETAILS)
     steps = ascend_steps.analyze(empty, files.tables.get(STEP_TRACE_TIME), kernels, known)
     usage = usage_of_stages(steps) if isinstance(steps, ascend_steps.AscendSteps) else None
     if usage is None:
-        return Unreadable(
+        return UnreadableFile(
             str(path),
             f"{files.output} contains neither a trace nor a step with times in {STEP_TRACE_TIME}.",
         )
@@ -347,7 +342,7 @@ _SMALL_BYTES = 8 << 20
 
 def summarise_all(
     paths: Sequence[Path], jobs: int | None = None, folder: Path | None = None
-) -> list[RankSummary | Unreadable]:
+) -> list[RankSummary | UnreadableFile]:
     """Summarise each trace, in the order of `paths`; `folder` as in `summarise`.
 
     With joblib (the extra `ranks`), `jobs` workers run at a time; -1 means one for each core. None
@@ -360,7 +355,7 @@ def summarise_all(
         from joblib import Parallel, delayed
     except ImportError:
         return [summarise(path, folder) for path in paths]
-    found: list[RankSummary | Unreadable] = Parallel(n_jobs=jobs)(
+    found: list[RankSummary | UnreadableFile] = Parallel(n_jobs=jobs)(
         delayed(summarise)(str(path), folder) for path in paths
     )
     return found

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.ranks.match import (
     NO_VALUE,
     UNKNOWN_CLOCK,
     Clocks,
     Matched,
     MatchedCalls,
+    window_begin_ns,
 )
 from stagespan.trace.ranks.summary import RankSummary
 
@@ -151,44 +153,55 @@ _ERRORS = 3
 _LEAST_NS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """One collective on its ranks; times in ns, on the common clock."""
+class CollectiveInstance(Figures, frozen=True):
+    """One collective on its ranks."""
 
     op: str
-    group: str
-    index: int
+    group: str | None
+    index: Count
     """Its number among the matched collectives of its group, from 0."""
-    bus_bytes: float | None
-    """The bytes that each link carries at least with the usual algorithms; None if unknown."""
-    begin_ns: int
-    """When the last rank arrived."""
-    ranks: int
+    step: Count | None
+    """The number of its step in one of the traces, from 0; None without steps."""
+    position: Count | None
+    """Its number among the step's collectives of its group, from 0."""
+    time_ns: Ns
+    """When the last rank arrived, from the begin of the first trace, on the common clock."""
+    ranks: Count
     """The number of ranks whose traces contain it."""
-    last: int
-    """The rank (index of its summary) that came last, or NOBODY if they came together."""
-    late_ns: int
+    last: Count | None
+    """The rank that came last; None if several came together."""
+    late_ns: Ns
     """How long after the next slowest rank the last arrived."""
-    waited_ns: int
+    waited_ns: Ns
     """The time that all ranks waited, summed."""
-    lost_ns: int
+    lost_ns: Ns
     """The part of `waited_ns` in which they did not compute."""
-    pure_ns: int
+    pure_ns: Ns
     """The shortest duration on any rank, which is the duration without waiting."""
-    still_ns: int | None
+    still_ns: Ns | None
     """How long no data moved after the last rank had arrived, on the rank where that is shortest;
     None if unknown."""
-    step: int | None
-    """The number of its step in one of the traces, from 0; None without steps."""
-    position: int | None
-    """Its number among the step's collectives of its group, from 0."""
+    last_at: Internal[int]
+    """The index of the summary of `last`, or NOBODY."""
+    bus_bytes: Internal[float | None]
+    """The bytes that each link carries at least with the usual algorithms; None if unknown."""
+
+    @property
+    def name(self) -> str:
+        """The operation and its group."""
+        return name_of_collective(self.op, self.group)
+
+
+def name_of_collective(op: str, group: str | None) -> str:
+    """Return an operation and its group in words: "all_reduce of group 586"."""
+    return f"{op} of group {group}" if group else op
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveWaits:
     """All collectives, and sums by rank; times in ns."""
 
-    instances: list[Instance]
+    instances: list[CollectiveInstance]
     waited_ns: NDArray[np.int64]
     """By rank: its time in collectives before the last rank had arrived."""
     lost_ns: NDArray[np.int64]
@@ -230,8 +243,9 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
         np.zeros(count, dtype=np.int64) for _ in range(9)
     )
     reasons_ns = np.zeros((count, len(REASONS)), dtype=np.int64)
-    instances: list[Instance] = []
+    instances: list[CollectiveInstance] = []
     edges = np.zeros((count, 2), dtype=np.int64)
+    window_begin = window_begin_ns(summaries, clocks)
     for whole in matched.blocks:
         np.add.at(took_part, whole.ranks, whole.known.sum(axis=1))
         _widen(edges, held, computed, whole)
@@ -272,21 +286,22 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
         steps, positions = _positions(block)
         known_on = known.sum(axis=0)
         instances += [
-            Instance(
+            CollectiveInstance(
                 op=block.ops[at],
-                group=block.group,
+                group=block.group or None,
                 index=at,
-                bus_bytes=bus_bytes(block.ops[at], int(block.bytes_in[at]), int(block.members[at])),
-                begin_ns=int(latest[at]),
+                step=steps[at],
+                position=positions[at],
+                time_ns=int(latest[at]) - window_begin,
                 ranks=int(known_on[at]),
-                last=int(last_rank[at]) if has_last[at] else NOBODY,
+                last=summaries[last_rank[at]].rank if has_last[at] else None,
                 late_ns=int(late[at]),
                 waited_ns=int(waited_in[at]),
                 lost_ns=int(lost_in[at]),
                 pure_ns=int(pure[at]),
                 still_ns=still[at],
-                step=steps[at],
-                position=positions[at],
+                last_at=int(last_rank[at]) if has_last[at] else NOBODY,
+                bus_bytes=bus_bytes(block.ops[at], int(block.bytes_in[at]), int(block.members[at])),
             )
             for at in range(len(block.ops))
         ]
@@ -379,9 +394,11 @@ def _widen(
             computed[rank] = block.computed_ns[row, at[-1]] - block.computed_ns[row, at[0]]
 
 
-def by_op(instances: Sequence[Instance]) -> dict[tuple[str, str], list[Instance]]:
+def by_op(
+    instances: Sequence[CollectiveInstance],
+) -> dict[tuple[str, str | None], list[CollectiveInstance]]:
     """Collectives by operation and group; those with the longest waits come first."""
-    found: dict[tuple[str, str], list[Instance]] = {}
+    found: dict[tuple[str, str | None], list[CollectiveInstance]] = {}
     for each in instances:
         found.setdefault((each.op, each.group), []).append(each)
     return dict(sorted(found.items(), key=lambda item: -sum(each.lost_ns for each in item[1])))
@@ -402,7 +419,7 @@ def bus_bytes(op: str, bytes_in: int, members: int) -> float | None:
     return None if factor is None else factor * bytes_in
 
 
-def bus_speed(instances: Sequence[Instance]) -> float | None:
+def bus_speed(instances: Sequence[CollectiveInstance]) -> float | None:
     """Bytes per ns (GB/s) over each rank's link while no rank waits; None if unknown."""
     known = [each for each in instances if each.bus_bytes is not None and each.pure_ns > 0]
     if not known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ Numbers = NDArray[np.int64]
 """Times in ns, ids, counts."""
 Mask = NDArray[np.bool_]
 """A mask of rows."""
+Intervals = tuple[Numbers, Numbers]
+"""The begins and the ends of intervals."""
+FARTHEST = 1 << 61
+"""A place after all places on an axis, in ns."""
 
 
 def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
@@ -30,6 +35,23 @@ def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
     starts = np.flatnonzero(opens)
     lasts = np.append(starts[1:], len(begin)) - 1
     return begin[starts], reach[lasts]
+
+
+def joined(first: Intervals, second: Intervals) -> Intervals:
+    """Return all intervals of both."""
+    return np.concatenate((first[0], second[0])), np.concatenate((first[1], second[1]))
+
+
+def minus(whole: Intervals, part: Intervals) -> Intervals:
+    """Return the parts of disjoint ascending intervals that other such intervals do not cover."""
+    time = np.concatenate((*whole, *part))
+    count, other = len(whole[0]), len(part[0])
+    step = np.repeat([1, -1, -2, 2], [count, count, other, other])
+    order = np.argsort(time, kind="stable")
+    time, state = time[order], np.cumsum(step[order])
+    # 1: within the whole (+1) and outside the part, which counts -2.
+    inside = np.flatnonzero((state[:-1] == 1) & (time[1:] > time[:-1])) if len(time) else state
+    return merged(time[inside], time[inside + 1])
 
 
 def outermost_first(begin: Numbers, end: Numbers, *ties: NDArray[Any]) -> Rows:
@@ -54,24 +76,104 @@ def covered(begin: Numbers, end: Numbers) -> int:
     return int((end - begin).sum())
 
 
-def exclusive(begin: Numbers, end: Numbers, lane: Numbers) -> Numbers:
-    """Return the time of each interval that no interval inside it, in the same lane, covers.
+def exclusive(begin: Numbers, end: Numbers, thread: Numbers) -> Numbers:
+    """Return the time of each interval that no interval inside it, in the same thread, covers.
 
-    Each moment belongs to the innermost interval, which began last. The sum over a lane is
+    Each moment belongs to the innermost interval, which began last. The sum over a thread is
     therefore the length of its union, even if intervals overlap without nesting. Times are in ns.
     """
     own = np.zeros(len(begin), dtype=np.int64)
     rows = np.flatnonzero(end > begin)
     if len(rows) == 0:
         return own
-    edges = Edges(begin[rows], end[rows], lane[rows])
+    edges = Edges(begin[rows], end[rows], thread[rows])
     owner, nested = edges.innermost()
     if nested:
         own[rows] = edges.time_by(owner)
         return own
-    # Intervals of some lane overlap without nesting: use a stack for these.
+    # Intervals of some thread overlap without nesting: use a stack for these.
     own[rows] = edges.time_by(edges.innermost_of_crossing())
     return own
+
+
+class Cover:
+    """A set of intervals on an axis, which computes how much of any range it covers."""
+
+    def __init__(self, begin: Numbers, end: Numbers) -> None:
+        longer = end > begin
+        self.begin, self.end = merged(begin[longer], end[longer])
+        self._before = np.concatenate(([0], np.cumsum(self.end - self.begin)))
+
+    def __or__(self, other: Cover) -> Cover:
+        return Cover(*joined((self.begin, self.end), (other.begin, other.end)))
+
+    def within(self, begin: Numbers, end: Numbers) -> Numbers:
+        """The covered length of each range in ns; 0 for a range that ends before it begins."""
+        result: Numbers = self._until(np.maximum(begin, end)) - self._until(begin)
+        return result
+
+    def time_in(self, begin_ns: int, end_ns: int) -> int:
+        """The covered length of one range in ns."""
+        return int(self.within(np.array([begin_ns]), np.array([end_ns]))[0])
+
+    def next_from(self, place: Numbers) -> Numbers:
+        """Each place if it is covered, else the begin of the next interval (FARTHEST if none)."""
+        if len(self.begin) == 0:
+            return np.full(len(place), FARTHEST, dtype=np.int64)
+        at = np.searchsorted(self.begin, place, side="right")
+        covered = (at > 0) & (self.end[at - 1] > place)
+        following = np.append(self.begin, FARTHEST)[at]
+        result: Numbers = np.where(covered, place, following)
+        return result
+
+    def begin_around(self, place: Numbers) -> Numbers:
+        """Where the interval that covers each place begins; the place if none does."""
+        if len(self.begin) == 0:
+            return place
+        at = np.searchsorted(self.begin, place, side="right") - 1
+        covered = (at >= 0) & (self.end[at] >= place)
+        return np.where(covered, self.begin[at], place)
+
+    def _until(self, place: Numbers) -> Numbers:
+        if len(self.begin) == 0:
+            return np.zeros(len(place), dtype=np.int64)
+        at = np.searchsorted(self.begin, place, side="right") - 1
+        inside = np.minimum(place, self.end[at]) - self.begin[at]
+        result: Numbers = np.where(at >= 0, self._before[at] + inside, 0)
+        return result
+
+
+class SortedIntervals:
+    """Events of one thread, sorted by begin, so that they can be searched one by one quickly."""
+
+    def __init__(self, places: Rows, begin: Numbers, end: Numbers) -> None:
+        self.places, self._begin, self._end = places, begin[places], end[places]
+        self._reach = np.maximum.accumulate(self._end) if len(places) else self._end
+        # Bisecting a list is ten times as fast as searching an array for one value.
+        self._begins: list[int] = self._begin.tolist()
+
+    def around(self, begin: int, end: int, own: int = -1) -> int:
+        """Return the innermost event around an interval, except `own`, or -1."""
+        at = bisect_right(self._begins, begin) - 1
+        # If the latest end so far is too early, no earlier event can be around the interval.
+        while at >= 0 and self._reach[at] >= end:
+            if self._end[at] >= end and self.places[at] != own:
+                return int(self.places[at])
+            at -= 1
+        return -1
+
+    def before(self, time: int) -> int:
+        """Return the event that began last among those that had ended by a time, or -1."""
+        at = bisect_right(self._begins, time) - 1
+        while at >= 0 and self._end[at] > time:
+            at -= 1
+        return int(self.places[at]) if at >= 0 else -1
+
+    def within(self, begin: int, end: int) -> int:
+        """Return the total time of the events within an interval."""
+        low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
+        inside = self._end[low:high] <= end
+        return int((self._end[low:high] - self._begin[low:high])[inside].sum())
 
 
 class Edges:
@@ -80,7 +182,7 @@ class Edges:
     `row`, `is_begin` and `time_ns` have one element for each edge; `row` is the interval's index.
     """
 
-    def __init__(self, begin: Numbers, end: Numbers, lane: Numbers) -> None:
+    def __init__(self, begin: Numbers, end: Numbers, thread: Numbers) -> None:
         count = len(begin)
         index = np.arange(count, dtype=np.int64)
         length = end - begin
@@ -94,7 +196,7 @@ class Edges:
                 np.concatenate((-length, length)),
                 self.is_begin,
                 time,
-                np.concatenate((lane, lane)),
+                np.concatenate((thread, thread)),
             )
         )
         self.row = np.concatenate((index, index))[order]

@@ -63,11 +63,11 @@ def with_categories(
 
 
 def _contains_no_other(events: Events, rows: Rows) -> Mask:
-    _, lane = pairs(events.pid[rows], events.tid[rows])
+    _, thread = pairs(events.pid[rows], events.tid[rows])
     begin, end = events.begin_ns[rows], events.end_ns[rows]
     order = outermost_first(begin, end)
-    order = order[np.argsort(lane[order], kind="stable")]
-    lane, begin, end = lane[order], begin[order], end[order]
+    order = order[np.argsort(thread[order], kind="stable")]
+    thread, begin, end = thread[order], begin[order], end[order]
     inner = np.ones(len(rows), dtype=np.bool_)
-    inner[order[:-1]] = (lane[1:] != lane[:-1]) | (begin[1:] >= end[:-1]) | (end[1:] > end[:-1])
+    inner[order[:-1]] = (thread[1:] != thread[:-1]) | (begin[1:] >= end[:-1]) | (end[1:] > end[:-1])
     return inner

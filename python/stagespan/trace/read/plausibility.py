@@ -273,7 +273,7 @@ def _check_streams(work: _Work) -> None:
     if len(rows) == 0:
         return
     trace = work.trace
-    order, lane, following, second = _later(trace, rows)
+    order, of_stream, following, second = _later(trace, rows)
     rows = rows[order]
     begin, dur = work.begin_ns[rows], work.dur_ns[rows]
     covers = (second >= 0) & (dur - (begin[second] - begin) > _NEIGHBOURS_NS)
@@ -282,8 +282,8 @@ def _check_streams(work: _Work) -> None:
     covers |= (following >= 0) & (dur[following] > 0) & (longer > begin[following] - begin)
     if covers.any():
         # If most events of a stream overlap, it does not run one event after another.
-        counts = np.bincount(lane)
-        covers &= (2 * np.bincount(lane[covers], minlength=len(counts)) <= counts)[lane]
+        counts = np.bincount(of_stream)
+        covers &= (2 * np.bincount(of_stream[covers], minlength=len(counts)) <= counts)[of_stream]
     suspect = covers | work.unknown[rows]
     if not suspect.any():
         return
@@ -312,22 +312,22 @@ def _later(trace: Trace, rows: Rows) -> tuple[Rows, Numbers, Rows, Rows]:
     events = trace.events
     stream, tid, device = events.stream[rows], events.tid[rows], events.device[rows]
     _, of_device = pairs(events.pid[rows], device)
-    _, lane = pairs(of_device, np.where(stream == MISSING, tid, stream))
+    _, of_stream = pairs(of_device, np.where(stream == MISSING, tid, stream))
     begin = events.begin_ns[rows]
-    order: Rows = np.lexsort((begin, lane)).astype(np.intp)
-    lane, begin = lane[order], begin[order]
+    order: Rows = np.lexsort((begin, of_stream)).astype(np.intp)
+    of_stream, begin = of_stream[order], begin[order]
     count = len(rows)
     new = np.ones(count, dtype=np.bool_)
-    new[1:] = (lane[1:] != lane[:-1]) | (begin[1:] != begin[:-1])
+    new[1:] = (of_stream[1:] != of_stream[:-1]) | (begin[1:] != begin[:-1])
     starts = np.flatnonzero(new)
     following = np.append(starts, count)[np.cumsum(new)]
 
     def within(place: Rows) -> Rows:
         inside = place < count
-        inside[inside] = lane[place[inside]] == lane[inside]
+        inside[inside] = of_stream[place[inside]] == of_stream[inside]
         return np.where(inside, place, -1)
 
-    return order, lane, within(following), within(following + 1)
+    return order, of_stream, within(following), within(following + 1)
 
 
 def _ranges(trace: Trace) -> Mask:
@@ -349,17 +349,17 @@ def _cut_ranges(work: _Work) -> None:
     rows = np.flatnonzero(_ranges(work.trace) & work.keep & (work.dur_ns > 0))
     if len(rows) < 2:
         return
-    _, lane = pairs(events.pid[rows], events.tid[rows])
+    _, thread = pairs(events.pid[rows], events.tid[rows])
     begin, dur = work.begin_ns[rows], work.dur_ns[rows]
-    order = np.lexsort((-dur, begin, lane))
-    rows, lane, begin = rows[order], lane[order], begin[order]
+    order = np.lexsort((-dur, begin, thread))
+    rows, thread, begin = rows[order], thread[order], begin[order]
     end = begin + dur[order]
     ends = end.tolist()
     opened: list[int] = []
     last = -1
-    for at, (thread, start) in enumerate(zip(lane.tolist(), begin.tolist(), strict=True)):
-        if thread != last:
-            opened, last = [], thread
+    for at, (own, start) in enumerate(zip(thread.tolist(), begin.tolist(), strict=True)):
+        if own != last:
+            opened, last = [], own
         while opened and ends[opened[-1]] <= start:
             opened.pop()
         # Others may cross by more, so several that are open are compared.

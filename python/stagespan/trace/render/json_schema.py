@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, get_type_hints
 
 from stagespan.trace.analysis import SCHEMA_VERSION, TraceFigures, result_types
-from stagespan.trace.compare.comparison import Comparison
+from stagespan.trace.compare.comparison import TraceComparison
 from stagespan.trace.figures import Figures, schema_of
 from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.result import Finding, Result, UnknownFigures
@@ -19,7 +19,11 @@ from stagespan.trace.result import Finding, Result, UnknownFigures
 
 def figure_types() -> dict[str, type[Figures]]:
     """Return the figures of every result, by its key in the JSON."""
-    results: dict[str, type[Result]] = {"against": Comparison, "ranks": Ranks, **result_types()}
+    results: dict[str, type[Result]] = {
+        "against": TraceComparison,
+        "ranks": Ranks,
+        **result_types(),
+    }
     return {name: _figures_of(each) for name, each in results.items()}
 
 

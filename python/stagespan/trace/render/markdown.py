@@ -6,11 +6,11 @@ import re
 from itertools import chain
 from pathlib import Path
 
-from stagespan.trace.analyses.host_verdict import steps_without_operators
+from stagespan.text.escaping import one_line
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.ascend.folder import TRACE
-from stagespan.trace.derived.device import launches, shared_correlations
-from stagespan.trace.kernel_names import labels, printable
+from stagespan.trace.derived.device import shared_correlations
+from stagespan.trace.kernel_names import labels
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import (
     ABSENT,
@@ -23,7 +23,9 @@ from stagespan.trace.read.plausibility import (
 from stagespan.trace.result import (
     MOST_LETTERS,
     Finding,
+    Line,
     Table,
+    Titled,
     Unavailable,
     counted,
     in_words,
@@ -56,6 +58,18 @@ def markdown(analysis: Analysis) -> str:
     if full:
         lines += ["## Full names", "", *(f"- {escaped(n)}: {escaped(full[n])}" for n in full), ""]
     lines += [line for note in ignored(trace) for line in (escaped(note), "")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def markdown_of(result: Titled) -> str:
+    """Return the page of one result: the lines of its head, its findings, and all tables."""
+    title, _ = result.title()
+    lines = [f"# {escaped(title)}", ""]
+    for block in result.head():
+        lines += [escaped(block.text), ""] if isinstance(block, Line) else []
+    lines += listed_findings(result.findings())
+    for table in result.tables():
+        lines += [*markdown_table(table), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -118,20 +132,6 @@ def _not_used(trace: Trace, cause: str, count: int) -> str:
     return f"{cause} ({count:,}, {f'up to {length} away' if cause == FAR else length})"
 
 
-# The data that each analysis needs, and how to record it.
-_MISSING = {
-    "device_use": ("device events", "record the device's activity"),
-    "idle": ("device events", "record the device's activity"),
-    "launches": ("launches of device work", "record the CPU's and the device's activity"),
-    "kernels": ("operators and kernels", "record the CPU's activity"),
-    "steps": ("steps", "call profiler.step()"),
-    "stages": ("stages", "use record_function or stagespan.span"),
-    "layers": ("modules", "with_stack=True"),
-    "memory": ("memory", "profile_memory=True"),
-    "flame": ("Python stacks", "with_stack=True"),
-}
-
-
 def missing(analysis: Analysis) -> list[str]:
     """Return a sentence about missing data and how to record it; [] if nothing is missing.
 
@@ -140,28 +140,10 @@ def missing(analysis: Analysis) -> list[str]:
     other = analysis.trace.metadata.get("otherData")
     if isinstance(other, dict) and "stagespan" in other:
         return []
-    absent = {
-        name for name, result in analysis.results.items() if isinstance(result, Unavailable)
-    } & _MISSING.keys()
-    if "device_use" in absent or shared_correlations(analysis.trace):
-        absent.discard("launches")
-    how = dict(_MISSING)
-    if not _may_have_device(analysis.trace):
-        absent -= {"device_use", "idle"}
-        how["kernels"] = ("operators", "record the CPU's activity")
-    if steps_without_operators(analysis.trace) is not None:
-        how["kernels"] = ("operators", "the work ran in other threads; see above")
-    listed = dict.fromkeys(how[name] for name in how if name in absent)
-    if not listed:
-        return []
-    return [f"Not in this trace: {', '.join(f'{what} ({how})' for what, how in listed)}."]
-
-
-def _may_have_device(trace: Trace) -> bool:
-    """Whether the machine may have a device; a trace without operators does not show it."""
-    described = trace.metadata.get("deviceProperties")
-    host = trace.rows_of(["cpu_op"]).any() or steps_without_operators(trace) is not None
-    return bool(described) or bool(launches(trace).any()) or not host
+    results = analysis.results.values()
+    needs = dict.fromkeys(each.needs for each in results if isinstance(each, Unavailable))
+    listed = [f"{need[0]} ({need[1]})" for need in needs if need is not None]
+    return [f"Not in this trace: {', '.join(listed)}."] if listed else []
 
 
 def _full_names(analysis: Analysis) -> dict[str, str]:
@@ -171,13 +153,13 @@ def _full_names(analysis: Analysis) -> dict[str, str]:
         for at in range(len(table.columns)):
             names = [row[at] for row in table.rows if isinstance(row[at], str)]
             shown = labels((name for name in names if isinstance(name, str)), MOST_LETTERS)
-            found |= {label: name for name, label in shown.items() if label != printable(name)}
+            found |= {label: name for name, label in shown.items() if label != one_line(name)}
     return found
 
 
 def escaped(text: str) -> str:
     """Escape text for Markdown."""
-    return _SPECIAL.sub(r"\\\1", printable(text))
+    return _SPECIAL.sub(r"\\\1", one_line(text))
 
 
 def listed_findings(findings: list[Finding]) -> list[str]:

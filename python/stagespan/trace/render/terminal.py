@@ -1,30 +1,29 @@
-"""Pages for the terminal: one trace, a comparison, or many ranks."""
+"""Pages for the terminal: as much of the results as fits on a screen."""
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagespan.text.console import set_width
-from stagespan.trace.analyses.idle import Idle
-from stagespan.trace.analyses.verdict import Verdict
+from stagespan.text.escaping import one_line
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.ascend.steps import AscendSteps
-from stagespan.trace.compare.comparison import Change, Comparison, headline, percent_of
-from stagespan.trace.derived.idle_causes import CAUSES
-from stagespan.trace.kernel_names import kernel_label, labels
-from stagespan.trace.ranks.report import Ranks
-from stagespan.trace.ranks.report import headline as headline_of_ranks
+from stagespan.trace.kernel_names import labels
 from stagespan.trace.render.markdown import heading, ignored, missing, name_of, summary
 from stagespan.trace.result import (
+    Bar,
+    Block,
+    Changes,
     Finding,
+    Line,
     Result,
     Table,
+    Titled,
     Unavailable,
     counted,
-    in_cell,
-    printable,
     share,
     shortened,
     texts_of,
@@ -34,17 +33,6 @@ from stagespan.trace.result import (
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-
-def one_liners(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return heading and summary line of each analysis that has one."""
-    results = {n: r for n, r in analysis.results.items() if isinstance(r, Result)}
-    lines = {name: result.line() for name, result in results.items()}
-    return [(heading(name), line) for name, line in lines.items() if line]
-
-
-# --- One trace ---
-
-
 # A file or a pipe has no height.
 _LINES = 60
 _FEWEST_LINES = 20
@@ -53,9 +41,17 @@ _FOR_FINDINGS = 6
 _BAR = 25
 # The width of a page, unless COLUMNS is set.
 _WIDTH = 100
-_CAUSES = 5
-# The least percentage of idle time that is shown here.
-_LEAST_CAUSE = 1.0
+# The characters of a name in a table; longer names are shortened.
+_LONGEST_NAME = 80
+# The characters of a line of a heading in a table that is too wide for the screen.
+_LONGEST_HEADING = 13
+# The least width of a column of texts, and the columns that a table has on any screen.
+_LEAST_TEXT, _FEWEST_COLUMNS = 8, 2
+# The width of the columns of `Changes` after the name, and the least width of the name.
+_CHANGE_FIGURES, _LEAST_NAME = 47, 20
+# Percentages are not printed for rows below this share of the whole, or for larger changes.
+_LEAST_BEFORE, _MOST_PERCENT = 1.0, 1_000.0
+_STYLES = {"plain": "", "strong": "bold", "remark": "yellow", "warning": "bold yellow"}
 _BAR_COLOURS = {
     "computing": "green",
     "communicating": "magenta",
@@ -65,18 +61,68 @@ _BAR_COLOURS = {
 _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan", "better": "green"}
 
 
-def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
-    """Print as much of the page as fits on a screen to `console`, by default standard output."""
-    blocks = [*_head(analysis), *_idle(analysis)]
-    blocks += [text_block("")] if blocks else []
+def print_page(analysis: Analysis, console: Console | None = None) -> None:
+    """Print as much of the page as fits on a screen to `console`, by default standard output.
+
+    A result with a page of its own, such as a comparison, is printed instead of the trace.
+    """
+    console = screen(console)
+    for result in analysis.results.values():
+        if isinstance(result, Titled):
+            print_result(result, console)
+            return
+    trace = analysis.trace
+    head: list[Block] = [Line(f"{name_of(Path(trace.path))}: {summary(analysis)}", "strong")]
+    if trace.incomplete:
+        head.append(Line(trace.incomplete, "remark"))
+    for result in analysis.results.values():
+        if isinstance(result, Unavailable) and result.is_requested:
+            head[:0] = result.head()
+        else:
+            head += result.head()
+    notes = [*missing(analysis), *ignored(trace)]
     tables = sum(map(len, analysis.tables.values()))
-    notes = [*missing(analysis), *ignored(analysis.trace)]
     if tables:
         more = f"{counted(tables, 'table')} and all evidence: --html, --markdown or --json FILE."
         notes.append(more)
     tail = [text_block(note, "dim") for note in notes]
     lines = [text_block(f"{name:9}{line}") for name, line in one_liners(analysis)]
+    blocks = [*laid_out(head, console), text_block("")]
     print_blocks(blocks, analysis.findings(), tail, console, lines)
+
+
+def print_result(result: Result, console: Console | None = None) -> None:
+    """Print as much of a result's page as fits on a screen, by default to standard output."""
+    console = screen(console)
+    blocks = [*laid_out(result.head(), console), text_block("")]
+    print_blocks(blocks, result.findings(), [], console)
+
+
+def one_liners(analysis: Analysis) -> list[tuple[str, str]]:
+    """Return heading and summary line of each analysis that has one."""
+    lines = {name: result.line() for name, result in analysis.results.items()}
+    return [(heading(name), line) for name, line in lines.items() if line]
+
+
+def laid_out(blocks: Sequence[Block], console: Console) -> list[RenderableType]:
+    """Return lines and bars, then the tables, with an empty line between two tables."""
+    tables: list[RenderableType] = []
+    others: list[RenderableType] = []
+    for block in blocks:
+        if isinstance(block, (Table, Changes)):
+            tables += [text_block("")] if tables else []
+            tables.append(
+                text_table(block, console.width)
+                if isinstance(block, Table)
+                else _changes_table(block, console.width - _CHANGE_FIGURES)
+            )
+        else:
+            others.append(
+                text_block(block.text, _STYLES[block.style])
+                if isinstance(block, Line)
+                else _bar(block)
+            )
+    return [*others, *tables]
 
 
 def print_blocks(
@@ -114,7 +160,7 @@ def print_blocks(
         left -= _heights([block], console)
         shown += 1
     if shown < len(findings):
-        more = f"and {counted(len(findings) - shown, 'more finding')}: see --html"
+        more = f"and {counted(len(findings) - shown, 'more finding')}: see --markdown"
         blocks.append(text_block(more, "dim"))
         left -= 1
     if not findings:
@@ -150,78 +196,68 @@ def screen(console: Console | None) -> Console:
 def _that_fit(blocks: list[RenderableType], limit: int, console: Console) -> list[RenderableType]:
     """Return the blocks without as many of the last tables as necessary to fit."""
     from rich.table import Table as Grid
+    from rich.text import Text
 
     kept = list(blocks)
     tables = [block for block in kept if isinstance(block, Grid)]
     while tables and _heights(kept, console) > limit:
         at = kept.index(tables.pop())
-        # Includes the blank line above it.
-        del kept[max(at - 1, 0) : at + 1]
+        # With the empty line above it, if there is one.
+        above = kept[at - 1] if at else None
+        is_spaced = isinstance(above, Text) and not above.plain
+        del kept[at - is_spaced : at + 1]
     return kept
 
 
-def _head(analysis: Analysis) -> list[RenderableType]:
-    trace, results = analysis.trace, analysis.results
-    blocks: list[RenderableType] = [
-        text_block(f"{name_of(Path(trace.path))}: {summary(analysis)}", "bold"),
-    ]
-    if trace.incomplete:
-        blocks.append(text_block(trace.incomplete, "yellow"))
-    verdict = results.get("verdict")
-    if isinstance(verdict, Verdict):
-        blocks.append(text_block(verdict.sentence, "bold"))
-        blocks.append(_bar(verdict))
-    elif isinstance(verdict, Unavailable):
-        blocks.append(text_block(verdict.reason, "bold"))
-    steps = results.get("ascend_steps")
-    if isinstance(steps, AscendSteps):
-        blocks += [text_block(line) for line in steps.headlines]
-    return blocks
-
-
-def _bar(verdict: Verdict) -> RenderableType:
+def _bar(bar: Bar) -> RenderableType:
     from rich.text import Text
 
-    parts, whole = verdict.bar(), verdict.whole_ns
     words = Text()
-    for what, time, key in parts:
-        words.append(f"  {what} ")
-        words.append(f"{share(time, whole):.1f} %", _BAR_COLOURS[key])
-    name = "Device" if verdict.on_device else "Host"
-    bar = Text(f"{name}  " if verdict.devices == 1 else f"{verdict.devices} devices, sums  ")
+    for part in bar.parts:
+        words.append(f"  {part.name} ")
+        words.append(f"{share(part.time_ns, bar.whole_ns):.1f} %", _BAR_COLOURS.get(part.colour))
+    name = bar.name if bar.count == 1 else f"{bar.count} {bar.name.lower()}s, sums"
+    drawn = Text(f"{name}  ")
     # Rounded parts may be slightly longer than their sum.
-    length = min(_BAR, _WIDTH - len(bar) - len(words) - len(parts) // 2)
-    for _, time, key in parts:
-        bar.append("#" * round(share(time, whole) / 100 * length), _BAR_COLOURS[key])
-    return bar.append_text(words)
+    length = min(_BAR, _WIDTH - len(drawn) - len(words) - len(bar.parts) // 2)
+    for part in bar.parts:
+        cells = round(share(part.time_ns, bar.whole_ns) / 100 * length)
+        drawn.append("#" * cells, _BAR_COLOURS.get(part.colour))
+    return drawn.append_text(words)
 
 
-def _idle(analysis: Analysis) -> list[RenderableType]:
-    idle = analysis.results.get("idle")
-    if not isinstance(idle, Idle) or not idle.by_cause:
-        return []
-    why = "why it was idle" if idle.devices == 1 else "why all were idle"
-    rows = [
-        (CAUSES[cause], time, share(time, idle.idle_ns), idle.gaps_by_cause.get(cause, 0))
-        for cause, time in idle.by_cause.items()
-        if share(time, idle.idle_ns) >= _LEAST_CAUSE
-    ]
-    columns = ((why, ""), ("time", "ns"), ("of idle", "%"), ("gaps", ""))
-    return [text_table(Table("", columns, rows[:_CAUSES]), most=80)]
+def text_table(table: Table, width: int) -> RenderableType:
+    """Return a table for the screen, with right-aligned figures and times in one unit.
 
-
-def text_table(table: Table, most: int = 60) -> RenderableType:
-    """Return a table for the screen, with right-aligned figures and times in one unit."""
+    If it would be wider than `width`, texts and then headings are wrapped, and the last columns
+    for which there is still no space are left out.
+    """
     from rich.table import Table as Grid
     from rich.text import Text
 
-    heads, rows = texts_of(table, most)
+    heads, rows = texts_of(table, _LONGEST_NAME)
+    texts = [any(isinstance(row[at], str) for row in table.rows) for at in range(len(heads))]
+    longest = [max((len(row[at]) for row in rows), default=0) for at in range(len(heads))]
+    cells = [
+        min(most, _LEAST_TEXT) if is_text else most
+        for most, is_text in zip(longest, texts, strict=True)
+    ]
+
+    def width_of(count: int) -> int:
+        heads_of = (max(map(len, head.split("\n"))) for head in heads)
+        each = (max(pair) for pair in zip(heads_of, cells, strict=True))
+        return sum(itertools.islice(each, count)) + 2 * (count - 1)
+
+    if width_of(len(heads)) > width:
+        heads = ["\n".join(textwrap.wrap(head, _LONGEST_HEADING)) for head in heads]
+    kept = len(heads)
+    while kept > _FEWEST_COLUMNS and width_of(kept) > width:
+        kept -= 1
     grid = Grid(box=None, pad_edge=False, header_style="dim")
-    for at, head in enumerate(heads):
-        texts = any(isinstance(row[at], str) for row in table.rows)
-        grid.add_column(head, justify="left" if texts else "right", no_wrap=not texts)
+    for head, is_text in zip(heads[:kept], texts, strict=False):
+        grid.add_column(head, justify="left" if is_text else "right", no_wrap=not is_text)
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*map(Text, row[:kept]))
     return grid
 
 
@@ -230,7 +266,7 @@ def finding_block(finding: Finding, evidence: int) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    text = Text(printable(finding.sentence))
+    text = Text(one_line(finding.sentence))
     for each in finding.evidence[:evidence]:
         text.append(f"\n- {each}", "dim")
     grid = Grid.grid(padding=(0, 1))
@@ -244,152 +280,51 @@ def text_block(text: str, style: str = "") -> RenderableType:
     """Return a line without terminal control characters."""
     from rich.text import Text
 
-    return Text(printable(text), style)
+    return Text(one_line(text), style)
 
 
 def _heights(blocks: Sequence[RenderableType], console: Console) -> int:
     return sum(len(console.render_lines(block, pad=False)) for block in blocks)
 
 
-# --- A comparison of two traces ---
+def _changes_table(changes: Changes, most: int) -> RenderableType:
+    """Return the rows with the times before and after in one unit; a final sum is bold.
 
-
-_PARTS, _KERNELS = 8, 5
-# The width of the columns after the name, in characters.
-_FIGURES = 47
-_LEAST_NAME = 20
-
-
-def print_page(analysis: Analysis, console: Console | None = None) -> None:
-    """Print the page of a trace, of two compared traces, or of many ranks.
-
-    Prints as much as fits on a screen to `console`, by default standard output. If two traces
-    cannot be compared, prints the reason and the page of the second trace.
+    Names are limited to `most` characters even on a narrow screen.
     """
-    console = screen(console)
-    ranks = analysis.results.get("ranks")
-    compared = analysis.results.get("against")
-    if isinstance(ranks, Ranks):
-        print_ranks(ranks, console)
-    elif isinstance(compared, Comparison):
-        print_comparison(compared, console)
-    else:
-        if isinstance(compared, Unavailable):
-            print_block(text_block(compared.reason, "bold yellow"), console)
-        print_analysis(analysis, console)
-
-
-def print_comparison(found: Comparison, console: Console | None = None) -> None:
-    """Print as much of the page as fits on a screen to `console`, by default standard output."""
-    console = screen(console)
-    names = _names(found.before.path, found.after.path)
-    blocks: list[RenderableType] = [
-        text_block(f"{names[1]} against {names[0]}", "bold"),
-        text_block(headline(found), "bold"),
-        *(text_block(remark, "yellow") for remark in found.remarks),
-        _change_parts(found, console.width - _FIGURES),
-    ]
-    kernels = [each for each in found.kernels() or found.operators() if each.change_ns]
-    if kernels:
-        most = console.width - _FIGURES
-        blocks += [text_block(""), _changed_kernels(found, kernels[:_KERNELS], most)]
-    print_blocks([*blocks, text_block("")], found.findings(), [], console)
-
-
-def _names(*paths: str) -> list[str]:
-    """Return the names of the files, with enough folders to make them different."""
-    parts = [Path(path).parts for path in paths]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(each[-count:]) for each in parts]
-        if len(set(names)) == len(names):
-            break
-    return [shortened(name, 60) for name in names]
-
-
-def _change_parts(found: Comparison, most: int) -> RenderableType:
-    """Return a line for each part. Names are limited in length even on a narrow screen."""
-    parts = [part for part in found.parts() if part.change_ns]
-    rows = [(part.name, part) for part in parts[:_PARTS]]
-    rest = parts[_PARTS:]
-    if rest:
-        time = sum(p.before_ns for p in rest), sum(p.after_ns for p in rest)
-        rows.append((f"{len(rest)} more", Change("", *time)))
-    same = [part for part in found.parts() if not part.change_ns]
-    if same:
-        time = sum(p.before_ns for p in same), sum(p.after_ns for p in same)
-        rows.append(("unchanged", Change("", *time)))
-    rows.append(("all", Change("", found.before_ns, found.after_ns)))
-    return _changes_table("per step" if found.unit == "step" else "", rows, found, most, True)
-
-
-def _changed_kernels(found: Comparison, kernels: list[Change], most: int) -> RenderableType:
-    named = [
-        (f"{kernel_label(each.name)} (was {kernel_label(each.old_name)})", each)
-        if each.old_name
-        else (each.name, each)
-        for each in kernels
-    ]
-    return _changes_table("kernel" if found.on_device else "operator", named, found, most)
-
-
-def _changes_table(
-    head: str, rows: list[tuple[str, Change]], found: Comparison, most: int, sums: bool = False
-) -> RenderableType:
-    """Return rows with the times before and after in one unit; a final sum is bold."""
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
-    limit = max(most, _LEAST_NAME)
-    names = {name: shortened(name, limit) for name, _ in rows}
-    names = names if sums else labels(names, limit)
-    times = [time for _, row in rows for time in (row.before_ns, row.after_ns)]
+    limit, all_names = max(most, _LEAST_NAME), [name for name, _, _ in changes.rows]
+    # Rows that sum up to the last one are words, others are kernels with similar names.
+    names = (
+        {name: shortened(name, limit) for name in all_names}
+        if changes.has_sum
+        else labels(all_names, limit)
+    )
+    times = [time for _, *row in changes.rows for time in row]
     size, unit = time_unit([max(times, default=0)])
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column(head)
-    for name in ("before", "after", "change"):
-        table.add_column(f"{name} ({unit})", justify="right", no_wrap=True)
-    for at, (name, row) in enumerate(rows):
-        change = row.change_ns
+    grid = Grid(box=None, pad_edge=False, header_style="dim")
+    grid.add_column(changes.heading)
+    for heading_of in ("before", "after", "change"):
+        grid.add_column(f"{heading_of} ({unit})", justify="right", no_wrap=True)
+    for name, before, after in changes.rows:
+        change = after - before
         colour = "" if not change else "red" if change > 0 else "green"
-        percent = percent_of(change, row.before_ns, found.before_ns)
-        table.add_row(
-            text_block(names[name], "bold" if sums and at == len(rows) - 1 else ""),
-            f"{row.before_ns / size:,.3f}",
-            f"{row.after_ns / size:,.3f}",
+        percent = _percent_of(change, before, changes.whole_ns)
+        is_sum = changes.has_sum and name == changes.rows[-1][0]
+        grid.add_row(
+            text_block(names[name], "bold" if is_sum else ""),
+            f"{before / size:,.3f}",
+            f"{after / size:,.3f}",
             Text(f"{change / size:{'+' if change else ''},.3f}{percent}", colour),
         )
-    return table
+    return grid
 
 
-# --- Many ranks ---
-
-
-_ROWS = 8
-
-
-def print_ranks(found: Ranks, console: Console | None = None) -> None:
-    """Print as much of the page as fits on a screen to `console`, by default standard output."""
-    blocks: list[RenderableType] = [
-        text_block(f"{Path(found.folder).name}: {len(found.summaries)} ranks", "bold"),
-        text_block(found.title()[1], "bold"),
-        text_block(headline_of_ranks(found)),
-        *(text_block(remark, "yellow") for remark in found.remarks),
-    ]
-    tables = found.tables()
-    # The ranks without lengths, shares and clocks, and all columns of collectives.
-    blocks.append(_rank_table(tables[0], (0, 1, 4, 5, 6, 8, 12)))
-    if found.waits.instances:  # otherwise the second table is not about collectives
-        groups = (1,) if any(row[1] is not None for row in tables[1].rows) else ()
-        blocks += [text_block(""), _rank_table(tables[1], (0, *groups, 2, 3, 4, 7))]
-    print_blocks([*blocks, text_block("")], found.findings(), [], console)
-
-
-def _rank_table(figures: Table, columns: tuple[int, ...]) -> RenderableType:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for at in columns:
-        table.add_column(figures.columns[at][0], justify="right" if at else "left")
-    for row in figures.rows[:_ROWS]:
-        table.add_row(*(printable(in_cell(row[at], figures.columns[at][1], 40)) for at in columns))
-    return table
+def _percent_of(change_ns: int, before_ns: int, whole_ns: int) -> str:
+    """Return a change in percent of the time before; "" if that was a very small part."""
+    if before_ns <= 0 or share(before_ns, whole_ns) < _LEAST_BEFORE:
+        return ""
+    percent = share(change_ns, before_ns)
+    return f" ({percent:+.1f} %)" if abs(percent) < _MOST_PERCENT else ""

@@ -23,7 +23,7 @@ from stagespan.trace.derived.gaps import NAMES, gaps, split_idle
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.read.view import TraceView
 from stagespan.trace.render.markdown import markdown
-from stagespan.trace.render.terminal import print_analysis
+from stagespan.trace.render.terminal import print_page
 
 HOST = {
     "cpu_op": ["aten::item", "aten::mm", "enumerate(DataLoader)#x", "ProfilerStep#1", "aten::to"],
@@ -90,7 +90,7 @@ def check(trace: Trace) -> None:
     if isinstance(verdict, Verdict):
         assert sum(verdict.times_ns.values()) == verdict.whole_ns
         assert sum(verdict.parts_ns.values()) == verdict.whole_ns
-        assert sum(time for _, time, _ in verdict.bar()) == verdict.whole_ns
+        assert verdict.bar().whole_ns == verdict.whole_ns
         if on_device:
             assert verdict.span_ns == weighed_span(trace)
     for finding in analysis.findings():
@@ -103,7 +103,7 @@ def check(trace: Trace) -> None:
     assert json.loads(json.dumps(analysis.to_dict()))["schema_version"] == 1
     assert markdown(analysis).startswith("# Trace analysis\n")
     page = io.StringIO()
-    print_analysis(analysis, Console(file=page))
+    print_page(analysis, Console(file=page))
     assert max(map(len, page.getvalue().splitlines())) <= 100
     assert len(page.getvalue().splitlines()) <= 60
 

@@ -14,7 +14,7 @@ from real_traces import read_real
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import memory
-from stagespan.trace.analyses.memory import DeviceMemory, Memory, StepMemory
+from stagespan.trace.analyses.memory import DeviceMemoryUse, Memory, StepMemory
 from stagespan.trace.result import Unavailable
 
 US = 1_000
@@ -67,7 +67,7 @@ def memory_of(trace: Trace) -> Memory:
     return found
 
 
-def only(found: Memory) -> DeviceMemory:
+def only(found: Memory) -> DeviceMemoryUse:
     (device,) = found.devices
     return device
 

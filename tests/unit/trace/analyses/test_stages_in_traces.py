@@ -15,7 +15,7 @@ from stagespan.trace.analyses import kernels, stages
 from stagespan.trace.analyses.kernels import Kernels
 from stagespan.trace.analyses.stages import Stage, Stages
 from stagespan.trace.analysis import analyze
-from stagespan.trace.compare import Comparison, compare
+from stagespan.trace.compare import TraceComparison, compare
 from stagespan.trace.result import Unavailable
 
 US = 1_000
@@ -229,8 +229,8 @@ def by_kernels(trace: Trace) -> dict[str | None, float]:
 
 def by_comparison(trace: Trace) -> dict[str, float]:
     found = compare(trace, trace)
-    assert isinstance(found, Comparison)
-    return {each.name: each.before_ns / US for each in found.stages()}
+    assert isinstance(found, TraceComparison)
+    return {each.name: each.before_ns / US for each in found.stages}
 
 
 def two_workers(program: Program) -> None:

@@ -15,11 +15,10 @@ from synthetic_ascend import QUEUE, SyntheticAscend
 from stagespan.trace import read_trace
 from stagespan.trace.ascend import free_time as ascend_free
 from stagespan.trace.ascend import steps as ascend_steps
-from stagespan.trace.ascend.device import minus
 from stagespan.trace.ascend.steps import AscendSteps
 from stagespan.trace.read.csv_tables import read_table
-from stagespan.trace.read.intervals import merged
-from stagespan.trace.result import Unavailable
+from stagespan.trace.read.intervals import merged, minus
+from stagespan.trace.result import Line, Unavailable
 
 # Computing, not overlapped, overlapped, communication, free, stage, bubble, without receive,
 # preparing.
@@ -45,10 +44,10 @@ def program() -> SyntheticAscend:
 
 
 def steps_of(
-    folder: Path, rows: dict[str, tuple[int, ...]] | None, lanes: bool = True
+    folder: Path, rows: dict[str, tuple[int, ...]] | None, overlap: bool = True
 ) -> AscendSteps:
     it = program()
-    trace = it.trace(folder, lanes=lanes)
+    trace = it.trace(folder, overlap=overlap)
     table = None
     if rows is not None:
         path = it.write(folder, rows) / "ASCEND_PROFILER_OUTPUT" / "step_trace_time.csv"
@@ -63,16 +62,16 @@ def figures(steps: AscendSteps) -> list[tuple[int | None, ...]]:
     return [tuple(step.times().values()) for step in steps.steps]
 
 
-def test_lanes_and_operators_give_the_same_steps(tmp_path: Path) -> None:
+def test_the_overlap_analysis_and_operators_give_the_same_steps(tmp_path: Path) -> None:
     # GIVEN two steps with figures known by hand
     found = steps_of(tmp_path, None)
-    # WHEN the lanes are summed up
+    # WHEN the overlap analysis is summed up
     assert found.source == "tracks"
     assert [step.step for step in found.steps] == ["7", "8"]
     # THEN these are the figures; the time from the last work of a step to the next is the first's
     assert figures(found) == [FIRST, SECOND]
-    # AND the operators alone, in a trace without lanes, give the same figures
-    without = steps_of(tmp_path, None, lanes=False)
+    # AND the operators alone, in a trace without it, give the same figures
+    without = steps_of(tmp_path, None, overlap=False)
     assert without.source == "operators"
     assert figures(without) == [FIRST, SECOND]
     assert found.differences == []
@@ -106,12 +105,12 @@ def test_stage_and_preparing_have_the_precision_of_the_file(tmp_path: Path) -> N
     assert found.differences == []
 
 
-def test_a_lane_that_does_not_fit_the_operators_is_found(tmp_path: Path) -> None:
-    # GIVEN lanes of which one is longer than its operator by 10 µs
+def test_an_overlap_analysis_that_does_not_fit_the_operators_is_found(tmp_path: Path) -> None:
+    # GIVEN an overlap analysis of which an event is longer than its operator by 10 µs
     it = program()
     entries = it.entries()
-    lane = next(e for e in entries if e.get("name") == "Computing")
-    lane["dur"] += 10
+    name = next(e for e in entries if e.get("name") == "Computing")
+    name["dur"] += 10
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(entries))
     found = ascend_steps.analyze(read_trace(path))
@@ -166,12 +165,12 @@ def test_much_free_time_without_a_trace_has_a_finding(tmp_path: Path) -> None:
 
 def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
     found = steps_of(tmp_path, None)
-    assert found.headlines[0] == (
+    assert found.head()[0] == Line(
         "step 7: computing 350.000 µs, communicating alone 100.000 µs, free 450.000 µs,"
         " stage 900.000 µs, preparing 200.000 µs"
     )
     many = structs.replace(found, steps=found.steps * 5)
-    assert many.headlines[4:] == ["and 6 more: see --markdown"]
+    assert many.head()[4:] == [Line("and 6 more: see --markdown")]
 
 
 def test_devices_are_distinguished(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_waits_for_other_ranks_are_distinguished(tmp_path: Path) -> None:
 
 
 def test_a_wait_for_other_ranks_outside_of_collectives_is_a_finding(tmp_path: Path) -> None:
-    # GIVEN a trace of level 0, which has no lanes of collectives
+    # GIVEN a trace of level 0, which has no rows of collectives
     it = SyntheticAscend(level=0)
     it.kernel("a_MatMul", 0, 300_000)
     it.wait("Notify Wait", 310_000, 900_000, stream=4)

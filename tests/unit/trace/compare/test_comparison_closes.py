@@ -15,7 +15,7 @@ from real_traces import read_real
 from properties import examples
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses.device_use import analyze as use_of
-from stagespan.trace.compare import Comparison, compare
+from stagespan.trace.compare import TraceComparison, compare
 from stagespan.trace.compare.cost_table import apportioned, attribute, device_cells, host_cells
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
 from stagespan.trace.derived.windows import Windows, steps_of, whole
@@ -109,16 +109,16 @@ def test_all_parts_sum_to_the_change(
     check_sums(found)
 
 
-def check_sums(found: Comparison) -> None:
-    assert sum(part.change_ns for part in found.parts()) == found.change_ns
-    assert sum(part.before_ns for part in found.parts()) == found.before_ns
-    idle = sum(part.change_ns for part in found.parts() if part.name.startswith("idle"))
-    outside = sum(p.change_ns for p in found.parts() if p.name.startswith("outside"))
-    for each in (found.stages(), found.layers(), found.operators()):
+def check_sums(found: TraceComparison) -> None:
+    assert sum(part.change_ns for part in found.parts) == found.change_ns
+    assert sum(part.before_ns for part in found.parts) == found.before_ns
+    idle = sum(part.change_ns for part in found.parts if part.name.startswith("idle"))
+    outside = sum(p.change_ns for p in found.parts if p.name.startswith("outside"))
+    for each in (found.stages, found.layers, found.operators):
         assert sum(change.change_ns for change in each) == found.change_ns - idle - outside
-    assert sum(change.change_ns for change in found.host()) == found.change_ns
+    assert sum(change.change_ns for change in found.host) == found.change_ns
     if found.on_device:
-        assert sum(k.change_ns for k in found.kernels()) == found.change_ns - idle
+        assert sum(k.change_ns for k in found.kernels) == found.change_ns - idle
     for side in (found.before, found.after):
         steps = max(side.windows.steps, 1)
         # Rounded once, half up.

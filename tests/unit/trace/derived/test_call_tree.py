@@ -17,8 +17,8 @@ _rows = st.lists(
 
 def columns(rows: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, ...]:  # type: ignore[type-arg]
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    lane, begin, length, word = table.T
-    return lane, begin, begin + length, word
+    thread, begin, length, word = table.T
+    return thread, begin, begin + length, word
 
 
 @settings(max_examples=examples(200))
@@ -26,26 +26,26 @@ def columns(rows: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, ...]:  #
 def test_the_innermost_event_at_a_time(
     rows: list[tuple[int, int, int, int]], time: int, asked: int
 ) -> None:
-    # GIVEN intervals in lanes, which may cross
-    lane, begin, end, _ = columns(rows)
-    tree = Tree(begin, end, lane)
+    # GIVEN intervals in threads, which may cross
+    thread, begin, end, _ = columns(rows)
+    tree = Tree(begin, end, thread)
     # WHEN the innermost one at a time is determined
     (found,) = tree.at(np.array([asked]), np.array([time]))
     # THEN it is the enclosing one that began last; of those that began together, the shortest
-    around = [n for n in range(len(rows)) if lane[n] == asked and begin[n] <= time < end[n]]
+    around = [n for n in range(len(rows)) if thread[n] == asked and begin[n] <= time < end[n]]
     if not around:
         assert found == -1
     else:
         last = max((begin[n], -end[n]) for n in around)
-        assert (begin[found], -end[found], lane[found]) == (*last, asked)
+        assert (begin[found], -end[found], thread[found]) == (*last, asked)
 
 
 @settings(max_examples=examples(200))
 @given(_rows)
 def test_parents_levels_and_paths(rows: list[tuple[int, int, int, int]]) -> None:
     # GIVEN the same
-    lane, begin, end, word = columns(rows)
-    tree = Tree(begin, end, lane)
+    thread, begin, end, word = columns(rows)
+    tree = Tree(begin, end, thread)
     parent = tree.parent.tolist()
 
     def way(at: int) -> list[int]:
@@ -60,7 +60,7 @@ def test_parents_levels_and_paths(rows: list[tuple[int, int, int, int]]) -> None
         assert level[at] == len(way(at)) - 1
         if above >= 0:
             assert begin[above] <= begin[at] < end[above]
-            assert lane[above] == lane[at]
+            assert thread[above] == thread[at]
     ways = {tuple(way(at)) for at in range(len(rows))}
     assert len(paths) == len(ways) == len(set(paths.node.tolist()))
     # AND a node's figure is that of all paths that begin with it

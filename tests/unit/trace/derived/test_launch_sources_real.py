@@ -64,11 +64,11 @@ def test_sequence_numbers_agree_with_the_flows(name: str, nodes: int, traces: Pa
     # GIVEN a trace of a training with flows from forward to backward, and sequence numbers
     trace = read_trace(traces / f"{name}.json.gz")
     operators = np.flatnonzero(trace.rows_of(["cpu_op"]))
-    lanes = ThreadIndex(trace, operators)
-    forest = Nesting.of(trace, lanes.axis, operators, lanes.of[0])
+    threads = ThreadIndex(trace, operators)
+    forest = Nesting.of(trace, threads.axis, operators, threads.of[0])
     # WHEN forward operators are found by the flows, and without them by the numbers
-    by_arrows = forward_operators(trace, lanes, forest)
-    by_numbers = forward_operators(without_arrows(trace), lanes, forest)
+    by_arrows = forward_operators(trace, threads, forest)
+    by_numbers = forward_operators(without_arrows(trace), threads, forest)
     # THEN all links agree: a flow ends at the node, and the operators inside it have its number too
     linked = by_arrows >= 0
     assert by_numbers[linked].tolist() == by_arrows[linked].tolist()

@@ -24,7 +24,7 @@ def judged(trace: Trace) -> Verdict:
     found = verdict.analyze(trace)
     assert isinstance(found, Verdict)
     assert sum(found.times_ns.values()) == sum(found.parts_ns.values()) == found.whole_ns
-    assert sum(time for _, time, _ in found.bar()) == found.whole_ns
+    assert found.bar().whole_ns == found.whole_ns
     return found
 
 
@@ -61,7 +61,12 @@ def test_the_verdict_is_for_the_step_with_time_before_and_after_it(tmp_path: Pat
     assert written["span_us"] == 1_000
     assert written["whole_us"] == whole
     assert written["percent"] == pytest.approx(100 * 2_412 / whole)
-    assert [name for name, _, _ in found.bar()] == ["computing", "idle", "preparing", "finishing"]
+    assert [part.name for part in found.bar().parts] == [
+        "computing",
+        "idle",
+        "preparing",
+        "finishing",
+    ]
 
 
 def test_without_steps_the_verdict_is_for_the_trace(tmp_path: Path) -> None:

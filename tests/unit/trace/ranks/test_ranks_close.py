@@ -42,13 +42,13 @@ def test_waiting_follows_from_the_begins(late: Any, clocks: Any, tmp_path: Path)
     for each, instance in zip(calls, found.waits.instances, strict=True):
         first, second = sorted(each, reverse=True)[:2]
         assert instance.late_ns == (first - second) * US
-        assert instance.last == (each.index(first) if first - second > 1 else -1)
+        assert instance.last == (each.index(first) if first - second > 1 else None)
         assert instance.waited_ns == sum(first - one for one in each) * US
     # AND the sums are correct
     assert found.lost_ns == sum(each.waited_ns for each in found.waits.instances)
     assert found.waits.lost_ns.tolist() == found.waits.waited_ns.tolist()
     assert found.waits.caused_ns.sum() == sum(
-        each.late_ns for each in found.waits.instances if each.last >= 0
+        each.late_ns for each in found.waits.instances if each.last is not None
     )
-    assert found.waits.last.sum() == sum(each.last >= 0 for each in found.waits.instances)
+    assert found.waits.last.sum() == sum(each.last is not None for each in found.waits.instances)
     assert found.waits.took_part.tolist() == [len(calls)] * len(late)

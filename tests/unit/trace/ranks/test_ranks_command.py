@@ -11,10 +11,10 @@ from commands import run
 from planted_ranks import US, finding_in, ranks_in, together, write_rank
 from rich.console import Console
 
+from stagespan.text.escaping import one_line
 from stagespan.trace import read_trace
 from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.render.terminal import print_ranks
-from stagespan.trace.result import printable
+from stagespan.trace.render.terminal import print_result
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_the_page(folder: Path) -> None:
     found = ranks_in(folder)
     assert out.startswith("job: 12 ranks")
     assert found.to_dict()["verdict"]["sentence"] in out
-    assert all(printable(remark) in out for remark in found.remarks)
+    assert all(one_line(remark) in out for remark in found.remarks)
     late = finding_in(found, "ranks.late")
     assert late.sentence in out
     assert (late.numbers["rank"], late.numbers["waited_percent"]) == (4, 100)
@@ -48,7 +48,7 @@ def test_the_page(folder: Path) -> None:
 def test_the_page_fits_the_screen(height: int, width: int, folder: Path) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=width, height=height)
-    print_ranks(ranks_in(folder), console)
+    print_result(ranks_in(folder), console)
     assert len(text.getvalue().splitlines()) < max(height, 36)
 
 

@@ -9,7 +9,7 @@ import pytest
 from planted import Program
 from planted_ranks import US, finding_in, ranks_in, together, write_rank
 
-from stagespan.trace.ranks.stages import StageTime, slower_stages, stage_findings
+from stagespan.trace.ranks.stages import StageRuns, slower_stages, stage_findings
 
 
 def write_host(folder: Path, rank: int, augment: list[int], others: int = 50) -> None:
@@ -75,9 +75,9 @@ def test_a_rank_is_not_late_for_more_than_its_time(groups: tuple[str, ...], tmp_
 
 def test_only_stages_of_several_ranks_are_compared() -> None:
     times = [
-        {"load": StageTime(10, 1_000), "only here": StageTime(1, 10**9)},
-        {"load": StageTime(5, 5_000)},
-        {"load": StageTime(10, 1_200)},
+        {"load": StageRuns(10, 1_000), "only here": StageRuns(1, 10**9)},
+        {"load": StageRuns(5, 5_000)},
+        {"load": StageRuns(10, 1_200)},
     ]
     # WHEN ranks with different numbers of runs are compared
     (found,) = slower_stages(times)

@@ -38,8 +38,8 @@ def test_union(rows: list[tuple[int, int, int]]) -> None:
 def test_exclusive_time_belongs_to_the_interval_begun_last(
     rows: list[tuple[int, int, int]],
 ) -> None:
-    # GIVEN any intervals in lanes, nested or crossing
-    begin, end, lane = arrays(rows)
+    # GIVEN any intervals in threads, nested or crossing
+    begin, end, thread = arrays(rows)
     expected = [0] * len(rows)
     for which in {row[2] for row in rows}:
         for t in range(60):
@@ -52,7 +52,7 @@ def test_exclusive_time_belongs_to_the_interval_begun_last(
                 expected[max(covering)[2]] += 1
     # WHEN their exclusive times are computed
     # THEN each nanosecond has one owner
-    assert exclusive(begin, end, lane).tolist() == expected
+    assert exclusive(begin, end, thread).tolist() == expected
 
 
 def test_nested_siblings_that_touch() -> None:
@@ -67,7 +67,7 @@ def test_nested_siblings_that_touch() -> None:
 
 @st.composite
 def _nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
-    """Intervals of one lane that nest, like the calls of a thread."""
+    """Intervals of one thread that nest, like the calls of a thread."""
     rows: list[tuple[int, int, int]] = []
 
     def fill(begin: int, end: int, depth: int) -> None:

@@ -19,7 +19,7 @@ from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.paths import analyze_path
 from stagespan.trace.render.markdown import markdown
-from stagespan.trace.render.terminal import print_analysis
+from stagespan.trace.render.terminal import print_page
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_the_page_fits_the_screen(height: int, width: int, planted: Path) -> Non
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=width, height=height)
     # WHEN the page is printed on it
-    print_analysis(analyze(read_trace(planted)), console)
+    print_page(analyze(read_trace(planted)), console)
     lines = text.getvalue().splitlines()
     # THEN it is no longer than the terminal (or twenty lines), and says what is left out
     assert len(lines) < max(height, 24) or width < 80

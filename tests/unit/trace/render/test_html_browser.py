@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from browser import Browser
-from html_pages import HOSTILE, a_program, data_of, lanes_of
+from html_pages import HOSTILE, a_program, data_of, rows_of
 from planted import Program
 
 from stagespan.trace import read_trace
@@ -93,11 +93,11 @@ def test_all_sections_are_there_without_errors(browser: Browser, tmp_path: Path)
     }
 
 
-# The coloured share of each lane, as laid out by the browser.
+# The coloured share of each row, as laid out by the browser.
 COLOURED = """(() => {
   const tracks = [...document.querySelectorAll('#timeline .shapelayer path')]
     .map((each) => each.getBoundingClientRect());
-  const areas = DATA.lanes.map(() => 0);
+  const areas = DATA.rows.map(() => 0);
   for (const bar of document.querySelectorAll('#timeline .bars path')) {
     const box = bar.getBoundingClientRect();
     const at = tracks.findIndex((each) => box.top >= each.top - 1 && box.bottom <= each.bottom + 1);
@@ -117,12 +117,12 @@ SHOW_AND_WAIT = """new Promise((resolve) => {
 
 
 def busy_in(data: dict[str, Any], name: str, begin: float, end: float) -> float:
-    """Return the percentage of a range of a lane that its bars fill, without summarising bars."""
-    bars = lanes_of(data)[name]["bars"]
+    """Return the percentage of a range of a row that its bars fill, without summarising bars."""
+    bars = rows_of(data)[name]["bars"]
     return 100 * sum(max(min(e, end) - max(b, begin), 0) for b, e, *_ in bars) / (end - begin)
 
 
-def test_a_lane_is_filled_as_far_as_it_is_busy(browser: Browser, tmp_path: Path) -> None:
+def test_a_row_is_filled_as_far_as_it_is_busy(browser: Browser, tmp_path: Path) -> None:
     # GIVEN a device that computes in short kernels, a fifth of the time or a half, and copies
     program = Program()
     for number in range(3_000):
@@ -136,8 +136,8 @@ def test_a_lane_is_filled_as_far_as_it_is_busy(browser: Browser, tmp_path: Path)
     browser.open(page)
     for begin, end in ((0, window), (window / 2, window), (0, window / 50), (0, window / 400)):
         browser.evaluate(SHOW_AND_WAIT % (begin, end))
-        drawn = dict(zip(data["lanes"], browser.evaluate(COLOURED), strict=True))
-        # THEN the coloured share of each lane is its busy share
+        drawn = dict(zip(data["rows"], browser.evaluate(COLOURED), strict=True))
+        # THEN the coloured share of each row is its busy share
         for name, percent in drawn.items():
             assert percent == pytest.approx(busy_in(data, name, begin, end), abs=2), (name, begin)
     # AND zoomed in, the events themselves are shown, with their names
@@ -146,7 +146,7 @@ def test_a_lane_is_filled_as_far_as_it_is_busy(browser: Browser, tmp_path: Path)
     assert browser.complaints == []
 
 
-def test_a_real_lane_is_filled_as_far_as_it_is_busy(
+def test_a_real_row_is_filled_as_far_as_it_is_busy(
     browser: Browser, traces: Path, tmp_path: Path
 ) -> None:
     # GIVEN a trace with more events than a page has bars
@@ -157,13 +157,13 @@ def test_a_real_lane_is_filled_as_far_as_it_is_busy(
     data = data_of(page.read_text())
     use = analysis.to_dict()["device_use"]
     # WHEN it is shown
-    # THEN each stream's lane, and the idle lane, has the share in the tables
+    # THEN each stream's row, and the idle row, has the share in the tables
     browser.open(page)
-    drawn = dict(zip(data["lanes"], browser.evaluate(COLOURED), strict=True))
+    drawn = dict(zip(data["rows"], browser.evaluate(COLOURED), strict=True))
     streams = {name.rsplit("/")[-1]: time for name, time in use["per_stream_busy_us"].items()}
     for name, time in (*streams.items(), ("idle", use["idle_us"])):
-        lane = name if name == "idle" else f"stream {name}"
-        assert drawn[lane] == pytest.approx(100_000 * time / data["window_ns"], abs=2), lane
+        row = name if name == "idle" else f"stream {name}"
+        assert drawn[row] == pytest.approx(100_000 * time / data["window_ns"], abs=2), row
 
 
 def test_a_page_can_be_used_with_a_screen_reader(browser: Browser, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from html_pages import HOSTILE, a_program, data_of, lanes_of
+from html_pages import HOSTILE, a_program, data_of, rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import Program
@@ -24,7 +24,7 @@ from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import analyze
 from stagespan.trace.render import html
 from stagespan.trace.render.html import data as contents
-from stagespan.trace.render.html import timeline as lanes
+from stagespan.trace.render.html import timeline as rows
 from stagespan.trace.render.markdown import markdown
 from stagespan.trace.result import Table
 
@@ -102,7 +102,7 @@ def test_all_results_are_in_the_page(tmp_path: Path) -> None:
             assert written["columns"] == [list(column) for column in table.columns]
     # AND the parts of the bar sum to the window of the verdict
     whole = analysis.to_dict()["verdict"]["whole_us"]
-    assert sum(time for _, time, _ in data["device"]) == whole * 1000
+    assert sum(time for _, time, _ in data["bar"]["parts"]) == whole * 1000
 
 
 def test_the_bar_of_several_devices_shows_their_sums(tmp_path: Path) -> None:
@@ -114,16 +114,16 @@ def test_the_bar_of_several_devices_shows_their_sums(tmp_path: Path) -> None:
     # WHEN the page is created
     data = data_of(html.html_page(analyze(program.trace(tmp_path))))
     # THEN the bar is for both, and the page says so
-    assert data["device"] == [["computing", 160_000, "computing"], ["idle", 176_000, "idle"]]
-    assert data["devices"] == 2
+    assert data["bar"]["parts"] == [["computing", 160_000, "computing"], ["idle", 176_000, "idle"]]
+    assert data["bar"]["count"] == 2
 
 
-def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:
+def test_the_timeline_has_every_row_and_its_times(tmp_path: Path) -> None:
     # GIVEN a program of twelve steps with two stages each
     analysis = analyze(a_program().trace(tmp_path))
     # WHEN its timeline is created
-    found = lanes_of(contents.page_data(analysis))
-    # THEN there are lanes for steps, stages, streams, idle time and the host
+    found = rows_of(contents.page_data(analysis))
+    # THEN there are rows for steps, stages, streams, idle time and the host
     assert list(found) == ["steps", "stages", "stream 20", "stream 7", "idle", "main thread 100"]
     assert [len(found[name]["bars"]) for name in ("steps", "stages", "stream 7")] == [12, 24, 24]
     # It is launched for 5 µs, and begins 3 later; the other stream ends at 213 µs, the wait 150 µs
@@ -138,10 +138,10 @@ def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:
     # AND the idle bars are the idle time, to the nanosecond
     idle = analysis.to_dict()["idle"]["idle_us"]
     assert sum(end - begin for begin, end, *_ in found["idle"]["bars"]) == idle * 1000
-    assert all(lane["note"] == "" for lane in found.values())
+    assert all(row["note"] == "" for row in found.values())
 
 
-def test_annotated_steps_have_their_lane(tmp_path: Path) -> None:
+def test_annotated_steps_have_their_row(tmp_path: Path) -> None:
     # GIVEN a program that annotates its own steps
     program = Program()
     for step in range(4):
@@ -151,7 +151,7 @@ def test_annotated_steps_have_their_lane(tmp_path: Path) -> None:
     analysis = analyze(program.trace(tmp_path))
     # WHEN the page is created
     # THEN they are at the top, at the times of the analysis of steps
-    found = lanes_of(contents.page_data(analysis))
+    found = rows_of(contents.page_data(analysis))
     steps = analysis.to_dict()["steps"]["steps"]
     assert len(steps) == 4
     assert next(iter(found)) == "steps"
@@ -164,7 +164,7 @@ def test_no_time_is_lost_if_there_are_more_events_than_bars(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a limit of fewer bars than there are events
-    monkeypatch.setattr(lanes, "MOST_BARS", 600)
+    monkeypatch.setattr(rows, "MOST_BARS", 600)
     program = Program()
     for number in range(1_500):
         program.operator(us=2 if number % 3 else 9, before=5 + number % 7)
@@ -172,9 +172,9 @@ def test_no_time_is_lost_if_there_are_more_events_than_bars(
             program.launch("Memcpy HtoD", 3, cat="gpu_memcpy")
     analysis = analyze(program.trace(tmp_path))
     # WHEN the timeline is created
-    found = lanes_of(contents.page_data(analysis))
-    # THEN there are at most that many bars, each lane says so, and all events are counted
-    assert sum(len(lane["bars"]) for lane in found.values()) <= 600
+    found = rows_of(contents.page_data(analysis))
+    # THEN there are at most that many bars, each row says so, and all events are counted
+    assert sum(len(row["bars"]) for row in found.values()) <= 600
     stream = found["stream 7"]
     assert sum(bar[4] for bar in stream["bars"]) == 1_800
     assert stream["note"] == f"stream 7: 1,800 events in {len(stream['bars'])} bars."
@@ -206,19 +206,19 @@ def test_any_number_of_steps_gets_a_page(steps: int, name: str, tmp_path: Path) 
             program.operator(us=20)
             program.wait()
     # WHEN its page is created
-    # THEN the steps have their lane
+    # THEN the steps have their row
     data = data_of(html.html_page(analyze(program.trace(tmp_path))))
-    assert data["lanes"][0] == "steps"
-    assert sum(bar[4] for bar in lanes_of(data)["steps"]["bars"]) == steps
+    assert data["rows"][0] == "steps"
+    assert sum(bar[4] for bar in rows_of(data)["steps"]["bars"]) == steps
 
 
-def test_a_lane_is_split_at_its_largest_gaps() -> None:
+def test_a_row_is_split_at_its_largest_gaps() -> None:
     # GIVEN five events with gaps of 1, 30, 2 and 20, the second the longest of its part
     begin = np.array([0, 6, 46, 58, 88])
     end = np.array([5, 16, 56, 68, 98])
     # WHEN they are drawn as three bars
     # THEN these are separated at 30 and 20
-    bars = lanes.summed_up(begin, end, 3)
+    bars = rows.summed_up(begin, end, 3)
     assert bars.begin.tolist() == [0, 46, 88]
     assert bars.end.tolist() == [16, 68, 98]
     assert bars.count.tolist() == [2, 2, 1]
@@ -229,12 +229,12 @@ def test_a_lane_is_split_at_its_largest_gaps() -> None:
     st.lists(st.tuples(st.integers(1, 50), st.integers(1, 60)), min_size=1, max_size=80),
     st.integers(2, 30),
 )
-def test_parts_of_a_lane_cover_their_events(times: list[tuple[int, int]], most: int) -> None:
+def test_parts_of_a_row_cover_their_events(times: list[tuple[int, int]], most: int) -> None:
     # GIVEN events that do not overlap, by the gap before each and its length
     edges = np.cumsum([each for pair in times for each in pair])
     begin, end = edges[::2], edges[1::2]
     # WHEN they are summed up
-    bars = lanes.summed_up(begin, end, most)
+    bars = rows.summed_up(begin, end, most)
     # THEN there are at most as many as requested, and each event is in one, within its bounds
     assert len(bars.begin) == min(most, len(begin))
     assert bars.count.sum() == len(begin)

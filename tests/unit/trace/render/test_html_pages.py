@@ -12,7 +12,7 @@ from rich.console import Console
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.render.markdown import ignored, markdown, missing, summary
-from stagespan.trace.render.terminal import print_analysis, print_blocks
+from stagespan.trace.render.terminal import print_blocks, print_page
 from stagespan.trace.result import Evidence, Finding, Unavailable, in_words
 
 
@@ -31,7 +31,7 @@ def a_trace(folder: Path) -> Analysis:
 
 def printed(analysis: Analysis) -> list[str]:
     text = io.StringIO()
-    print_analysis(analysis, Console(file=text))
+    print_page(analysis, Console(file=text))
     return text.getvalue().splitlines()
 
 

@@ -1,4 +1,4 @@
-"""The data of the HTML page as plain lists and texts, limited in size and printable."""
+"""The data of the HTML page as plain lists and texts, limited in size and on one line."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from stagespan.trace.analyses.steps import Steps
-from stagespan.trace.analyses.verdict import Verdict
+from stagespan.text.escaping import one_line
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.kernel_names import labels
 from stagespan.trace.render.html.timeline import LONGEST_EVENT, drawn, timeline
 from stagespan.trace.render.markdown import heading, ignored, name_of, summary
 from stagespan.trace.result import (
+    Bar,
     Cell,
     Finding,
     Result,
     Table,
     Titled,
     Unavailable,
-    printable,
     shortened,
     window_of,
 )
@@ -38,26 +37,25 @@ _EXACT = 1 << 53
 def page_data(analysis: Analysis) -> dict[str, Any]:
     """Return all data of the page. Times are in ns from the start of the trace's window."""
     trace = analysis.trace
-    notes = [printable(trace.incomplete)] if trace.incomplete else []
-    notes += map(printable, ignored(trace))
+    notes = [one_line(trace.incomplete)] if trace.incomplete else []
+    notes += map(one_line, ignored(trace))
     window = window_of(trace)
-    lanes = drawn(timeline(trace, _steps(analysis)))
+    shown = drawn(timeline(trace))
+    own = [isinstance(result, Titled) for result in analysis.results.values()]
     return {
         "title": shortened(name_of(Path(trace.path)), 120),
         "summary": summary(analysis),
         "made_by": f"stagespan {metadata.version('stagespan')}",
         "incomplete": trace.incomplete is not None,
         "notes": notes,
-        "verdict": _verdict(analysis),
-        "device": _device(analysis),
-        "devices": _devices(analysis),
-        "on_device": _is_on_device(analysis),
-        "compared": isinstance(analysis.results.get("against"), Titled),
+        "verdict": _title(analysis),
+        "bar": _bar(analysis),
+        "compared": any(own) and not all(own),
         "findings": [written_finding(each) for each in analysis.findings()],
         "no_findings": "No findings: nothing in this trace needs attention.",
         "window_ns": 0 if window is None else window[1] - window[0],
-        "lanes": [lane["name"] for lane in lanes["lanes"]],
-        "timeline": packed(lanes),
+        "rows": [row["name"] for row in shown["rows"]],
+        "timeline": packed(shown),
         "pictures": charts(analysis),
         "sections": [_section(analysis, name) for name in analysis.results],
     }
@@ -69,46 +67,28 @@ def packed(value: dict[str, Any]) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _verdict(analysis: Analysis) -> dict[str, str] | None:
-    # Findings about several traces come before those about one of them.
+def _title(analysis: Analysis) -> dict[str, str] | None:
+    """Return the title of the first result that has one."""
     for each in analysis.results.values():
-        if isinstance(each, Titled):
-            word, sentence = each.title()
-            return {"word": printable(word), "sentence": printable(sentence)}
-    result = analysis.results.get("verdict")
-    if result is None:
-        return None
-    if isinstance(result, Unavailable):
-        return {"word": "cannot tell", "sentence": printable(result.reason)}
-    assert isinstance(result, Verdict)
-    word = result.verdict if result.on_device else result.sentence.partition(": ")[0]
-    return {"word": printable(word), "sentence": printable(result.sentence)}
+        title = each.title()
+        if title is not None:
+            word, sentence = title
+            return {"word": one_line(word), "sentence": one_line(sentence)}
+    return None
 
 
-def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
-    """Return the parts of the verdict's time, which sum to it, with the keys of their colours."""
-    result = analysis.results.get("verdict")
-    return result.bar() if isinstance(result, Verdict) else []
+def _bar(analysis: Analysis) -> dict[str, Any] | None:
+    """Return the first bar of the first screens of the results."""
+    for each in analysis.results.values():
+        for block in each.head():
+            if isinstance(block, Bar):
+                return {"name": block.name, "count": block.count, "parts": block.parts}
+    return None
 
 
-def _devices(analysis: Analysis) -> int:
-    """Return the number of devices in the sums of `_device`."""
-    result = analysis.results.get("verdict")
-    return result.devices if isinstance(result, Verdict) else 0
-
-
-def _is_on_device(analysis: Analysis) -> bool:
-    """Return whether `_device` is about devices and not about the host."""
-    result = analysis.results.get("verdict")
-    return not isinstance(result, Verdict) or result.on_device
-
-
-def _steps(analysis: Analysis) -> list[tuple[str, int, int]]:
-    """Return name, begin and length of each step."""
-    result = analysis.results.get("steps")
-    if not isinstance(result, Steps):
-        return []
-    return [(step.name, step.begin_ns, step.dur_ns) for step in result.steps]
+def _is_first(result: Result | Unavailable) -> bool:
+    """Return whether a result comes before the timeline, such as a comparison."""
+    return result.is_requested if isinstance(result, Unavailable) else isinstance(result, Titled)
 
 
 def written_finding(finding: Finding) -> dict[str, Any]:
@@ -135,6 +115,7 @@ def _section(analysis: Analysis, name: str) -> dict[str, Any]:
     result = analysis.results[name]
     return {
         "name": name,
+        "first": _is_first(result),
         "heading": heading(name),
         "unknown": _text(result.reason) if isinstance(result, Unavailable) else None,
         "tables": [written_table(table) for table in analysis.tables[name]],
@@ -143,7 +124,7 @@ def _section(analysis: Analysis, name: str) -> dict[str, Any]:
 
 def written_table(table: Table) -> dict[str, Any]:
     """Return a table for the page, cut if it is too long."""
-    note = printable(table.note)
+    note = one_line(table.note)
     rows = list(table.rows[:MOST_ROWS])
     if len(table.rows) > len(rows):
         note = (
@@ -152,8 +133,8 @@ def written_table(table: Table) -> dict[str, Any]:
         ).strip()
     written = [[_cell(cell) for cell in row] for row in rows]
     return {
-        "title": printable(table.title),
-        "columns": [(printable(name), unit) for name, unit in table.columns],
+        "title": one_line(table.title),
+        "columns": [(one_line(name), unit) for name, unit in table.columns],
         "rows": written,
         "labels": _labels(table, written),
         "note": _text(note),
@@ -171,7 +152,7 @@ def _labels(table: Table, rows: list[list[Cell]]) -> dict[str, str]:
 
 
 def _text(text: str) -> str:
-    return printable(text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "...")
+    return one_line(text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "...")
 
 
 def _cell(cell: Cell) -> Cell:

@@ -36,16 +36,17 @@ function head() {
     made.append(element("div", { class: "verdict" }, element("strong", {}, name),
       element("span", {}, rest[0].toUpperCase() + rest.slice(1))));
   }
-  if (DATA.device.length) made.append(deviceBar());
+  if (DATA.bar) made.append(timeBar());
   made.append(element("p", { class: "note path" }, `${DATA.title}: ${DATA.summary}.`));
 }
 
-function deviceBar() {
-  const span = DATA.device.reduce((sum, [, time]) => sum + time, 0);
-  const label = DATA.on_device ? "The device's time" : "The host's time";
+function timeBar() {
+  const { name: whose, count, parts } = DATA.bar;
+  const span = parts.reduce((sum, [, time]) => sum + time, 0);
+  const label = `The ${whose.toLowerCase()}'s time`;
   const bar = element("div", { class: "device", role: "img", "aria-label": label });
   const legend = element("ul", { class: "legend" });
-  for (const [name, time, key] of DATA.device) {
+  for (const [name, time, key] of parts) {
     const part = element("i", { title: name });
     part.style.background = `var(--${key})`;
     part.style.flexGrow = time / span;
@@ -54,7 +55,7 @@ function deviceBar() {
       `${name} ${inWords((100 * time) / span, "%")} (${inWords(time, "ns")})`));
   }
   const made = element("div", {}, bar, legend);
-  const notes = [DATA.devices > 1 && `Sums over ${DATA.devices} devices.`,
+  const notes = [count > 1 && `Sums over ${count} ${whose.toLowerCase()}s.`,
     DATA.compared && "This, the timeline and everything below it are about the trace after the change."];
   if (notes.some(Boolean)) made.append(element("p", { class: "note" }, notes.filter(Boolean).join(" ")));
   return made;
@@ -77,7 +78,7 @@ function evidence([event, time, figure, unit]) {
   if (time !== null) {
     const words = `at ${inWords(time, "ns")}`;
     const length = unit === "ns" && typeof figure === "number" ? figure : 0;
-    made.append(" ", DATA.lanes.length
+    made.append(" ", DATA.rows.length
       ? element("button", {
         type: "button", class: "at", title: "Show in the timeline", onclick: () => goTo(time, length),
       }, words)
@@ -87,18 +88,18 @@ function evidence([event, time, figure, unit]) {
   return made;
 }
 
-// The comparison of two traces comes before the analyses of one.
+// Results with a page of their own, such as the comparison of two traces, come before the others.
 function sections(first) {
   const unknown = [];
-  for (const { name, heading, unknown: reason, tables } of DATA.sections) {
-    if ((name === "against") !== first) continue;
+  for (const { name, first: isFirst, heading, unknown: reason, tables } of DATA.sections) {
+    if (isFirst !== first) continue;
     if (reason !== null && !tables.length) unknown.push([heading, reason]);
     if (!tables.length) continue;
     const drawn = DATA.pictures.filter((picture) => picture.analysis === name);
     const made = section(`analysis-${name}`, heading);
     for (const picture of drawn) PICTURES[picture.kind](made, picture);
     for (const table of tables) {
-      const shown = new DataTable(table, DATA.lanes.length ? goTo : null,
+      const shown = new DataTable(table, DATA.rows.length ? goTo : null,
         tables.length === 1 && table.title === heading);
       TABLES.push(shown);
       made.append(shown.node);
@@ -112,17 +113,17 @@ function sections(first) {
 // ---- timeline
 
 function timeline() {
-  if (!DATA.lanes.length) return;
+  if (!DATA.rows.length) return;
   const made = section("timeline", "Timeline");
   const [size, unit] = timeUnit(DATA.window_ns);
-  const names = DATA.lanes.map(plain);
+  const names = DATA.rows.map(plain);
   const few = window.innerWidth < 720;
   timelineNode = chart(made, "Timeline of steps, stages, device and host", () => {
     const known = timelineNode && timelineNode.layout;
     const [begin, end] = known ? timelineNode.layout.xaxis.range : [0, DATA.window_ns / size];
     const cells = Math.max(Math.round((timelineNode.clientWidth - (few ? 60 : 140)) / CELL_PX), 60);
     const tracks = names.map((_, row) => ({
-      type: "rect", xref: "paper", x0: 0, x1: 1, y0: row - ROW / 2, y1: row + ROW / 2, layer: "below",
+      type: "rect", xref: "paper", x0: 0, x1: 1, y0: row - HEIGHT / 2, y1: row + HEIGHT / 2, layer: "below",
       line: { width: 0 }, fillcolor: variable("--panel"),
     }));
     return [timelineTraces(begin * size, end * size, cells, size), {
@@ -142,10 +143,10 @@ function timeline() {
     timelineNode.on("plotly_relayout", (change) => {
       if (Object.keys(change).some((key) => key.startsWith("xaxis."))) drawTimeline();
     });
-    notes.before(laneLegend());
-    const laneNotes = LANES.map((lane) => lane.note).filter(Boolean);
+    notes.before(rowLegend());
+    const rowNotes = ROWS.map((row) => row.note).filter(Boolean);
     notes.textContent = ["The height of a bar is its busy share. Drag to zoom, double-click to show"
-      + " everything. Click a time on this page to show it here.", ...laneNotes].join(" ");
+      + " everything. Click a time on this page to show it here.", ...rowNotes].join(" ");
   });
 }
 
@@ -189,7 +190,7 @@ async function charts() {
   const packed = document.getElementById("charts");
   const script = element("script");
   script.textContent = await unpacked(packed.textContent.trim());
-  await readLanes();
+  await readRows();
   packed.remove();
   document.head.append(script);
   for (const draw of DRAWINGS) draw();

@@ -3,44 +3,44 @@
 // unchanged. Narrower ones are summed up in cells of a few pixels, which are filled from below by each kind's share of
 // the time. The coloured area is therefore the busy time of the row at any zoom.
 
-const ROW = 0.82; // of a lane's height
+const HEIGHT = 0.82; // of a row's height
 const CELL_PX = 2.5;
 const LEAST_SHARE = 0.02; // half a pixel, so that small parts stay visible
 
 const OTHER_STAGES = "#a9b1bc";
 const KIND_NAMES = ["computing", "communicating", "copying"];
 
-let LANES = null;
+let ROWS = null;
 
 async function unpacked(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
-async function readLanes() {
+async function readRows() {
   if (!DATA.timeline) return;
-  const { keys, names, lanes } = JSON.parse(await unpacked(DATA.timeline));
-  LANES = lanes.map((lane) => {
-    const begin = new Float64Array(lane.gaps.length);
-    const end = new Float64Array(lane.gaps.length);
+  const { keys, names, rows } = JSON.parse(await unpacked(DATA.timeline));
+  ROWS = rows.map((row) => {
+    const begin = new Float64Array(row.gaps.length);
+    const end = new Float64Array(row.gaps.length);
     let at = 0;
-    lane.gaps.forEach((gap, bar) => {
+    row.gaps.forEach((gap, bar) => {
       begin[bar] = at + gap;
-      end[bar] = begin[bar] + lane.lengths[bar];
+      end[bar] = begin[bar] + row.lengths[bar];
       at = end[bar];
     });
-    const several = new Map(Object.entries(lane.several).map(([bar, [count, ...kinds]]) => {
+    const several = new Map(Object.entries(row.several).map(([bar, [count, ...kinds]]) => {
       const parts = [];
       for (let i = 0; i < kinds.length; i += 2) parts.push([kinds[i], kinds[i + 1]]);
       return [Number(bar), { count, parts }];
     }));
-    return { ...lane, begin, end, several, keys: lane.keys, names: lane.names.map((i) => names[i] ?? "") };
+    return { ...row, begin, end, several, keys: row.keys, names: row.names.map((i) => names[i] ?? "") };
   });
-  LANES.words = keys;
+  ROWS.words = keys;
 }
 
 // Returns the rectangles of a row in a time range, with at most `cells` cells and as many bars.
-function rectangles(lane, from, to, cells) {
+function rectangles(row, from, to, cells) {
   const width = (to - from) / cells;
   const found = [];
   const open = new Map();
@@ -53,18 +53,18 @@ function rectangles(lane, from, to, cells) {
     return open.get(number);
   };
   let low = 0;
-  let high = lane.end.length;
+  let high = row.end.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (lane.end[middle] <= from) low = middle + 1;
+    if (row.end[middle] <= from) low = middle + 1;
     else high = middle;
   }
-  for (let bar = low; bar < lane.end.length && lane.begin[bar] < to; bar += 1) {
-    const begin = Math.max(lane.begin[bar], from);
-    const end = Math.min(lane.end[bar], to);
-    const several = lane.several.get(bar);
-    const parts = several ? several.parts : [[lane.keys[bar], lane.end[bar] - lane.begin[bar]]];
-    const length = lane.end[bar] - lane.begin[bar];
+  for (let bar = low; bar < row.end.length && row.begin[bar] < to; bar += 1) {
+    const begin = Math.max(row.begin[bar], from);
+    const end = Math.min(row.end[bar], to);
+    const several = row.several.get(bar);
+    const parts = several ? several.parts : [[row.keys[bar], row.end[bar] - row.begin[bar]]];
+    const length = row.end[bar] - row.begin[bar];
     if (end - begin >= 2 * width) {
       const shares = parts.map(([key, time]) => [key, time / length]);
       found.push({ begin, end, shares, bar, count: several ? several.count : 1 });
@@ -94,29 +94,29 @@ function rectangles(lane, from, to, cells) {
   return found;
 }
 
-function rectangleText(lane, { begin, end, shares, bar, count }) {
-  if (count === 1 && shares.length === 1 && end - begin <= lane.end[bar] - lane.begin[bar]) {
-    return `${wrapped(lane.names[bar])}\nat ${inWords(lane.begin[bar], "ns")}: `
-      + inWords(lane.end[bar] - lane.begin[bar], "ns");
+function rectangleText(row, { begin, end, shares, bar, count }) {
+  if (count === 1 && shares.length === 1 && end - begin <= row.end[bar] - row.begin[bar]) {
+    return `${wrapped(row.names[bar])}\nat ${inWords(row.begin[bar], "ns")}: `
+      + inWords(row.end[bar] - row.begin[bar], "ns");
   }
   const parts = [...shares].sort((one, other) => other[1] - one[1]).slice(0, 4)
-    .map(([key, part]) => `${LANES.words[key][1]} ${inWords(100 * part, "%")}`);
-  const many = `${number(Math.max(count, 1), 0)} ${lane.what}`;
-  return `${many}, the longest: ${wrapped(lane.names[bar])}\n${parts.join("\n")}\n`
+    .map(([key, part]) => `${ROWS.words[key][1]} ${inWords(100 * part, "%")}`);
+  const many = `${number(Math.max(count, 1), 0)} ${row.what}`;
+  return `${many}, the longest: ${wrapped(row.names[bar])}\n${parts.join("\n")}\n`
     + `of the ${inWords(end - begin, "ns")} from ${inWords(begin, "ns")}`;
 }
 
 // Traces of the chart by colour.
 function timelineTraces(from, to, cells, size) {
   const groups = new Map();
-  LANES.forEach((lane, row) => {
-    for (const shown of rectangles(lane, from, to, cells)) {
-      const text = plain(rectangleText(lane, shown)).replaceAll("\n", "<br>");
+  ROWS.forEach((row, at) => {
+    for (const shown of rectangles(row, from, to, cells)) {
+      const text = plain(rectangleText(row, shown)).replaceAll("\n", "<br>");
       const total = shown.shares.reduce((sum, [, part]) => sum + part, 0);
       const scale = total > 1 ? 1 / total : total > 0 && total < LEAST_SHARE ? LEAST_SHARE / total : 1;
-      let bottom = row + ROW / 2;
+      let bottom = at + HEIGHT / 2;
       for (const [key, part] of shown.shares) {
-        const height = ROW * part * scale;
+        const height = HEIGHT * part * scale;
         if (height <= 0) continue;
         if (!groups.has(key)) groups.set(key, { x: [], base: [], y: [], width: [], text: [] });
         const group = groups.get(key);
@@ -129,9 +129,9 @@ function timelineTraces(from, to, cells, size) {
       }
     }
   });
-  const shades = laneColours();
+  const shades = rowColours();
   return [...groups].map(([key, group]) => ({
-    type: "bar", orientation: "h", ...group, name: plain(LANES.words[key][1]), textposition: "none",
+    type: "bar", orientation: "h", ...group, name: plain(ROWS.words[key][1]), textposition: "none",
     // Opaque bars would be widened to whole pixels.
     marker: { color: `${colourOf(shades.get(key)[0])}fd`, line: { width: 0 } },
     hovertemplate: "%{text}<extra></extra>", showlegend: false,
@@ -139,12 +139,12 @@ function timelineTraces(from, to, cells, size) {
 }
 
 // The legend: colour and meaning of each kind in the rows; of many stages, the longest.
-function laneColours() {
-  const all = new Set(LANES.flatMap((lane) => [...lane.keys, ...[...lane.several.values()]
+function rowColours() {
+  const all = new Set(ROWS.flatMap((row) => [...row.keys, ...[...row.several.values()]
     .flatMap(({ parts }) => parts.map(([key]) => key))]));
   let stages = 0;
   return new Map([...all].sort((one, other) => one - other).map((key) => {
-    const [name, words] = LANES.words[key];
+    const [name, words] = ROWS.words[key];
     if (!name.startsWith("stage ")) return [key, [name, words]];
     stages += 1;
     if (stages <= STAGE_COLOURS.length) return [key, [STAGE_COLOURS[stages - 1], words]];
@@ -152,8 +152,8 @@ function laneColours() {
   }));
 }
 
-function laneLegend() {
-  return element("ul", { class: "legend" }, ...[...laneColours().values()]
+function rowLegend() {
+  return element("ul", { class: "legend" }, ...[...rowColours().values()]
     .filter(([, words]) => words !== null)
     .map(([name, words]) => bullet(KIND_NAMES.includes(name) ? `var(--${name})` : colourOf(name), words)));
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ from stagespan.trace.derived.device import (
 from stagespan.trace.derived.gaps import NAMES
 from stagespan.trace.derived.idle_causes import CAUSES, MARKS
 from stagespan.trace.derived.launch_sources import backward_threads
+from stagespan.trace.derived.step_ranges import step_ranges
+from stagespan.trace.derived.step_times import step_times
 from stagespan.trace.derived.threads import named
 from stagespan.trace.kernel_names import labels
 from stagespan.trace.read.groups import by_group, pairs
@@ -36,7 +38,7 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import in_words, shortened, window_of
 
 MOST_BARS = 40_000
-"""Of all lanes."""
+"""Of all rows."""
 MOST_NAMES = 4_000
 MOST_STREAMS = 8
 MOST_THREADS = 3
@@ -47,8 +49,6 @@ LONGEST_EVENT = 120
 KINDS = {COMPUTE: "computing", COMMUNICATION: "communicating", COPY: "copying"}
 _STEP = re.compile(r"ProfilerStep[#*]")
 _DIGITS = re.compile(r"\d+")
-
-Steps = Sequence[tuple[str, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +87,15 @@ class Bars:
     """The bar of each event."""
 
 
-def timeline(trace: Trace, steps: Steps = ()) -> list[TimelineRow]:
-    """Return rows for steps, stages, streams, the device's idle time, and the host's threads.
-
-    `steps` are name, begin and length of steps that the profiler did not mark.
-    """
+def timeline(trace: Trace) -> list[TimelineRow]:
+    """Return rows for steps, stages, streams, the device's idle time, and the host's threads."""
     if window_of(trace) is None:
         return []
     found: list[TimelineRow] = []
     for rows_of in (_annotations, _streams, _idle, _threads):
         found += rows_of(trace)
-    if steps and all(row.name != "steps" for row in found):
-        begin = np.array([each[1] for each in steps], dtype=np.int64)
-        end = begin + np.array([each[2] for each in steps], dtype=np.int64)
-        key = np.zeros(len(begin), dtype=np.intp)
-        names = [name for name, _, _ in steps]
-        row = _row("steps", begin, end, key, [("step", "step")], np.arange(len(begin)), names)
-        found.insert(0, row)
+    if all(row.name != "steps" for row in found):
+        found[:0] = _inferred_steps(trace)
     return [row for row in found if len(row.begin)]
 
 
@@ -118,7 +110,7 @@ def drawn(rows: list[TimelineRow]) -> dict[str, Any]:
     parts = [_part(row, most, keys, names) for row, most in zip(rows, limits, strict=True)]
     kept = list(names)[:MOST_NAMES]
     shown = labels(kept, LONGEST_EVENT)
-    return {"keys": list(keys), "names": [shown[name] for name in kept], "lanes": parts}
+    return {"keys": list(keys), "names": [shown[name] for name in kept], "rows": parts}
 
 
 def summed_up(begin: Numbers, end: Numbers, most: int) -> Bars:
@@ -314,6 +306,19 @@ def _annotations(trace: Trace) -> list[TimelineRow]:
         own = note if depth == drawn_at[-1] else ""
         lines.append(_of_events(trace, name, rows[here], rank[key[here]], keys, "annotations", own))
     return lines
+
+
+def _inferred_steps(trace: Trace) -> list[TimelineRow]:
+    """Return the row of steps that the profiler did not mark."""
+    ranges = step_ranges(trace)
+    if ranges is None:
+        return []
+    window, _ = window_of(trace) or (0, 0)
+    times = step_times(trace, ranges)
+    key = np.zeros(len(ranges), dtype=np.intp)
+    names = np.arange(len(ranges))
+    begin, end = times.begin_ns - window, times.end_ns - window
+    return [_row("steps", begin, end, key, [("step", "step")], names, ranges.names)]
 
 
 def _depths(trace: Trace, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
