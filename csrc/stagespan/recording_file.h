@@ -53,6 +53,7 @@ struct ProcessIdentity {
   std::uint64_t start_ticks = 0;
   std::uint64_t pid_namespace = 0;
   std::uint64_t boot = 0;
+  std::uint64_t clock = 0;  // of the boot and the time namespace
 };
 ProcessIdentity identity_of_this_process() noexcept;
 

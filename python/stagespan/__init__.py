@@ -21,6 +21,7 @@ from stagespan._core import (
     is_debug,
     is_enabled,
     lost,
+    queued,
     record,
     span,
     spans,
@@ -29,6 +30,7 @@ from stagespan._core import (
 from stagespan.contexts import context as _context
 from stagespan.contexts import dynamo as _dynamo
 from stagespan.contexts.context import disable, enable, set_debug
+from stagespan.contexts.remotes import Remote, batch, extract, inject
 from stagespan.contexts.requests import current_request, request, request_ids
 from stagespan.device import times as _device
 from stagespan.live.open_spans import open_spans
@@ -100,12 +102,14 @@ __all__ = [
     "HarnessConfig",
     "ProfilingContext",
     "ProfilingContext4Debug",
+    "Remote",
     "Span",
     "SpanCursor",
     "StageBenchHarness",
     "StagespanError",
     "Token",
     "annotate",
+    "batch",
     "begin",
     "bind",
     "compare_timing_reports",
@@ -116,11 +120,13 @@ __all__ = [
     "enable",
     "enable_profiler_for_names",
     "end",
+    "extract",
     "flush",
     "get_include",
     "get_io_signatures",
     "get_profiler_output_dir",
     "graph_stages",
+    "inject",
     "is_debug",
     "is_enabled",
     "lost",
@@ -130,6 +136,7 @@ __all__ = [
     "profile_steps",
     "profile_window",
     "propagate_to_threads",
+    "queued",
     "record",
     "request",
     "request_ids",
