@@ -34,6 +34,9 @@ _OWN = re.compile(
     re.ASCII,
 )
 _NOT_PLAIN = re.compile(r"[^0-9a-z._~-]", re.ASCII)
+_LAST_CHARACTER = re.compile(
+    r"(?:%[c-f][0-9a-f](?:%[89ab][0-9a-f]){0,3})?(?:%[0-9a-f]?)?\Z", re.ASCII
+)
 
 
 class Parent(NamedTuple):
@@ -160,9 +163,8 @@ def _encoded(text: str, most: int) -> str:
         return encoded
     end = "~" + hashlib.blake2b(raw, digest_size=min(8, most // 4)).hexdigest()
     cut = encoded[: most - len(end)]
-    # Not in the middle of a character: the rest of it is left out.
-    whole = re.sub(r"(%[89ab][0-9a-f]){0,3}(%[c-f][0-9a-f])?(%[0-9a-f]?)?$", "", cut)
-    return whole + end
+    # Not in the middle of a character: the last one is left out if it has several bytes.
+    return _LAST_CHARACTER.sub("", cut) + end
 
 
 def _percent(found: re.Match[str]) -> str:
