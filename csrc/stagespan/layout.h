@@ -273,6 +273,7 @@ struct ArenaHeader {
   std::atomic<std::int64_t> stop_unix_ns;  // when `stop_signal` was stored
   // The signal that asked the process to end, 0 if none did that is known; with kStopIsFinal, it ended the process.
   std::atomic<std::uint32_t> stop_signal;
+  std::atomic<std::uint32_t> is_deferred;   // it is to be removed when the last process of its job ends
   std::uint32_t is_locked;                  // the process holds a lock on the file for its whole life
   std::atomic<std::uint32_t> info_version;  // odd while `info` changes
   ProcessInfo info;

@@ -30,7 +30,6 @@ from stagespan._core import (
 from stagespan.contexts import context as _context
 from stagespan.contexts import dynamo as _dynamo
 from stagespan.contexts.context import disable, enable, set_debug
-from stagespan.contexts.remotes import Remote, batch, extract, inject
 from stagespan.contexts.requests import current_request, request, request_ids
 from stagespan.device import times as _device
 from stagespan.live.open_spans import open_spans
@@ -48,6 +47,7 @@ from stagespan.process.run import (
 
 if TYPE_CHECKING:
     from stagespan.contexts.graphs import graph_stages
+    from stagespan.contexts.remotes import Remote, batch, extract, inject
     from stagespan.contexts.threads import BoundExecutor, bind, propagate_to_threads
     from stagespan.device.memory import memory_snapshot
     from stagespan.errors import StagespanError
@@ -76,16 +76,20 @@ _LAZY = {
     "annotate": "stagespan.profiling",
     "BoundExecutor": "stagespan.contexts.threads",
     "HarnessConfig": "stagespan.harness",
+    "Remote": "stagespan.contexts.remotes",
     "StageBenchHarness": "stagespan.harness",
     "StagespanError": "stagespan.errors",
+    "batch": "stagespan.contexts.remotes",
     "bind": "stagespan.contexts.threads",
     "compare_timing_reports": "stagespan.report.compare",
     "dump_io_signatures": "stagespan.signature",
     "dump_timing_report": "stagespan.report.timing",
     "enable_profiler_for_names": "stagespan.profiling",
+    "extract": "stagespan.contexts.remotes",
     "flush": "stagespan.live.service",
     "get_io_signatures": "stagespan.signature",
     "graph_stages": "stagespan.contexts.graphs",
+    "inject": "stagespan.contexts.remotes",
     "memory_snapshot": "stagespan.device.memory",
     "print_timing_summary": "stagespan.report.tables",
     "profile_steps": "stagespan.profiling",

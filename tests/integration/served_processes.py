@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-import multiprocessing.queues
 import os
 import socket
 import sys
@@ -127,8 +126,9 @@ def serve(folder: str, workers: int) -> None:
     import uvicorn
 
     context = multiprocessing.get_context("spawn")
-    tasks: Any = context.Queue()
-    replies: Any = context.Queue()
+    # The thread of a Queue may still hold earlier replies when its process dies.
+    tasks: Any = context.SimpleQueue()
+    replies: Any = context.SimpleQueue()
     started = [
         context.Process(target=worker, args=(tasks, replies, folder)) for _ in range(workers)
     ]

@@ -155,7 +155,7 @@ def test_a_request_whose_worker_died_shows_what_the_worker_did(served: Served, n
 
 def test_the_command_shows_the_requests(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(served.folder))
-    page = json.loads(command("requests", "--json", "--slowest", "3").stdout)
+    page = json.loads(command("requests", "--job", "served", "--json", "--slowest", "3").stdout)
     assert page["count"] == 60
     assert [one["request_id"] for one in page["requests"]][2] not in ("r20", "r40")
     stages = {row["stage"]: row for row in page["stages"]}
@@ -168,7 +168,7 @@ def test_the_command_shows_the_requests(served: Served, monkeypatch: pytest.Monk
     text = command("requests", "--job", "served", "--status", "error").stdout
     assert text.startswith("2 requests, the 2 slowest:")
     assert "process ended" in text
-    text = command("requests", "--id", "r7").stdout
+    text = command("requests", "--job", "served", "--id", "r7").stdout
     assert text.startswith("Request r7, ok, trace ")
     assert "execution work" in text
     assert "queue tasks" in text

@@ -7,10 +7,11 @@ pickled objects can carry it.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+from stagespan.process.imports import importing
 
 KEYS = ("traceparent", "tracestate", "stagespan")
 MOST_OWN_BYTES = 256
@@ -161,6 +162,8 @@ def _encoded(text: str, most: int) -> str:
     encoded = _NOT_PLAIN.sub(_percent, raw[: most + 1].decode("latin-1"))
     if len(encoded) <= most:
         return encoded
+    with importing():
+        import hashlib
     end = "~" + hashlib.blake2b(raw, digest_size=min(8, most // 4)).hexdigest()
     cut = encoded[: most - len(end)]
     # Not in the middle of a character: the last one is left out if it has several bytes.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import hashlib
 import itertools
 import sys
 import threading
@@ -15,10 +14,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, cast
 
 from stagespan import _core, settings
-from stagespan.contexts import carriers
 from stagespan.contexts.dynamo import compiling
 from stagespan.process import forks, run
-from stagespan.process.imports import importing
+from stagespan.process.imports import importing, load
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -140,7 +138,7 @@ class request:
         self.id = self._given_id or f"req_{self.number}"
         self.metadata: dict[str, Any] = metadata
         self._traceparent = traceparent
-        parent = carriers.parent_in(traceparent)
+        parent = None if traceparent is None else _carriers().parent_in(traceparent)
         self.trace_id: str | None = None if parent is None else parent.trace_id
         """Id of the trace: 32 hexadecimal digits, or None before it has one."""
         self._parent_hop = 0 if parent is None else parent.hop
@@ -257,6 +255,7 @@ class request:
         carrier = {} if carrier is None else carrier
         if self.trace_id is None or self._shown < 0 or not _core.is_enabled():
             return self._forward(carrier)
+        carriers = _carriers()
         if not 1 <= attempt <= carriers.MOST_ATTEMPT:
             raise ValueError(f"attempt is {attempt!r}: pass a number from 1 to 65,535")
         monotonic_ns, unix_ns = _core.segment_send(self.number, self._shown)
@@ -280,8 +279,8 @@ class request:
 
     def _forward(self, carrier: dict[str, str]) -> dict[str, str]:
         """Pass on what this process has received, unchanged."""
-        if carriers.parent_in(self._traceparent) is not None:
-            carrier["traceparent"] = cast(str, self._traceparent)
+        if self._parent_hop and self._traceparent is not None:
+            carrier["traceparent"] = self._traceparent
         return carrier
 
     async def __aenter__(self) -> Self:
@@ -342,7 +341,15 @@ def shown_id(id_: str) -> str:
     """Return what files show of a request's id: the id, or its hash by STAGESPAN_REQUEST_IDS."""
     if _hashes_ids() != "hash":
         return id_
+    with importing():
+        import hashlib
     return hashlib.blake2b(id_.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+
+
+@functools.lru_cache(1)
+def _carriers() -> Any:
+    """The module of carriers, which programs of one process do not need."""
+    return load("stagespan.contexts.carriers")
 
 
 @functools.lru_cache(1)
