@@ -209,6 +209,30 @@ PyObject* segment_send(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return Py_BuildValue("LL", static_cast<long long>(monotonic_ns()), static_cast<long long>(realtime_ns()));
 }
 
+PyObject* innermost_stage(PyObject*, PyObject*) {
+  ThreadState& thread = current_thread();
+  const std::uint32_t stage = innermost(thread, *thread.scope).stage;
+  publish(thread);  // a scope without open spans is removed again
+  if (stage >= kMaxStages) Py_RETURN_NONE;
+  return stage_name(stage);
+}
+
+// segment_now() -> ticks
+PyObject* segment_now(PyObject*, PyObject*) {
+  return PyLong_FromUnsignedLongLong(mode_has(kModeEnabled) ? now_ticks() : 0);
+}
+
+// segment_wait(number, queue, begin_ticks): records a wait that ends now.
+PyObject* segment_wait(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!takes(count, 3, "segment_wait")) return nullptr;
+  std::uint64_t number = 0, begin_ticks = 0;
+  if (!is_number(args[0], number) || !is_number(args[2], begin_ticks)) return nullptr;
+  const std::uint64_t now = now_ticks();
+  if (begin_ticks != 0 && begin_ticks <= now && mode_has(kModeEnabled))
+    Recorder::get().record_ticks(stage_of_kind(args[1], kQueue), begin_ticks, now, number);
+  Py_RETURN_NONE;
+}
+
 // segment_chunk(number, index, name, amount)
 PyObject* segment_chunk(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!takes(count, 4, "segment_chunk")) return nullptr;
@@ -250,6 +274,9 @@ PyMethodDef g_segment_functions[] = {
     {"segment_end", as_method(segment_end), METH_FASTCALL, nullptr},
     {"segment_set_status", as_method(segment_set_status), METH_FASTCALL, nullptr},
     {"segment_send", as_method(segment_send), METH_FASTCALL, nullptr},
+    {"innermost_stage", innermost_stage, METH_NOARGS, nullptr},
+    {"segment_now", segment_now, METH_NOARGS, nullptr},
+    {"segment_wait", as_method(segment_wait), METH_FASTCALL, nullptr},
     {"segment_chunk", as_method(segment_chunk), METH_FASTCALL, nullptr},
     {"segment_link", as_method(segment_link), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -82,7 +82,7 @@ PyObject* begin(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kw
   if (std::string_view(kind) == "queue") return open(name, kQueue);
   if (std::string_view(kind) == "execution") return open(name, kExecution);
   PyErr_Format(PyExc_ValueError,
-               "begin(kind=%R) is not a kind of span: pass kind=\"queue\" for a wait, or leave it out",
+               "%R is not a kind of span that begin() opens: pass kind=\"queue\" for a wait, or leave it out",
                PyDict_GetItemString(named.get(), "kind"));
   return nullptr;
 }

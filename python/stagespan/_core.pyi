@@ -494,6 +494,15 @@ def segment_set_status(number: int, index: int, status: int, /) -> None:
 def segment_send(number: int, index: int, /) -> tuple[int, int]:
     """Count a hop of a segment. Returns CLOCK_MONOTONIC and Unix time in ns."""
 
+def innermost_stage() -> str | None:
+    """Return the stage of the innermost open span of the calling code, or None."""
+
+def segment_now() -> int:
+    """Return the recorder's clock in ticks; 0 while the recorder is off."""
+
+def segment_wait(number: int, queue: str, begin_ticks: int, /) -> None:
+    """Record a wait of a request that began at ``begin_ticks`` and ends now."""
+
 def segment_chunk(number: int, index: int, name: str, amount: int, /) -> None:
     """Add an output of a stream to a segment, and its times to the figures of ``name``."""
 

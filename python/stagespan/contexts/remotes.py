@@ -104,10 +104,11 @@ class Remote(request):
     enters it too.
     """
 
-    def __init__(self, carrier: Mapping[str, str]) -> None:
+    def __init__(self, carrier: Mapping[str, str], request_id: str = "") -> None:
+        """Read a carrier; ``request_id`` is used if it has no id."""
         parent = carriers.parent_in(carrier.get("traceparent"))
         sent = carriers.sent_in(carrier.get("stagespan")) if parent is not None else None
-        super().__init__("" if sent is None else sent.id)
+        super().__init__(request_id if sent is None else sent.id)
         self._original = {
             key: value
             for key, value in carrier.items()

@@ -144,6 +144,8 @@ class request:
         self._parent_hop = 0 if parent is None else parent.hop
         self._trace_flags = _NEW_TRACE_FLAGS if parent is None else parent.flags
         self._trace_state = ""
+        self.pipeline: str | None = None
+        """The name of the figures of its chunks, if it is not that of the process's pipeline."""
         self._segment = 0
         self._entered: object = None
         self._shown = -1
@@ -241,7 +243,9 @@ class request:
         ``tokens``. ``stats(kind="first_chunk")``, ``"between_chunks"`` and ``"per_token"`` show the
         distributions over all requests of a pipeline. No span is recorded.
         """
-        _core.segment_chunk(self.number, self._shown, run.stable_pipeline_name(), tokens)
+        _core.segment_chunk(
+            self.number, self._shown, self.pipeline or run.stable_pipeline_name(), tokens
+        )
 
     def inject(
         self,
@@ -423,6 +427,18 @@ def trace_id_of(number: int) -> str | None:
     return None
 
 
+_this_process = object()
+"""Another object in a forked child, in which the requests of its parent do not go on."""
+
+
+def _renew_process() -> None:
+    global _this_process
+    _this_process = object()
+
+
+forks.after_in_child(_renew_process)
+
+
 class UnboundThread(threading.Thread):
     """A thread that `propagate_to_threads` does not bind."""
 
@@ -433,11 +449,15 @@ class Carried:
     Several threads can use the same object at the same time.
     """
 
-    __slots__ = ("_inheritance", "_request")
+    __slots__ = ("_inheritance", "_process", "_queue", "_request", "_submitted_ticks")
 
-    def __init__(self) -> None:
+    def __init__(self, queue: str | None = None) -> None:
         self._inheritance = _core.request_inheritance()
         self._request = current_request()
+        # The wait of what is submitted to a pool. Only requests have waits.
+        self._queue = None if self._request is None else queue
+        self._process = _this_process
+        self._submitted_ticks = _core.segment_now() if self._queue is not None else 0
 
     def is_empty(self) -> bool:
         """Return whether there was neither an open span nor a request."""
@@ -445,6 +465,7 @@ class Carried:
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function with this request and this span."""
+        self._end_wait()
         adopted = self.enter()
         try:
             return function(*args, **kwargs)
@@ -455,11 +476,18 @@ class Carried:
         self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Await a coroutine function with this request and this span."""
+        self._end_wait()
         adopted = self.enter()
         try:
             return await function(*args, **kwargs)
         finally:
             self.leave(adopted)
+
+    def _end_wait(self) -> None:
+        """Record the wait from submit to start, at the first call."""
+        queue, self._queue = self._queue, None
+        if queue is not None and self._request is not None and self._process is _this_process:
+            _core.segment_wait(self._request.number, queue, self._submitted_ticks)
 
     def enter(self) -> object:
         """Make the request and the span current; pass the result to `leave`."""

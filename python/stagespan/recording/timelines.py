@@ -190,10 +190,19 @@ class _Process:
     def _spans_of(self, number: int) -> Iterator[TimedSpan]:
         first, last = self._rows_by_request.get(number, (0, 0))
         for i in range(first, last):
-            yield self._row(self._by_request[i], 1)
+            row = self._by_request[i]
+            times = number, int(row["begin_ns"]), int(row["end_ns"])
+            # The wait from received to entered is known from the segment.
+            if times not in self._entries:
+                yield self._row(row, 1)
         yield from self._open_by_request.get(number, ())
         for span, size in self._batches_by_request.get(number, ()):
             yield span._replace(size=size)
+
+    @cached_property
+    def _entries(self) -> set[tuple[int, int | None, int | None]]:
+        segments = self.recording.segments()
+        return {(one["number"], one["received_ns"], one["begin_ns"]) for one in segments}
 
     @cached_property
     def _names(self) -> list[str]:
@@ -299,7 +308,7 @@ def _joined(
                 continue
             begin, end = span.begin_ns + stretch.offset_ns, span.end_ns + stretch.offset_ns
             if begin >= end_ns:
-                late += 1
+                late += kind == "execution"
                 continue
             reach = (stretch.depth, span.depth, span.begin_ns)
             parts.append(Part(kind, span.stage, begin, end, reach))
