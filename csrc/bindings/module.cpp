@@ -9,6 +9,7 @@
 #include "docstrings.h"
 #include "execution_context.h"
 #include "reading.h"
+#include "segments.h"
 #include "span_object.h"
 #include "stage_names.h"
 #include "stagespan/api.h"
@@ -109,6 +110,9 @@ void define_variables(py::module_& module) {
   module.attr("RING_SPANS_DEFAULT") = kDefaultRingSpans;
   module.attr("RING_SPANS_LEAST") = kLeastRingSpans;
   module.attr("RING_SPANS_MOST") = kMostRingSpans;
+  module.attr("REQUESTS_DEFAULT") = kDefaultRequests;
+  module.attr("REQUESTS_LEAST") = kFewestRequests;
+  module.attr("REQUESTS_MOST") = kMostRequests;
 }
 
 void define_flags(py::module_& module) {
@@ -119,6 +123,7 @@ void define_flags(py::module_& module) {
   module.attr("FLAG_FIRST_OF_SHAPE") = static_cast<int>(kFlagFirstOfShape);
   module.attr("FLAG_RECORDED") = static_cast<int>(kFlagRecorded);
   module.attr("FLAG_DEBUG") = static_cast<int>(kFlagDebug);
+  module.attr("KIND_SHIFT") = static_cast<int>(kKindShift);
   module.attr("COMPLETION_DEVICE_MEMORY") = static_cast<int>(kCompletionDeviceMemory);
 }
 
@@ -126,7 +131,7 @@ void define_hot_objects(py::module_& module) {
   PyObject* const m = module.ptr();
   for (PyMethodDef* functions :
        {g_span_functions, g_token_functions, g_timed_function_functions, g_timed_iterator_functions,
-        g_waiting_functions, g_termination_functions, g_current_request_functions})
+        g_waiting_functions, g_termination_functions, g_current_request_functions, g_segment_functions})
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
   if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_unnamed_span_type(m) ||
       !init_token_type(m) || !init_timed_functions(m) || !init_timed_iterators() || !init_waiting(m))

@@ -38,6 +38,14 @@ py::list stage_names() {
   return result;
 }
 
+py::list stage_kinds() {
+  const NoCollection by_allocations;
+  py::list result;
+  const auto count = static_cast<std::uint32_t>(Recorder::get().names().size());
+  for (std::uint32_t stage = 0; stage < count; ++stage) result.append(static_cast<int>(Recorder::get().kind_of(stage)));
+  return result;
+}
+
 py::list open_spans() {
   const NoCollection by_allocations;
   py::list result;
@@ -58,6 +66,7 @@ py::list open_spans() {
     open["depth"] = copy.depth;
     open["begin_ns"] = begin;
     open["elapsed_ns"] = std::max<std::int64_t>(now - begin, 0);
+    open["kind"] = static_cast<int>(copy.kind);
     open["detached"] = copy.detached;
     result.append(std::move(open));
   }
@@ -97,6 +106,7 @@ py::tuple request_figures(std::uint64_t request, std::int64_t since_ns) {
   const PublishedClock clock = recorder.published_clock();
   const std::uint64_t since_ticks = clock.ticks(since_ns);
   for (const SpanCopy& span : read_request(recorder.arena(), request, since_ticks, &complete)) {
+    if (span.flags >> kKindShift != kExecution) continue;
     Sum& sum = sums[{span.stage, span.depth == 0}];
     ++sum.count;
     sum.ticks += span.end_ticks > span.begin_ticks ? span.end_ticks - span.begin_ticks : 0;
@@ -172,12 +182,14 @@ py::object arena_info() {
 void define_reading(py::module_& module) {
   module.def("open_spans", open_spans);
   module.def("stage_names", stage_names, docs::kStageNames);
+  module.def("stage_kinds", stage_kinds);
   module.def("lost", lost, docs::kLost);
   module.def("lost_add", lose_by_name, py::arg("cause"), py::arg("n") = 1);
   module.def("_reset", [] { Recorder::get().reset(); });
   module.def("request_figures", request_figures, py::arg("request"), py::arg("since_ns"));
   module.def("device_drain_completions", drain_completions, py::arg("everything") = false);
-  module.def("device_drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false);
+  module.def(
+      "device_drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false);
   module.def("memory_peak_rss_bytes", peak_rss_bytes);
   module.def("memory_forget_peak_rss", forget_peak_rss);
   module.def("memory_never_free", [](const py::object& object) { object.inc_ref(); }, py::arg("object"));

@@ -181,6 +181,9 @@ py::dict info(const Recording& recording) {
   result["missing_bytes"] = recording.copy.missing_bytes;
   result["is_moving"] = recording.copy.is_moving;
   const std::uint64_t now = recording.copy.now_ticks;
+  result["unix_offset_ns"] = recording.copy.fit.unix_offset_ns();
+  result["clock"] = header.clock;
+  result["segment_entries"] = header.segment_entries;
   result["now_ns"] = now != 0 ? py::object(py::int_(recording.copy.fit.unix_ns(now))) : py::object(py::none());
   return result;
 }
@@ -189,6 +192,14 @@ py::list stage_names(const Recording& recording) {
   const NoCollection by_allocations;
   py::list result;
   for (const std::string& name : *recording.names) result.append(text_of(name));
+  return result;
+}
+
+py::list stage_kinds(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::list result;
+  for (std::uint32_t stage = 0; stage < recording.names->size(); ++stage)
+    result.append(static_cast<int>(recording.copy.arena.name(stage).kind));
   return result;
 }
 
@@ -225,6 +236,7 @@ py::list open_of(const Recording& recording) {
     open["begin_ns"] = begin;
     open["elapsed_ns"] =
         now != 0 ? py::object(py::int_(std::max<std::int64_t>(fit.unix_ns(now) - begin, 0))) : py::object(py::none());
+    open["kind"] = static_cast<int>(copy.kind);
     open["detached"] = copy.detached;
     result.append(std::move(open));
   }
@@ -239,20 +251,57 @@ py::object trace_text(const TraceId& trace) {
   return py::str(text);
 }
 
-py::list requests_of(const Recording& recording) {
+py::object id_text(std::uint64_t id) {
+  if (id == 0) return py::none();
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016" PRIx64, id);
+  return py::str(text);
+}
+
+py::list segments_of(const Recording& recording) {
   const NoCollection by_allocations;
   py::list result;
   const ClockFit& fit = recording.copy.fit;
-  for (const RequestCopy& copy : recording.copy.requests) {
-    py::dict request;
-    request["number"] = copy.number;
-    request["id"] = text_of(copy.id);
-    request["trace_id"] = trace_text(copy.trace);
-    request["begin_ns"] = fit.unix_ns(copy.begin_ticks);
-    request["end_ns"] =
-        copy.end_ticks != 0 ? py::object(py::int_(fit.unix_ns(copy.end_ticks))) : py::object(py::none());
-    result.append(std::move(request));
+  const auto time = [&](std::uint64_t ticks) {
+    return ticks != 0 ? py::object(py::int_(fit.unix_ns(ticks))) : py::object(py::none());
+  };
+  for (const SegmentCopy& copy : recording.copy.segments) {
+    py::dict segment;
+    segment["number"] = copy.number;
+    segment["id"] = text_of(copy.id);
+    segment["trace_id"] = trace_text(copy.trace);
+    segment["begin_ns"] = time(copy.begin_ticks);
+    segment["end_ns"] = time(copy.end_ticks);
+    segment["first_chunk_ns"] = time(copy.first_chunk_ticks);
+    segment["last_chunk_ns"] = time(copy.last_chunk_ticks);
+    segment["chunks"] = copy.chunks;
+    segment["chunk_amount"] = copy.chunk_amount;
+    segment["hops_sent"] = copy.hops_sent;
+    segment["status"] = static_cast<int>(copy.status);
+    segment["origin"] = static_cast<int>(copy.origin);
+    segment["attempt"] = copy.attempt;
+    segment["segment"] = id_text(copy.segment);
+    segment["parent_hop"] = id_text(copy.parent_hop);
+    segment["parent_segment"] = id_text(copy.parent_segment);
+    segment["received_ns"] = time(copy.received_ticks);
+    segment["sent_ns"] = time(copy.sent_ticks);
+    const bool is_known = copy.sent_clock != 0;
+    segment["sent_monotonic_ns"] = is_known ? py::object(py::int_(copy.sent_monotonic_ns)) : py::object(py::none());
+    segment["sent_unix_ns"] = is_known ? py::object(py::int_(copy.sent_unix_ns)) : py::object(py::none());
+    segment["sent_clock"] = copy.sent_clock;
+    segment["queue"] = copy.received_ticks != 0 ? recording.name_of(copy.queue_stage) : py::object(py::none());
+    segment["trace_flags"] = copy.trace_flags;
+    segment["branch"] = copy.branch.empty() ? py::object(py::none()) : text_of(copy.branch);
+    result.append(std::move(segment));
   }
+  return result;
+}
+
+py::list links_of(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::list result;
+  for (const LinkCopy& link : read_links(recording.copy.arena))
+    result.append(py::make_tuple(link.span, link.request, link.size));
   return result;
 }
 
@@ -298,8 +347,8 @@ void define_recording(py::module_& module) {
   module.def("recording_describe_worker", describe_worker, py::arg("program_pid"), py::arg("rank"));
   module.def("recording_is_cut_off", is_cut_off);
   module.def(
-      "recording_program_name", [](const py::bytes& arguments) { return text_of(program_name(std::string(arguments))); },
-      py::arg("arguments"));
+      "recording_program_name",
+      [](const py::bytes& arguments) { return text_of(program_name(std::string(arguments))); }, py::arg("arguments"));
   module.def("recording_end", [] { Recorder::get().end_recording(); });
   module.def(
       "recording_why_not_in",
@@ -310,28 +359,15 @@ void define_recording(py::module_& module) {
       py::arg("folder"));
   module.def("recording_default_folder", default_recording_folder);
   module.def("recording_boot", [] { return identity_of_this_process().boot; });
-  module.def(
-      "request_begin",
-      [](std::uint64_t number, const py::str& id, std::uint64_t trace_high, std::uint64_t trace_low) {
-        // Servers decode headers with lone surrogates, which have no UTF-8 encoding; they are written as escapes.
-        const Ref text(PyUnicode_AsEncodedString(id.ptr(), "utf-8", "backslashreplace"));
-        if (!text) throw py::error_already_set();
-        const std::string_view written(PyBytes_AS_STRING(text.get()),
-                                       static_cast<std::size_t>(PyBytes_GET_SIZE(text.get())));
-        return Recorder::get().begin_request(number, written, {trace_high, trace_low});
-      },
-      py::arg("number"), py::arg("id"), py::arg("trace_high") = 0, py::arg("trace_low") = 0);
-  module.def(
-      "request_end", [](std::uint64_t number, std::uint32_t shown) { Recorder::get().end_request(number, shown); },
-      py::arg("number"), py::arg("shown"));
-
   py::class_<Recording, std::shared_ptr<Recording>>(module, "RecordingCopy")
       .def("info", info)
       .def("stage_names", stage_names)
+      .def("stage_kinds", stage_kinds)
       .def("snapshot", snapshot_of)
       .def("spans", spans_of)
       .def("open_spans", open_of)
-      .def("requests", requests_of)
+      .def("segments", segments_of)
+      .def("links", links_of)
       .def("threads", threads_of)
       .def("lost", lost_of);
   module.def("recording_read", read_recording, py::arg("fd"), py::arg("what"), py::arg("everything") = true);

@@ -160,6 +160,14 @@ PyObject* span_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*
   return make_or_unnamed(name, {Kind::kSpan, false, false});
 }
 
+PyObject* span_of_kind(PyObject* name, StageKind kind) {
+  return make_for_stage(stage_of_kind(name, kind), name, {Kind::kSpan, false, false});
+}
+
+PyObject* queued(PyObject*, PyObject* name) { return span_of_kind(name, kQueue); }
+
+PyObject* batch_span(PyObject*, PyObject* name) { return span_of_kind(name, kBatch); }
+
 template <Kind kind>
 PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   if (count == 1 && kwnames == nullptr) [[likely]]
@@ -201,6 +209,8 @@ PyMethodDef g_span_functions[] = {
      docs::kProfilingContext},
     {"ProfilingContext4Debug", as_method(context_new<Kind::kDebug>), METH_FASTCALL | METH_KEYWORDS,
      docs::kProfilingContext4Debug},
+    {"queued", queued, METH_O, docs::kQueued},
+    {"batch_span", batch_span, METH_O, nullptr},
     {"_span_from", span_from, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

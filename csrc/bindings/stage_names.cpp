@@ -17,7 +17,16 @@ namespace {
 // Longer names are looked up by their text each time, because caching them could take much memory.
 constexpr Py_ssize_t kLongestKept = 1024;
 
-PyObject* g_stages = nullptr;  // dict: name -> stage; at most as many entries as there are stages
+// By kind, dict: name -> stage; together at most as many entries as there are stages.
+PyObject* g_stages[kStageKinds];
+
+constexpr std::size_t kKindCacheSize = 1024;  // a power of two
+struct CachedKind {
+  PyObject* name;  // kept alive, so that its address identifies it
+  StageKind kind;
+  std::uint32_t stage;
+};
+CachedKind g_kind_cache[kKindCacheSize];
 
 void warn_of_invalid(PyObject* name) {
   const char* const sentence =
@@ -42,9 +51,9 @@ std::uint32_t invalid_name(PyObject* name) noexcept {
 }
 
 // Interns the text, and stores the stage's name if it differs.
-std::uint32_t intern(PyObject* name, PyObject* text) {
+std::uint32_t intern(PyObject* name, PyObject* text, StageKind kind) {
   const std::uint32_t stage =
-      Recorder::get().intern({PyBytes_AS_STRING(text), static_cast<std::size_t>(PyBytes_GET_SIZE(text))});
+      Recorder::get().intern({PyBytes_AS_STRING(text), static_cast<std::size_t>(PyBytes_GET_SIZE(text))}, kind);
   if (stage == kStageOverflow || g_renamed[stage] != nullptr) return stage;
   PyObject* const called = stage_name(stage);
   if (called == nullptr || PyUnicode_Compare(called, name) == 0)
@@ -55,31 +64,51 @@ std::uint32_t intern(PyObject* name, PyObject* text) {
   return stage;
 }
 
-}  // namespace
+// Names that are kept in a cache by their address. Subclasses can override comparison, so only plain strings are looked
+// up and cached.
+bool may_be_kept(PyObject* name) noexcept {
+  return PyUnicode_CheckExact(name) && PyUnicode_GET_LENGTH(name) <= kLongestKept;
+}
 
-std::uint32_t stage_of_slow(PyObject* name) noexcept {
+std::uint32_t find_stage(PyObject* name, StageKind kind) noexcept {
   if (!PyUnicode_Check(name) || PyUnicode_GET_LENGTH(name) == 0) return invalid_name(name);
   const ErrorAside pending;
-  // Subclasses can override comparison, so only plain strings are looked up and cached.
-  const bool kept = PyUnicode_CheckExact(name) && PyUnicode_GET_LENGTH(name) <= kLongestKept;
-  std::uint32_t stage = kStageOverflow;
-  PyObject* const known = kept ? PyDict_GetItemWithError(g_stages, name) : nullptr;
-  if (known != nullptr) {
-    stage = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(known));
-  } else {
+  const bool kept = may_be_kept(name);
+  PyObject* const known = kept ? PyDict_GetItemWithError(g_stages[kind], name) : nullptr;
+  if (known != nullptr) return static_cast<std::uint32_t>(PyLong_AsUnsignedLong(known));
+  PyErr_Clear();
+  // Lone surrogates have no UTF-8 encoding; they are written as escapes.
+  const Ref text(PyUnicode_AsEncodedString(name, "utf-8", "backslashreplace"));
+  if (!text) {
     PyErr_Clear();
-    // Lone surrogates have no UTF-8 encoding; they are written as escapes.
-    const Ref text(PyUnicode_AsEncodedString(name, "utf-8", "backslashreplace"));
-    if (!text) {
-      PyErr_Clear();
-      return invalid_name(name);
-    }
-    stage = intern(name, text.get());
-    if (stage == kStageOverflow || !kept) return stage;
-    const Ref number(PyLong_FromUnsignedLong(stage));
-    if (!number || PyDict_SetItem(g_stages, name, number.get()) != 0) PyErr_Clear();
+    return invalid_name(name);
   }
-  if (kept && !is_annotated(stage)) {
+  const std::uint32_t stage = intern(name, text.get(), kind);
+  if (stage == kStageOverflow || !kept) return stage;
+  const Ref number(PyLong_FromUnsignedLong(stage));
+  if (!number || PyDict_SetItem(g_stages[kind], name, number.get()) != 0) PyErr_Clear();
+  return stage;
+}
+
+}  // namespace
+
+std::uint32_t stage_of_kind(PyObject* name, StageKind kind) noexcept {
+  const std::uint64_t mixed = (std::uint64_t{reinterpret_cast<std::uintptr_t>(name)} + kind) * 0x9e3779b97f4a7c15;
+  CachedKind& cached = g_kind_cache[mixed >> (64 - std::bit_width(kKindCacheSize - 1))];
+  if (cached.name == name && cached.kind == kind) return cached.stage;
+  const std::uint32_t stage = find_stage(name, kind);
+  if (stage > kStageInvalid && may_be_kept(name)) {
+    PyObject* const before = std::exchange(cached.name, Py_NewRef(name));
+    cached.kind = kind;
+    cached.stage = stage;
+    Py_XDECREF(before);
+  }
+  return stage;
+}
+
+std::uint32_t stage_of_slow(PyObject* name) noexcept {
+  const std::uint32_t stage = find_stage(name, kExecution);
+  if (stage > kStageInvalid && may_be_kept(name) && !is_annotated(stage)) {
     CachedName& cached = cached_name(name);
     PyObject* const before = std::exchange(cached.name, Py_NewRef(name));
     cached.stage = stage;
@@ -98,9 +127,10 @@ PyObject* stage_name(std::uint32_t stage) {
 }
 
 bool init_stage_names() {
-  g_stages = PyDict_New();
+  for (PyObject*& stages : g_stages)
+    if ((stages = PyDict_New()) == nullptr) return false;
   g_renamed[kStageInvalid] = stage_name(kStageInvalid);
-  return g_stages != nullptr && g_renamed[kStageInvalid] != nullptr;
+  return g_renamed[kStageInvalid] != nullptr;
 }
 
 }  // namespace stagespan::python

@@ -43,6 +43,9 @@ STAGESPAN_HOT std::uint32_t stage_of(PyObject* name) noexcept {
   return stage_of_slow(name);
 }
 
+/// The stage of a name in a kind other than kExecution, cached in the same way.
+std::uint32_t stage_of_kind(PyObject* name, StageKind kind) noexcept;
+
 /// By stage: its name if it differs from the given one, otherwise null. Names that are too long are cut, and invalid
 /// names are replaced.
 extern PyObject* g_renamed[kMaxStages];

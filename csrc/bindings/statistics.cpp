@@ -113,12 +113,12 @@ py::object work(const StageView& view) {
   return py::cast(view.figures().work);
 }
 
-py::dict stages(const std::shared_ptr<Snapshot>& snapshot) {
+py::dict stages(const std::shared_ptr<Snapshot>& snapshot, std::uint32_t kind) {
   const NoCollection by_allocations;
   py::dict result;
   // A stage that has not run between two snapshots, or whose first run is still open, has no figures.
   for (const auto& [stage, figures] : snapshot->stages)
-    if (figures.host.count != 0) result[name_in(*snapshot, stage)] = StageView{snapshot, stage};
+    if (figures.host.count != 0 && figures.kind == kind) result[name_in(*snapshot, stage)] = StageView{snapshot, stage};
   return result;
 }
 
@@ -168,7 +168,7 @@ void define_statistics(py::module_& module) {
 
   py::class_<Snapshot, std::shared_ptr<Snapshot>>(module, "Snapshot")
       .def_property_readonly("time_ns", [](const Snapshot& snapshot) { return snapshot.unix_ns; })
-      .def("stages", stages)
+      .def("stages", stages, py::arg("kind") = 0)
       .def(
           "since",
           [](const Snapshot& later, const Snapshot& earlier) {

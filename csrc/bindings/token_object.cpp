@@ -4,6 +4,7 @@
 #include <structmember.h>
 
 #include <cstddef>
+#include <string_view>
 
 #include "docstrings.h"
 #include "execution_context.h"
@@ -11,6 +12,7 @@
 #include "span_object.h"
 #include "stage_names.h"
 #include "stagespan/recorder.h"
+#include "timed_run.h"
 
 namespace stagespan::python {
 
@@ -50,10 +52,10 @@ PyMemberDef g_token_members[] = {
 PyGetSetDef g_token_getset[] = {{"id", token_id, nullptr, docs::kTokenId, nullptr},
                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
-PyObject* begin(PyObject*, PyObject* name) {
+PyObject* open(PyObject* name, StageKind kind) {
   auto* const self = PyObject_New(TokenObject, &g_token_type);
   if (self == nullptr) return nullptr;
-  const std::uint32_t stage = stage_of(name);
+  const std::uint32_t stage = kind == kExecution ? stage_of(name) : stage_of_kind(name, kind);
   self->name = Py_NewRef(shown_name(stage, name));
   self->detached = {};
   self->generation = Recorder::get().generation();
@@ -63,6 +65,26 @@ PyObject* begin(PyObject*, PyObject* name) {
     self->detached = Recorder::get().open_detached(stage, 0);
   }
   return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* begin(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  if (count == 1 && kwnames == nullptr) [[likely]]
+    return open(args[0], kExecution);
+  static const char* const names[] = {"", "kind", nullptr};
+  const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
+  const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
+  if (!positional || !named) return nullptr;
+  PyObject* name = nullptr;
+  const char* kind = "execution";
+  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), "O|$s:begin", const_cast<char**>(names), &name,
+                                  &kind) == 0)
+    return nullptr;
+  if (std::string_view(kind) == "queue") return open(name, kQueue);
+  if (std::string_view(kind) == "execution") return open(name, kExecution);
+  PyErr_Format(PyExc_ValueError,
+               "%R is not a kind of span that begin() opens: pass kind=\"queue\" for a wait, or leave it out",
+               PyDict_GetItemString(named.get(), "kind"));
+  return nullptr;
 }
 
 PyObject* close(TokenObject* self, bool error) {
@@ -128,7 +150,7 @@ PyObject* record(PyObject*, PyObject* args, PyObject* kwargs) {
 }  // namespace
 
 PyMethodDef g_token_functions[] = {
-    {"begin", begin, METH_O, docs::kBegin},
+    {"begin", as_method(begin), METH_FASTCALL | METH_KEYWORDS, docs::kBegin},
     {"end", as_method(end), METH_VARARGS | METH_KEYWORDS, docs::kEnd},
     {"record", as_method(record), METH_VARARGS | METH_KEYWORDS, docs::kRecord},
     {nullptr, nullptr, 0, nullptr},

@@ -29,7 +29,6 @@ std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions
       {kRegionWorkKeys, sizeof(WorkKey), kMaxWorkKeys},
       {kRegionWork, sizeof(WorkEntry), kMaxWork},
       {kRegionDetached, sizeof(OpenFrame), kMaxDetached},
-      {kRegionRequests, sizeof(RequestEntry), kMaxRequests},
       {kRegionDeviceStages, sizeof(std::uint32_t), kMaxStages},
       {kRegionSlots, sizeof(ThreadSlot), kMaxThreads + 1},
       {kRegionFrames, sizeof(OpenFrame), slot_frames},
@@ -38,6 +37,8 @@ std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions
       {kRegionBlocks, sizeof(StatsBlock), kMaxBlocks},
       {kRegionDevice, sizeof(DeviceRecord), kDeviceSpans},
       {kRegionDeviceBlocks, sizeof(StatsBlock), std::uint64_t{kMaxDeviceStages} * kDeviceFigures},
+      {kRegionSegments, sizeof(SegmentEntry), sizes.segment_entries},
+      {kRegionLinks, sizeof(LinkRecord), std::uint64_t{sizes.segment_entries} * kLinksPerRequest},
   };
   std::uint64_t offset = round_up(sizeof(ArenaHeader), kPageBytes);
   for (const auto& want : wanted) {
@@ -57,6 +58,7 @@ void lay_out_arena(ArenaView arena, const ArenaOptions& sizes) noexcept {
   header.pid = static_cast<std::uint32_t>(getpid());
   header.ring_spans = sizes.ring_spans;
   header.frames_per_thread = sizes.frames_per_thread;
+  header.segment_entries = sizes.segment_entries;
 }
 
 ArenaView create_arena(ArenaOptions options) noexcept {
@@ -79,6 +81,8 @@ ArenaView create_arena(ArenaOptions options) noexcept {
       options.frames_per_thread = std::max(options.frames_per_thread / 4, kFewestFrames);
     else if (options.ring_spans > kLeastRingSpans)
       options.ring_spans = std::max(options.ring_spans / 4, kLeastRingSpans);
+    else if (options.segment_entries > kFewestRequests)
+      options.segment_entries = kFewestRequests;
     else
       return {};
   }
@@ -86,7 +90,7 @@ ArenaView create_arena(ArenaOptions options) noexcept {
 
 std::uint64_t smallest_arena_bytes() noexcept {
   RegionInfo regions[kRegionCount];
-  return plan_arena(regions, {kLeastRingSpans, kFewestFrames});
+  return plan_arena(regions, {kLeastRingSpans, kFewestFrames, kFewestRequests});
 }
 
 void destroy_arena(ArenaView arena) noexcept {
@@ -96,7 +100,7 @@ void destroy_arena(ArenaView arena) noexcept {
 void clear_arena(ArenaView arena) noexcept {
   ArenaHeader& header = arena.header();
   const std::uint64_t size = header.size_bytes;
-  const ArenaOptions sizes{header.ring_spans, header.frames_per_thread};
+  const ArenaOptions sizes{header.ring_spans, header.frames_per_thread, header.segment_entries};
   const std::uint32_t names = header.name_count.load(std::memory_order_relaxed);
   const std::uint32_t pool = header.name_pool_used.load(std::memory_order_relaxed);
   const std::uint32_t keys = header.work_key_count.load(std::memory_order_relaxed);

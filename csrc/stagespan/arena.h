@@ -12,6 +12,7 @@ namespace stagespan {
 struct ArenaOptions {
   std::uint32_t ring_spans = kDefaultRingSpans;  // a power of two
   std::uint32_t frames_per_thread = kMaxFrames;
+  std::uint32_t segment_entries = kDefaultRequests;  // a multiple of kSegmentsAtOnce
 };
 
 /// Typed access to an arena at any address. Does not own the memory.
@@ -37,7 +38,9 @@ class ArenaView {
     return reinterpret_cast<FrameLocal*>(region<std::byte>(kRegionLocals) + kLocalsShiftBytes) +
            std::size_t{slot} * frames_per_slot(header().frames_per_thread);
   }
-  RequestEntry* requests() const noexcept { return region<RequestEntry>(kRegionRequests); }
+  SegmentEntry* segments() const noexcept { return region<SegmentEntry>(kRegionSegments); }
+  LinkRecord* links() const noexcept { return region<LinkRecord>(kRegionLinks); }
+  std::uint64_t link_count() const noexcept { return std::uint64_t{header().segment_entries} * kLinksPerRequest; }
   OpenFrame* detached() const noexcept { return region<OpenFrame>(kRegionDetached); }
   SpanRecord* ring(std::uint32_t slot) const noexcept {
     return region<SpanRecord>(kRegionRings) + std::size_t{slot} * header().ring_spans;

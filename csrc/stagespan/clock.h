@@ -93,6 +93,8 @@ class ClockFit {
       : ClockFit(std::span<const ClockStamp>(stamps.begin(), stamps.size())) {}
 
   std::int64_t unix_ns(std::uint64_t ticks) const noexcept;
+  /// What was added to CLOCK_MONOTONIC to get the times above.
+  std::int64_t unix_offset_ns() const noexcept { return unix_offset_ns_; }
   /// Ticks at a time, as a two's complement number if the time is before tick 0. Times that are decades away from the
   /// stamps are moved closer.
   std::uint64_t ticks(std::int64_t unix_ns) const noexcept;

@@ -24,8 +24,6 @@ namespace stagespan {
 //   | work        |  work counters by (stage, key)
 //   +-------------+ regions[kRegionDetached]
 //   | OpenFrame   |  x max_detached: open spans outside the stacks (tokens, suspended coroutines)
-//   +-------------+ regions[kRegionRequests]
-//   | RequestEntry|  x max_requests: the ids of the latest requests, found through their numbers
 //   +-------------+ regions[kRegionDeviceStages]
 //   | number      |  x max_stages: where a stage's device figures are
 //   +-------------+ regions[kRegionSlots]
@@ -43,10 +41,14 @@ namespace stagespan {
 //   | DeviceRec. *|  x device_spans: device times of the latest spans, in the resolver's order
 //   +-------------+ regions[kRegionDeviceBlocks]
 //   | StatsBlock *|  x 3 x max_device_stages: elapsed, queue and tail of a stage
+//   +-------------+ regions[kRegionSegments]
+//   | SegmentEntry*|  x segment_entries: the latest requests in this process, found through their numbers
+//   +-------------+ regions[kRegionLinks]
+//   | LinkRecord *|  x links_per_segment x segment_entries: which requests a batch served, the latest ones
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 7;
+inline constexpr std::uint32_t kLayoutVersion = 8;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -74,8 +76,12 @@ inline constexpr std::uint32_t kMostRingSpans = 1U << 20;
 inline constexpr std::uint32_t kMaxStamps = 64;
 inline constexpr std::uint32_t kDeviceSpans = 1U << 16;
 inline constexpr std::uint32_t kMaxDeviceStages = 1024;  // the last one is shared by all further stages
-inline constexpr std::uint32_t kMaxRequests = 1024;
+inline constexpr std::uint32_t kDefaultRequests = 4096;
+inline constexpr std::uint32_t kFewestRequests = 64;
+inline constexpr std::uint32_t kMostRequests = 1U << 16;
+inline constexpr std::uint32_t kLinksPerRequest = 4;
 inline constexpr std::uint32_t kRequestIdBytes = 64;
+inline constexpr std::uint32_t kBranchBytes = 16;
 inline constexpr std::uint32_t kThreadNameBytes = 64;
 
 inline constexpr std::uint32_t kPageBytes = 4096;
@@ -87,6 +93,8 @@ inline constexpr std::uint32_t kLocalsShiftBytes = 2064;
 inline constexpr std::uint32_t kFramesAtOnce = 256;
 inline constexpr std::uint32_t kBlocksAtOnce = 16;
 inline constexpr std::uint32_t kDeviceStagesAtOnce = 16;
+inline constexpr std::uint32_t kSegmentsAtOnce = 64;
+inline constexpr std::uint32_t kLinksAtOnce = kSegmentsAtOnce * kLinksPerRequest;
 
 /// The distance of two slots' frames in the arrays of frames and of locals. It is the same in both, so that a thread
 /// finds a frame and its local by one index, also beyond its own frames. The locals of a slot reach into the next page
@@ -124,6 +132,7 @@ enum Cause : std::uint32_t {
   kLostDeviceStages,  // device times of stages that did not fit into the table: in the records, not in the statistics
   kLostMemory,        // spans, names and work counters that were lost because memory was exhausted
   kLostRequests,      // open requests that the recording does not show
+  kLostLinks,         // links from batches to requests that later ones have overwritten
   kCauseCount,
 };
 
@@ -151,6 +160,7 @@ inline constexpr const char* kCauseNames[kCauseCount] = {
     "device_stages",
     "memory",
     "requests",
+    "links",
 };
 
 enum Region : std::uint32_t {
@@ -159,7 +169,6 @@ enum Region : std::uint32_t {
   kRegionWorkKeys,
   kRegionWork,
   kRegionDetached,
-  kRegionRequests,
   kRegionDeviceStages,
   kRegionSlots,
   kRegionFrames,
@@ -168,6 +177,8 @@ enum Region : std::uint32_t {
   kRegionBlocks,
   kRegionDevice,
   kRegionDeviceBlocks,
+  kRegionSegments,
+  kRegionLinks,
   kRegionCount,
 };
 
@@ -236,7 +247,7 @@ struct ArenaHeader {
   std::uint32_t clock_source;
   std::uint32_t ring_spans;
   std::uint32_t frames_per_thread;
-  std::uint32_t reserved_too;
+  std::uint32_t segment_entries;
   RegionInfo regions[kRegionCount];
   std::atomic<std::uint32_t> name_count;
   std::atomic<std::uint32_t> name_pool_used;
@@ -256,11 +267,13 @@ struct ArenaHeader {
   std::uint64_t process_start_ticks;      // field 22 of /proc/PID/stat, which distinguishes processes with the same pid
   std::uint64_t pid_namespace;            // its inode, 0 if unknown: pids of another namespace are meaningless here
   std::uint64_t boot;                     // hash of the boot id: counters and start times of another boot differ
+  std::uint64_t clock;                    // hash of the boot id and the time namespace: of CLOCK_MONOTONIC
   std::int64_t begin_unix_ns;             // when the recording was created
   std::atomic<std::int64_t> end_unix_ns;  // when the process exited, 0 if it has not exited or was killed
   std::atomic<std::int64_t> stop_unix_ns;  // when `stop_signal` was stored
   // The signal that asked the process to end, 0 if none did that is known; with kStopIsFinal, it ended the process.
   std::atomic<std::uint32_t> stop_signal;
+  std::atomic<std::uint32_t> is_deferred;   // it is to be removed when the last process of its job ends
   std::uint32_t is_locked;                  // the process holds a lock on the file for its whole life
   std::atomic<std::uint32_t> info_version;  // odd while `info` changes
   ProcessInfo info;
@@ -270,13 +283,32 @@ struct ArenaHeader {
   std::atomic<std::uint8_t> ring_pieces[kMaxThreads];
   std::atomic<std::uint8_t> block_pieces[kMaxBlocks / kBlocksAtOnce];
   std::atomic<std::uint8_t> device_block_pieces[kMaxDeviceStages / kDeviceStagesAtOnce];
+  std::atomic<std::uint8_t> segment_pieces[kMostRequests / kSegmentsAtOnce];
+  std::atomic<std::uint8_t> link_pieces[kMostRequests / kSegmentsAtOnce];
+  std::atomic<std::uint32_t> segment_high_water;  // segment entries ever used
+  std::atomic<std::uint64_t> link_head;           // link records ever written
   std::atomic<std::uint8_t> device_ring_piece;
   std::atomic<std::uint8_t> refusals;  // why pieces were refused: bits of Refusal
 };
 
+/// What the spans of a stage are. One name may occur in several kinds, which are different stages.
+enum StageKind : std::uint16_t {
+  kExecution,
+  kQueue,    // a wait inside a process, or from received to entered
+  kHandOff,  // from sent in one process to received in another
+  kBatch,    // an execution that serves several requests
+  kRemote,   // the part of a request in a process that another one has sent it to
+  // Without spans, only figures:
+  kFirstChunk,     // from the begin of a segment to its first chunk
+  kBetweenChunks,  // from one chunk to the next one
+  kPerToken,       // the same, divided by the amount of the chunk
+  kStageKinds,
+};
+
 struct NameEntry {
   std::uint32_t offset;  // offset in the name pool
-  std::uint32_t length_bytes;
+  std::uint16_t length_bytes;
+  std::uint16_t kind;  // a StageKind
 };
 
 struct WorkKey {
@@ -326,6 +358,9 @@ enum SpanFlag : std::uint16_t {
   kFrameOrphan = 2048,      // its parent ended before it did
   kFrameDevice = 4096,      // has an event on a device
 };
+
+/// In the flags that readers return: the StageKind of the span's stage. Writers leave these bits free.
+inline constexpr std::uint32_t kKindShift = 13;
 
 // A finished span, 64 bytes: one cache line.
 //
@@ -408,14 +443,67 @@ struct FrameLocal {
 static_assert(sizeof(FrameLocal) == 48);
 static_assert(kFramesAtOnce * sizeof(FrameLocal) % 4096 == 0 && kFramesAtOnce * sizeof(OpenFrame) % 4096 == 0);
 
-/// The id of a request. `number` is 0 while the entry is free or being filled and is stored last.
-struct RequestEntry {
+/// How a segment came to this process.
+enum SegmentOrigin : std::uint8_t {
+  kOriginRoot,      // the request began here
+  kOriginRemote,    // another process has sent it
+  kOriginReturn,    // not a segment, but a hop that has come back to a segment of this process
+  kOriginRepeated,  // the carrier was received before
+};
+
+enum SegmentStatus : std::uint8_t {
+  kStatusOpen,
+  kStatusOk,
+  kStatusError,
+  kStatusCancelled,
+  kStatusDiscarded,
+  kStatusAbandoned,
+  kStatusUnused,  // received, and never entered
+  kStatusCount,
+};
+
+// A request in this process: 256 bytes. `number` is 0 while the entry is free or being filled, and is stored last. The
+// fields from `begin_ticks` to `status` change while it is open; each of them is complete in itself.
+struct alignas(64) SegmentEntry {
   std::atomic<std::uint64_t> number;
-  std::atomic<std::uint64_t> begin_ticks;
+  std::atomic<std::uint64_t> begin_ticks;  // when it was entered; 0 while it waits
   std::atomic<std::uint64_t> end_ticks;    // 0 while it is open
-  std::atomic<std::uint64_t> trace_id[2];  // high half first; both 0 if it belongs to no trace
+  std::atomic<std::uint64_t> first_chunk_ticks;
+  std::atomic<std::uint64_t> last_chunk_ticks;
+  std::atomic<std::uint64_t> chunks;
+  std::atomic<std::uint64_t> chunk_amount;
+  std::atomic<std::uint32_t> hops_sent;
+  std::atomic<std::uint8_t> status;  // a SegmentStatus
+  std::atomic<std::uint8_t> origin;  // a SegmentOrigin
+  std::atomic<std::uint16_t> attempt;
+  std::atomic<std::uint64_t> trace_id[2];       // high half first; both 0 if it belongs to no trace
+  std::atomic<std::uint64_t> segment;           // its id in the trace
+  std::atomic<std::uint64_t> parent_hop;        // the id of the hop that brought it, or of its parent in another system
+  std::atomic<std::uint64_t> parent_segment;    // that the hop was sent from, 0 if unknown
+  std::atomic<std::uint64_t> received_ticks;    // 0 if it began here
+  std::atomic<std::uint64_t> sent_ticks;        // on this process's clock; 0 if it was sent on another clock
+  std::atomic<std::int64_t> sent_monotonic_ns;  // on the sender's clock
+  std::atomic<std::int64_t> sent_unix_ns;
+  std::atomic<std::uint64_t> sent_clock;   // ArenaHeader::clock of the sender; 0 if nothing is known of the hop
+  std::atomic<std::uint32_t> queue_stage;  // where it waited from received to entered
+  std::atomic<std::uint32_t> trace_flags;
+  std::atomic<std::uint64_t> entered_ticks;  // the latest time at which it was entered
+  std::atomic<std::uint64_t> branch[kBranchBytes / 8];
   std::atomic<std::uint64_t> id[kRequestIdBytes / 8];
 };
+static_assert(sizeof(SegmentEntry) == 256);
+static_assert(kSegmentsAtOnce * sizeof(SegmentEntry) % 4096 == 0);
+
+/// One of the requests that a batch served; `commit` as in a SpanRecord.
+struct LinkRecord {
+  std::atomic<std::uint64_t> span;
+  std::atomic<std::uint64_t> request;  // the number of its segment in this process
+  std::atomic<std::uint32_t> size;     // the number of requests of the batch
+  std::atomic<std::uint32_t> commit;
+  std::uint64_t reserved;
+};
+static_assert(sizeof(LinkRecord) == 32);
+static_assert(kLinksAtOnce * sizeof(LinkRecord) % 4096 == 0);
 
 inline constexpr std::uint32_t kBuckets = 1016;
 inline constexpr std::uint32_t kEdges = 6;

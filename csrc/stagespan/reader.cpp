@@ -14,7 +14,12 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-std::optional<SpanCopy> copy_record(const SpanRecord& record, std::uint64_t number) {
+// The kind of a stage as bits of a span's flags.
+std::uint16_t kind_bits(ArenaView arena, std::uint32_t stage) {
+  return stage < kMaxStages ? static_cast<std::uint16_t>(arena.name(stage).kind << kKindShift) : std::uint16_t{0};
+}
+
+std::optional<SpanCopy> copy_record(ArenaView arena, const SpanRecord& record, std::uint64_t number) {
   const auto wanted = static_cast<std::uint32_t>(number + 1);
   if (wanted == 0) return std::nullopt;  // has the same number as a record that is being written
   // Acquire: the fields that are read next are at least as new as this number.
@@ -26,6 +31,7 @@ std::optional<SpanCopy> copy_record(const SpanRecord& record, std::uint64_t numb
   // A writer clears the number before it changes a field, so the same number means that no field has changed.
   load_fence();
   if (record.commit.load(relaxed) != wanted) return std::nullopt;
+  copy.flags |= kind_bits(arena, copy.stage);
   return copy;
 }
 
@@ -53,7 +59,7 @@ void sort_by_begin(std::vector<SpanCopy>& spans) {
   });
 }
 
-bool copy_frame(const OpenFrame& frame, OpenCopy& copy) {
+bool copy_frame(ArenaView arena, const OpenFrame& frame, OpenCopy& copy) {
   copy.id = frame.id.load(std::memory_order_acquire);
   if (copy.id == 0) return false;
   copy.parent = frame.parent.load(relaxed);
@@ -64,6 +70,7 @@ bool copy_frame(const OpenFrame& frame, OpenCopy& copy) {
   copy.depth = frame.depth.load(relaxed);
   copy.flags = frame.flags.load(relaxed);
   load_fence();
+  copy.kind = static_cast<StageKind>(kind_bits(arena, copy.stage) >> kKindShift);
   return frame.id.load(relaxed) == copy.id && (copy.flags & kFrameClosedAway) == 0;
 }
 
@@ -83,7 +90,7 @@ std::vector<SpanCopy> read_spans(ArenaView arena) {
     const Held held = held_by(arena.slot(i), capacity);
     const SpanRecord* const ring = arena.ring(i);
     for (std::uint64_t number = held.oldest; number < held.head; ++number)
-      if (const auto copy = copy_record(ring[number & (capacity - 1)], number)) result.push_back(*copy);
+      if (const auto copy = copy_record(arena, ring[number & (capacity - 1)], number)) result.push_back(*copy);
   }
   sort_by_begin(result);
   return result;
@@ -103,7 +110,7 @@ std::vector<SpanCopy> read_new_spans(ArenaView arena, ReadPositions& positions) 
     next = std::max(next, held.oldest - held.overwritten);
     positions.overwritten += held.oldest - std::min(held.oldest, next);
     for (next = std::max(next, held.oldest); next < held.head; ++next) {
-      if (const auto copy = copy_record(ring[next & (capacity - 1)], next))
+      if (const auto copy = copy_record(arena, ring[next & (capacity - 1)], next))
         result.push_back(*copy);
       else
         ++positions.overwritten;
@@ -128,7 +135,7 @@ std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::
     const Held held = held_by(arena.slot(i), capacity);
     bool reached = held.overwritten == 0;
     for (std::uint64_t number = held.head; number-- > held.oldest;) {
-      const auto copy = copy_record(arena.ring(i)[number & (capacity - 1)], number);
+      const auto copy = copy_record(arena, arena.ring(i)[number & (capacity - 1)], number);
       if (!copy) {
         reached = false;
         break;
@@ -140,6 +147,22 @@ std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::
       if (copy->request == request) result.push_back(*copy);
     }
     if (!reached) *complete = false;
+  }
+  return result;
+}
+
+std::vector<LinkCopy> read_links(ArenaView arena) {
+  std::vector<LinkCopy> result;
+  if (!arena) return result;
+  const std::uint64_t capacity = arena.link_count();
+  const std::uint64_t head = arena.header().link_head.load(std::memory_order_acquire);
+  for (std::uint64_t number = head > capacity ? head - capacity : 0; number < head; ++number) {
+    const LinkRecord& link = arena.links()[number % capacity];
+    const auto wanted = static_cast<std::uint32_t>(number + 1);
+    if (wanted == 0 || link.commit.load(std::memory_order_acquire) != wanted) continue;
+    const LinkCopy copy{link.span.load(relaxed), link.request.load(relaxed), link.size.load(relaxed)};
+    load_fence();
+    if (link.commit.load(relaxed) == wanted) result.push_back(copy);
   }
   return result;
 }
@@ -201,7 +224,7 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
     const std::uint32_t end = std::min(slot.frames_high_water.load(relaxed), arena.header().frames_per_thread);
     for (std::uint32_t index = 1; index < end; ++index) {
       OpenCopy copy{};
-      if (!copy_frame(arena.frames(i)[index], copy)) continue;
+      if (!copy_frame(arena, arena.frames(i)[index], copy)) continue;
       copy.request = arena.locals(i)[index].belongs_to();
       copy.frame = index;
       copy.thread = slot.thread.load(relaxed);
@@ -216,7 +239,7 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
   }
   for (std::uint32_t index = 0; arena && index < kMaxDetached; ++index) {
     OpenCopy copy{};
-    if (!copy_frame(arena.detached()[index], copy) || !seen.insert(copy.id).second) continue;
+    if (!copy_frame(arena, arena.detached()[index], copy) || !seen.insert(copy.id).second) continue;
     copy.detached = true;
     copy.frame = index;
     result.push_back(copy);

@@ -48,6 +48,16 @@ ReadPositions positions_of_newest(ArenaView arena);
 /// `since_ticks`. Sets `complete` to false if a ring has wrapped in that time.
 std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete);
 
+/// One of the requests that the span of a batch served.
+struct LinkCopy {
+  std::uint64_t span;
+  std::uint64_t request;
+  std::uint32_t size;
+};
+
+/// The latest links, oldest first.
+std::vector<LinkCopy> read_links(ArenaView arena);
+
 /// The device times of a span; kUnknownNs if not known.
 struct DeviceCopy {
   std::int64_t elapsed_ns;
@@ -77,6 +87,7 @@ struct OpenCopy {
   std::uint32_t frame;  // its index among the spans of its thread, or among the detached ones
   std::uint16_t depth;
   std::uint16_t flags;
+  StageKind kind;
   bool detached;
   ThreadName thread_name;
 };

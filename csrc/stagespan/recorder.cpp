@@ -28,12 +28,16 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-// The number of entries of the table of requests that are tried, starting with the one given by the request's number.
-
 std::uint32_t ring_spans_wanted() {
   const std::optional<std::int64_t> wanted = whole_number(variable("STAGESPAN_RING_SPANS"));
   if (!wanted || *wanted < kLeastRingSpans || *wanted > kMostRingSpans) return kDefaultRingSpans;
   return std::bit_ceil(static_cast<std::uint32_t>(*wanted));
+}
+
+std::uint32_t segment_entries_wanted() {
+  const std::optional<std::int64_t> wanted = whole_number(variable("STAGESPAN_REQUESTS"));
+  if (!wanted || *wanted < kFewestRequests || *wanted > kMostRequests) return kDefaultRequests;
+  return (static_cast<std::uint32_t>(*wanted) + kSegmentsAtOnce - 1) / kSegmentsAtOnce * kSegmentsAtOnce;
 }
 
 // The sum of two finite numbers, or the largest double.
@@ -93,10 +97,12 @@ Recorder& Recorder::get() {
 }
 
 Recorder::Recorder() : clock_source_(choose_clock(choice(variable("STAGESPAN_CLOCK")).c_str())) {
-  arena_ = create_arena({ring_spans_wanted(), kMaxFrames});
+  arena_ = create_arena({ring_spans_wanted(), kMaxFrames, segment_entries_wanted()});
   if (arena_) {
     arena_bytes_ = arena_.header().size_bytes;
-    arena_sizes_ = {arena_.header().ring_spans, arena_.header().frames_per_thread};
+    arena_sizes_ = {arena_.header().ring_spans, arena_.header().frames_per_thread, arena_.header().segment_entries};
+    free_segments_ = std::make_unique<std::uint32_t[]>(arena_sizes_.segment_entries);
+    is_free_segment_ = std::make_unique<bool[]>(arena_sizes_.segment_entries);
     next_chunk_ = std::make_unique<std::uint32_t[]>(hidden_chunks());
   }
   if (!arena_) {  // the switch stays off: nothing is recorded, and nothing else changes
@@ -126,40 +132,43 @@ void Recorder::prepare_arena() {
   header.stamp_count.store(1, std::memory_order_release);
   free_blocks_.clear();
   free_chunk_ = last_chunk_ = 0;
-  for (std::uint32_t i = 0; i < kMaxRequests; ++i) free_requests_[i] = static_cast<std::uint16_t>(i);
-  requests_taken_ = 0;
-  requests_freed_ = kMaxRequests;
+  for (std::uint32_t i = 0; i < header.segment_entries; ++i) {
+    free_segments_[i] = i;
+    is_free_segment_[i] = true;
+  }
+  segments_taken_ = 0;
+  segments_freed_ = header.segment_entries;
   arena_.slot(kSharedSlot).state.store(kSlotLive, relaxed);
   shared_block_locked(kStageOverflow);
   prepare_stand_in();
 }
 
-std::uint32_t Recorder::intern(std::string_view name) noexcept {
+std::uint32_t Recorder::intern(std::string_view name, StageKind kind) noexcept {
   if (!arena_) return kStageOverflow;
   const std::lock_guard lock(cold_);
   try {
-    return intern_locked(name);
+    return intern_locked(name, kind);
   } catch (const std::bad_alloc&) {
     lose(kLostMemory);
     return kStageOverflow;
   }
 }
 
-std::uint32_t Recorder::intern_locked(std::string_view name) {
-  std::string key = shortened(name);
+std::uint32_t Recorder::intern_locked(std::string_view name, StageKind kind) {
+  std::string key = static_cast<char>(kind) + shortened(name);
   if (const auto found = stages_.find(key); found != stages_.end()) return found->second;
   if (is_cut_off()) return kStageOverflow;
   ArenaHeader& header = arena_.header();
   const std::uint32_t stage = header.name_count.load(relaxed);
   const std::uint32_t used = header.name_pool_used.load(relaxed);
-  if (stage >= kMaxStages || used + key.size() > kNamePoolBytes) {
+  if (stage >= kMaxStages || used + key.size() - 1 > kNamePoolBytes) {
     lose(kLostNames);
     return kStageOverflow;
   }
   // Before the name is counted: if this runs out of memory, nothing must have changed.
-  const std::string& text = stages_.emplace(std::move(key), stage).first->first;
+  const std::string_view text = std::string_view(stages_.emplace(std::move(key), stage).first->first).substr(1);
   std::memcpy(arena_.name_pool() + used, text.data(), text.size());
-  arena_.name(stage) = {used, static_cast<std::uint32_t>(text.size())};
+  arena_.name(stage) = {used, static_cast<std::uint16_t>(text.size()), kind};
   header.name_pool_used.store(used + static_cast<std::uint32_t>(text.size()), relaxed);
   // Release: a reader that sees the count sees the names.
   header.name_count.store(stage + 1, std::memory_order_release);
@@ -170,6 +179,11 @@ std::string_view Recorder::name_of(std::uint32_t stage) const noexcept {
   if (!arena_ || stage >= arena_.header().name_count.load(std::memory_order_acquire)) return "(overflow)";
   const NameEntry& entry = arena_.name(stage);
   return {arena_.name_pool() + entry.offset, entry.length_bytes};
+}
+
+StageKind Recorder::kind_of(std::uint32_t stage) const noexcept {
+  if (!arena_ || stage >= arena_.header().name_count.load(std::memory_order_acquire)) return kExecution;
+  return static_cast<StageKind>(arena_.name(stage).kind);
 }
 
 std::vector<std::string> Recorder::names() const {
@@ -229,6 +243,17 @@ ClockFit Recorder::clock_fit() noexcept {
   if (!arena_) return ClockFit({take_stamp(), take_stamp()});
   const std::lock_guard lock(cold_);
   return refresh_clock(arena_.header());
+}
+
+double Recorder::ns_per_tick() noexcept {
+  // A fit from the begin of the process: its rate changes by a few parts in a million.
+  const std::uint64_t now = now_ticks();
+  const std::lock_guard lock(cold_);
+  if (ns_per_tick_ == 0 || ticks_apart(now, rate_ticks_) > 4'000'000'000) {
+    ns_per_tick_ = (arena_ ? refresh_clock(arena_.header()) : ClockFit({take_stamp(), take_stamp()})).ns_per_tick();
+    rate_ticks_ = now;
+  }
+  return ns_per_tick_;
 }
 
 PublishedClock Recorder::published_clock() {
@@ -304,6 +329,7 @@ bool Recorder::start_recording_locked() noexcept {
   header.process_start_ticks = identity.start_ticks;
   header.pid_namespace = identity.pid_namespace;
   header.boot = identity.boot;
+  header.clock = identity.clock;
   header.begin_unix_ns = take_stamp().unix_ns;
   header.info = process_info_;
   refresh_clock(header);
@@ -434,56 +460,20 @@ ProcessInfo Recorder::process_info() noexcept {
   return process_info_;
 }
 
-std::uint32_t Recorder::begin_request(std::uint64_t number, std::string_view id, TraceId trace) noexcept {
-  if (!arena_ || number == 0) return 0;
-  const std::uint64_t begin_ticks = now_ticks();
-  const std::lock_guard lock(cold_);
-  std::uint32_t index = 0;
-  if (requests_taken_ != requests_freed_) {
-    index = free_requests_[requests_taken_++ % kMaxRequests];
-  } else {
-    // The newest requests are shown.
-    index = next_displaced_++ % kMaxRequests;
-    lose(kLostRequests);
-  }
-  RequestEntry* const entry = &arena_.requests()[index];
-  std::uint64_t words[kRequestIdBytes / 8] = {};
-  const std::string_view text = cut(id, kRequestIdBytes);
-  std::memcpy(words, text.data(), text.size());
-  entry->number.store(0, relaxed);
-  store_fence();  // a reader that sees a field of this request sees that the previous one has been removed
-  entry->begin_ticks.store(begin_ticks, relaxed);
-  entry->end_ticks.store(0, relaxed);
-  entry->trace_id[0].store(trace.high, relaxed);
-  entry->trace_id[1].store(trace.low, relaxed);
-  for (std::size_t i = 0; i < std::size(words); ++i) entry->id[i].store(words[i], relaxed);
-  entry->number.store(number, std::memory_order_release);
-  return index;
-}
-
-void Recorder::end_request(std::uint64_t number, std::uint32_t index) noexcept {
-  if (!arena_ || number == 0 || index >= kMaxRequests) return;
-  const std::uint64_t end_ticks = now_ticks();
-  const std::lock_guard lock(cold_);
-  RequestEntry& entry = arena_.requests()[index];
-  if (entry.number.load(relaxed) != number || entry.end_ticks.load(relaxed) != 0) return;
-  entry.end_ticks.store(end_ticks, relaxed);
-  free_requests_[requests_freed_++ % kMaxRequests] = static_cast<std::uint16_t>(index);
-}
-
 // --- forks ------------------------------------------------------------------------------------------------
 
 void Recorder::restore_names() noexcept {
   ArenaHeader& header = arena_.header();
   const auto names = static_cast<std::uint32_t>(stages_.size());
-  for (const auto& [text, stage] : stages_) arena_.name(stage).length_bytes = static_cast<std::uint32_t>(text.size());
+  for (const auto& [key, stage] : stages_)
+    arena_.name(stage) = {0, static_cast<std::uint16_t>(key.size() - 1), static_cast<std::uint16_t>(key[0])};
   std::uint32_t used = 0;
   for (std::uint32_t stage = 0; stage < names; ++stage) {
     arena_.name(stage).offset = used;
     used += arena_.name(stage).length_bytes;
   }
-  for (const auto& [text, stage] : stages_)
-    std::memcpy(arena_.name_pool() + arena_.name(stage).offset, text.data(), text.size());
+  for (const auto& [key, stage] : stages_)
+    std::memcpy(arena_.name_pool() + arena_.name(stage).offset, key.data() + 1, key.size() - 1);
   for (const auto& [text, key] : work_keys_) std::memcpy(arena_.work_keys()[key].text, text.data(), text.size());
   header.name_pool_used.store(used, relaxed);
   header.work_key_count.store(static_cast<std::uint32_t>(work_keys_.size()), relaxed);
@@ -532,6 +522,7 @@ void Recorder::after_fork() noexcept {
   t_state = nullptr;
   forget_to_leave();
   published_clock_ = PublishedClock{};
+  ns_per_tick_ = 0;
   const bool was_mapped = recording_.is_active();
   recording_.forget_after_fork();
   forget_cut_off();

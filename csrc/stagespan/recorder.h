@@ -39,6 +39,26 @@ struct FoundFrame {
   explicit operator bool() const noexcept { return frame != nullptr; }
 };
 
+/// What is known of a segment when it begins or is received.
+struct SegmentStart {
+  std::string_view id;
+  TraceId trace;
+  std::uint64_t segment = 0;
+  std::uint64_t parent_hop = 0;
+  std::uint64_t parent_segment = 0;
+  std::uint64_t begin_ticks = 0;  // 0 if it is not entered yet
+  std::uint64_t received_ticks = 0;
+  std::uint64_t sent_ticks = 0;
+  std::int64_t sent_monotonic_ns = 0;
+  std::int64_t sent_unix_ns = 0;
+  std::uint64_t sent_clock = 0;
+  std::uint32_t queue_stage = 0;
+  std::uint32_t trace_flags = 0;
+  std::uint16_t attempt = 1;
+  SegmentOrigin origin = kOriginRoot;
+  std::string_view branch;
+};
+
 class Recorder {
  public:
   /// Starts the recorder on first use. It is never destroyed, because threads may outlive static destructors.
@@ -49,9 +69,10 @@ class Recorder {
   /// Index of a stage. A name has the same index until the process ends. If the table is full, or there is no memory
   /// for a new name, names get `kStageOverflow` and are counted. Names longer than 255 bytes are cut, and end with a
   /// hash of the whole name to keep them distinct.
-  std::uint32_t intern(std::string_view name) noexcept;
+  std::uint32_t intern(std::string_view name, StageKind kind = kExecution) noexcept;
   /// The text stays at the same address until the process ends.
   std::string_view name_of(std::uint32_t stage) const noexcept;
+  StageKind kind_of(std::uint32_t stage) const noexcept;
   std::vector<std::string> names() const;
 
   /// Adds to a work counter of a stage. If the sum would exceed the largest double, it stays at that value.
@@ -106,6 +127,8 @@ class Recorder {
   ClockFit clock_fit() noexcept;
   /// Converts ticks up to now to times that never change. Use it for all times that users see.
   PublishedClock published_clock();
+  /// The rate of the clock, from the newest stamps.
+  double ns_per_tick() noexcept;
   ClockSource clock_source() const noexcept { return clock_source_; }
 
   /// Removes everything that was recorded, but keeps names. Spans that are open stay open, and are counted when they
@@ -136,10 +159,25 @@ class Recorder {
   /// one than the system does.
   std::atomic<void (*)(ThreadName& name) noexcept> on_new_thread{nullptr};
 
-  /// Writes a request's ids to the recording; see RequestEntry. Returns what `end_request` takes: the index of its
-  /// entry. If the entries of all requests are needed, an open request loses its entry, and is counted.
-  std::uint32_t begin_request(std::uint64_t number, std::string_view id, TraceId trace = {}) noexcept;
-  void end_request(std::uint64_t number, std::uint32_t entry) noexcept;
+  /// Records in the calling thread's ring a span that has ended, for a request. For waits and hops, whose times the
+  /// caller has read.
+  void record_ticks(std::uint32_t stage, std::uint64_t begin_ticks, std::uint64_t end_ticks,
+                    std::uint64_t request) noexcept;
+
+  /// Writes a segment to the recording; see SegmentEntry. Returns the index of its entry. If the entries of all
+  /// requests are in use, an open one loses its entry, and is counted.
+  std::uint32_t begin_segment(std::uint64_t number, const SegmentStart& start) noexcept;
+  /// The entry of a segment, null if it has lost it.
+  SegmentEntry* segment(std::uint64_t number, std::uint32_t index) noexcept;
+  /// Enters it, again if it has ended and still has its entry.
+  void enter_segment(std::uint64_t number, std::uint32_t index, std::uint32_t queue_stage) noexcept;
+  /// Ends it. The status is `status` unless one was set before.
+  void end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status) noexcept;
+  /// Adds one output to a segment, and the figures of the time since the previous one to the stages with this name.
+  void add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t first_stage, std::uint32_t between_stage,
+                 std::uint32_t amount_stage) noexcept;
+  /// Links the span of a batch to the requests that it served.
+  void add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count) noexcept;
 
   /// Gives a thread frames beyond its own ones, which are not shown. False if there is no memory for them.
   bool take_hidden_chunk(ThreadState& thread) noexcept;
@@ -169,7 +207,8 @@ class Recorder {
   void prepare_arena();
   void watch_for_leaving_threads() noexcept;
   void forget_to_leave() noexcept;
-  std::uint32_t intern_locked(std::string_view name);
+  std::uint32_t intern_locked(std::string_view name, StageKind kind);
+  void reserve_segments_locked(std::uint32_t index) noexcept;
   void add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction);
   bool take_away_locked(const FoundFrame& found, void** note) noexcept;
   std::uint64_t first_id(std::uint32_t slot_index) const noexcept;
@@ -206,8 +245,10 @@ class Recorder {
   bool is_recording_started_ = false;
   ClockSource clock_source_;
   PublishedClock published_clock_;
+  double ns_per_tick_ = 0;  // 0: not known yet
+  std::uint64_t rate_ticks_ = 0;
   std::mutex cold_;
-  std::unordered_map<std::string, std::uint32_t> stages_;
+  std::unordered_map<std::string, std::uint32_t> stages_;  // by kind (one character) and name
   std::unordered_map<std::string, std::uint32_t> work_keys_;
   std::vector<std::uint32_t> free_blocks_;
   std::vector<ThreadState*> threads_;
@@ -220,11 +261,12 @@ class Recorder {
   std::unique_ptr<std::uint32_t[]> next_chunk_;
   std::uint32_t free_chunk_ = 0;
   std::uint32_t last_chunk_ = 0;  // the highest that was ever used
-  // The entries of requests that have ended, or that were never used, in the order in which they are used again.
-  std::uint16_t free_requests_[kMaxRequests];
-  std::uint64_t requests_freed_ = 0;
-  std::uint64_t requests_taken_ = 0;
-  std::uint32_t next_displaced_ = 0;  // the next open request that loses its entry
+  // The entries of segments that have ended, or that were never used, in the order in which they are used again.
+  std::unique_ptr<std::uint32_t[]> free_segments_;
+  std::unique_ptr<bool[]> is_free_segment_;  // whether it is among them
+  std::uint64_t segments_freed_ = 0;
+  std::uint64_t segments_taken_ = 0;
+  std::uint32_t next_displaced_ = 0;  // the next open segment that loses its entry
   std::atomic<std::uint32_t> detached_hint_{0};
   std::atomic<std::uint32_t> generation_{0};
 };

@@ -189,6 +189,12 @@ ProcessIdentity identity_of_this_process() noexcept {
   char boot[64];
   const std::size_t length = read_small("/proc/sys/kernel/random/boot_id", boot, sizeof(boot));
   if (length != 0) identity.boot = fnv1a({boot, length});
+  struct stat time_space{};
+  const std::uint64_t offset_of_clock = stat("/proc/self/ns/time", &time_space) == 0 ? time_space.st_ino : 0;
+  // 0 means unknown: without a boot id, no two processes are known to share a clock.
+  if (length != 0)
+    identity.clock =
+        fnv1a({boot, length}) ^ fnv1a({reinterpret_cast<const char*>(&offset_of_clock), sizeof(offset_of_clock)});
   return identity;
 }
 
@@ -401,16 +407,6 @@ bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_conten
   return false;
 }
 
-void RecordingFile::end(ArenaHeader& header) noexcept {
-  // Not in a child that shares only the file descriptors with this process.
-  if (!is_active() || getpid() != owner_) return;
-  header.end_unix_ns.store(realtime_ns(), std::memory_order_release);
-  if (keep_ || place_.kind != RecordingKind::kFile) return;
-  struct stat status{};
-  if (lstat(place_.path.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_)
-    unlink(place_.path.c_str());
-}
-
 void RecordingFile::forget_after_fork() noexcept {
   close_file();
   // The strings can be in the middle of a change only while the lock is held, and the fork waited for the lock.
@@ -421,6 +417,23 @@ void RecordingFile::forget_after_fork() noexcept {
 // --- leftovers --------------------------------------------------------------------------------------------
 
 namespace {
+
+/// A folder that is open for reading.
+class Folder {
+ public:
+  explicit Folder(const std::string& path) : folder_(opendir(path.c_str())) {}
+  ~Folder() {
+    if (folder_ != nullptr) closedir(folder_);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  explicit operator bool() const { return folder_ != nullptr; }
+  DIR* get() const { return folder_; }
+  int fd() const { return dirfd(folder_); }
+
+ private:
+  DIR* folder_;
+};
 
 struct Leftover {
   std::string name;
@@ -478,21 +491,64 @@ bool is_of_dead_process(int folder, const std::string& name, std::uint64_t own_n
 
 }  // namespace
 
+void RecordingFile::end(ArenaHeader& header) noexcept {
+  // Not in a child that shares only the file descriptors with this process.
+  if (!is_active() || getpid() != owner_) return;
+  header.end_unix_ns.store(realtime_ns(), std::memory_order_release);
+  if (keep_ || place_.kind != RecordingKind::kFile) return;
+  // Set before the others are examined: of two that end at the same time, each may see the other one alive. Both files
+  // stay then, and are leftovers.
+  header.is_deferred.store(1, std::memory_order_release);
+  if (job_goes_on(header)) return;
+  struct stat status{};
+  if (lstat(place_.path.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_)
+    unlink(place_.path.c_str());
+}
+
+// Whether another process of the same job lives. If not, removes the files of those that have ended before.
+bool RecordingFile::job_goes_on(const ArenaHeader& header) noexcept {
+  const std::string_view job = text_in(header.info.job, sizeof(header.info.job));
+  if (job.empty()) return false;
+  try {
+    const Folder folder(folder_);
+    if (!folder) return false;
+    struct stat own{};
+    stat("/proc/self/ns/pid", &own);
+    std::vector<std::string> ended;
+    while (const dirent* const entry = readdir(folder.get())) {
+      const std::string name = entry->d_name;
+      if (name.front() == '.' || !process_in(name)) continue;
+      const Open file(openat(folder.fd(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+      const auto other = std::make_unique<ArenaHeader>();
+      struct stat status{};
+      if (!file || fstat(file.get(), &status) != 0 || (status.st_dev == device_ && status.st_ino == inode_) ||
+          pread(file.get(), static_cast<void*>(other.get()), sizeof(*other), 0) != ssize_t{sizeof(*other)} ||
+          other->magic != kMagic || other->layout_version != kLayoutVersion ||
+          text_in(other->info.job, sizeof(other->info.job)) != job)
+        continue;
+      if (other->end_unix_ns.load() != 0) {
+        if (other->is_deferred.load() != 0) ended.push_back(name);
+      } else if (!is_of_dead_process(folder.fd(), name, own.st_ino)) {
+        return true;
+      }
+    }
+    for (const std::string& name : ended) unlinkat(folder.fd(), name.c_str(), 0);
+  } catch (const std::exception&) {  // too little memory
+  }
+  return false;
+}
+
 void RecordingFile::tidy() noexcept {
   if (place_.kind != RecordingKind::kFile) return;
   if (start_ticks_of(getpid()) == 0) return;  // without /proc, all processes would look dead
   try {
-    DIR* const folder = opendir(folder_.c_str());
-    if (folder == nullptr) return;
-    struct Closing {
-      DIR* folder;
-      ~Closing() { closedir(folder); }
-    } const closing{folder};
-    const int fd = dirfd(folder);
+    const Folder folder(folder_);
+    if (!folder) return;
+    const int fd = folder.fd();
     struct stat own{};
     stat("/proc/self/ns/pid", &own);
     std::vector<Leftover> dead;
-    while (const dirent* const entry = readdir(folder)) {
+    while (const dirent* const entry = readdir(folder.get())) {
       std::string name = entry->d_name;
       struct stat status{};
       if (fstatat(fd, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode) ||

@@ -53,6 +53,7 @@ struct ProcessIdentity {
   std::uint64_t start_ticks = 0;
   std::uint64_t pid_namespace = 0;
   std::uint64_t boot = 0;
+  std::uint64_t clock = 0;  // of the boot and the time namespace
 };
 ProcessIdentity identity_of_this_process() noexcept;
 
@@ -89,7 +90,8 @@ class RecordingFile {
   bool is_active() const noexcept { return fd_ >= 0; }
   const RecordingPlace& place() const noexcept { return place_; }
 
-  /// Called when the process exits: removes the file unless it is to be kept.
+  /// Called when the process exits: removes the file unless it is to be kept. While another process of the same job
+  /// lives, the file stays, because requests may have parts in both; the last one removes those that have stayed.
   void end(ArenaHeader& header) noexcept;
 
   /// In a forked child: closes the parent's file, which is not mapped here.
@@ -104,6 +106,7 @@ class RecordingFile {
   bool open_memfd(std::uint64_t size) noexcept;
   bool publish(const ArenaHeader& header) noexcept;
   bool is_ours() const noexcept;
+  bool job_goes_on(const ArenaHeader& header) noexcept;
   void close_file() noexcept;
 
   int fd_ = -1;

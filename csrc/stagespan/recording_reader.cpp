@@ -59,7 +59,8 @@ class Copier {
   void take_figures();
   void take_slots();
   void take_threads(RecordingParts parts);
-  void take_requests();
+  void take_segments();
+  void take_links();
   void take_device();
   void check_figures();
   void check_block(StatsBlock& block);
@@ -122,11 +123,12 @@ std::string Copier::open(const std::string& what) {
            std::to_string(file_bytes_);
   const auto found = std::make_unique<ArenaHeader>();
   read_to(found.get(), 0, sizeof(ArenaHeader));
-  const ArenaOptions sizes{found->ring_spans, found->frames_per_thread};
+  const ArenaOptions sizes{found->ring_spans, found->frames_per_thread, found->segment_entries};
   const bool may_be = found->header_bytes == sizeof(ArenaHeader) && std::has_single_bit(sizes.ring_spans) &&
                       sizes.ring_spans >= kLeastRingSpans && sizes.ring_spans <= kMostRingSpans &&
                       std::has_single_bit(sizes.frames_per_thread) && sizes.frames_per_thread >= kFewestFrames &&
-                      sizes.frames_per_thread <= kMaxFrames;
+                      sizes.frames_per_thread <= kMaxFrames && sizes.segment_entries % kSegmentsAtOnce == 0 &&
+                      sizes.segment_entries >= kFewestRequests && sizes.segment_entries <= kMostRequests;
   RegionInfo regions[kRegionCount];
   if (!may_be || found->size_bytes != plan_arena(regions, sizes) ||
       std::memcmp(regions, found->regions, sizeof(regions)) != 0)
@@ -143,7 +145,7 @@ std::string Copier::open(const std::string& what) {
 
 // Reads the header, with a consistent copy of its stamps and texts.
 void Copier::take_header() {
-  const ArenaOptions sizes{header().ring_spans, header().frames_per_thread};
+  const ArenaOptions sizes{header().ring_spans, header().frames_per_thread, header().segment_entries};
   for (int attempt = 0; attempt < kMostTries; ++attempt) {
     if (attempt != 0) std::this_thread::sleep_for(kPause);
     take(&header(), sizeof(ArenaHeader));
@@ -289,22 +291,68 @@ void Copier::check_threads(RecordingParts parts) {
   check_frames(arena.detached(), kMaxDetached);
 }
 
-void Copier::take_requests() {
-  const ArenaView arena = copy_.arena;
-  take_whole(arena.requests(), kMaxRequests, [](const RequestEntry& entry) { return plain(entry.number); });
-  for (std::uint32_t i = 0; i < kMaxRequests; ++i) {
-    const RequestEntry& entry = arena.requests()[i];
-    if (plain(entry.number) == 0) continue;
-    std::uint64_t words[kRequestIdBytes / 8];
-    for (std::size_t k = 0; k < std::size(words); ++k) words[k] = plain(entry.id[k]);
-    char text[sizeof(words)];
-    std::memcpy(text, words, sizeof(words));
-    const TraceId trace{plain(entry.trace_id[0]), plain(entry.trace_id[1])};
-    copy_.requests.push_back({plain(entry.number), plain(entry.begin_ticks), plain(entry.end_ticks), trace,
-                              std::string(text_in(text, sizeof(text)))});
+template <std::size_t words>
+std::string text_of(const std::atomic<std::uint64_t> (&field)[words]) {
+  char text[words * 8];
+  for (std::size_t i = 0; i < words; ++i) {
+    const std::uint64_t word = plain(field[i]);
+    std::memcpy(text + i * 8, &word, 8);
   }
-  std::sort(copy_.requests.begin(), copy_.requests.end(),
-            [](const auto& a, const auto& b) { return a.number < b.number; });
+  return std::string(text_in(text, sizeof(text)));
+}
+
+void Copier::take_segments() {
+  const ArenaView arena = copy_.arena;
+  const std::uint32_t used = std::min(plain(header().segment_high_water), header().segment_entries);
+  for (std::uint32_t first = 0; first < used; first += kSegmentsAtOnce) {
+    if (plain(header().segment_pieces[first / kSegmentsAtOnce]) != kPieceRecorded) continue;
+    SegmentEntry* const entries = arena.segments() + first;
+    take_whole(entries, std::min(kSegmentsAtOnce, used - first),
+               [](const SegmentEntry& entry) { return plain(entry.number); });
+    for (SegmentEntry* entry = entries; entry < entries + std::min(kSegmentsAtOnce, used - first); ++entry) {
+      if (plain(entry->number) == 0) continue;
+      const std::uint8_t status = plain(entry->status), origin = plain(entry->origin);
+      if (status >= kStatusCount || origin > kOriginRepeated) {
+        ++copy_.damaged;
+        continue;
+      }
+      copy_.segments.push_back({plain(entry->number),
+                                plain(entry->begin_ticks),
+                                plain(entry->end_ticks),
+                                plain(entry->first_chunk_ticks),
+                                plain(entry->last_chunk_ticks),
+                                plain(entry->chunks),
+                                plain(entry->chunk_amount),
+                                plain(entry->hops_sent),
+                                static_cast<SegmentStatus>(status),
+                                static_cast<SegmentOrigin>(origin),
+                                plain(entry->attempt),
+                                {plain(entry->trace_id[0]), plain(entry->trace_id[1])},
+                                plain(entry->segment),
+                                plain(entry->parent_hop),
+                                plain(entry->parent_segment),
+                                plain(entry->received_ticks),
+                                plain(entry->sent_ticks),
+                                plain(entry->sent_monotonic_ns),
+                                plain(entry->sent_unix_ns),
+                                plain(entry->sent_clock),
+                                plain(entry->queue_stage),
+                                plain(entry->trace_flags),
+                                text_of(entry->branch),
+                                text_of(entry->id)});
+    }
+  }
+  std::stable_sort(copy_.segments.begin(), copy_.segments.end(),
+                   [](const auto& a, const auto& b) { return a.number < b.number; });
+}
+
+void Copier::take_links() {
+  const ArenaView arena = copy_.arena;
+  const std::uint64_t used = std::min(plain(header().link_head), arena.link_count());
+  for (std::uint64_t first = 0; first < used; first += kLinksAtOnce)
+    if (plain(header().link_pieces[first / kLinksAtOnce]) == kPieceRecorded)
+      take_whole(arena.links() + first, std::min<std::uint64_t>(kLinksAtOnce, used - first),
+                 [](const LinkRecord& link) { return plain(link.commit); });
 }
 
 void Copier::take_device() {
@@ -351,6 +399,12 @@ void Copier::check_names() {
     }
   }
   header().name_count.store(static_cast<std::uint32_t>(copy_.names.size()), relaxed);
+  for (std::uint32_t stage = 0; stage < kMaxStages; ++stage) {
+    NameEntry& entry = arena.name(stage);
+    if (entry.kind < kStageKinds) continue;
+    if (stage < count) ++copy_.damaged;
+    entry.kind = kExecution;
+  }
 }
 
 void Copier::check_block(StatsBlock& block) {
@@ -441,7 +495,8 @@ std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
   check_clock();
   take_figures();
   take_threads(parts);
-  take_requests();
+  take_segments();
+  if (parts == RecordingParts::kAll) take_links();
   take_device();
   // Names are read last, so that all stages that were seen have one.
   check_names();

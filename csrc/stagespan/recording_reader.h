@@ -12,12 +12,31 @@
 
 namespace stagespan {
 
-/// A request in the file.
-struct RequestCopy {
+/// A segment in the file; the fields are those of SegmentEntry.
+struct SegmentCopy {
   std::uint64_t number;
   std::uint64_t begin_ticks;
-  std::uint64_t end_ticks;  // 0 while it is open
+  std::uint64_t end_ticks;
+  std::uint64_t first_chunk_ticks;
+  std::uint64_t last_chunk_ticks;
+  std::uint64_t chunks;
+  std::uint64_t chunk_amount;
+  std::uint32_t hops_sent;
+  SegmentStatus status;
+  SegmentOrigin origin;
+  std::uint16_t attempt;
   TraceId trace;
+  std::uint64_t segment;
+  std::uint64_t parent_hop;
+  std::uint64_t parent_segment;
+  std::uint64_t received_ticks;
+  std::uint64_t sent_ticks;
+  std::int64_t sent_monotonic_ns;
+  std::int64_t sent_unix_ns;
+  std::uint64_t sent_clock;
+  std::uint32_t queue_stage;
+  std::uint32_t trace_flags;
+  std::string branch;
   std::string id;
 };
 
@@ -38,8 +57,8 @@ struct RecordingCopy {
   std::unique_ptr<std::byte, UnmapArena> memory;
   ArenaView arena;
   ProcessInfo info{};
-  std::vector<std::string> names;  // by stage
-  std::vector<RequestCopy> requests;
+  std::vector<std::string> names;     // by stage
+  std::vector<SegmentCopy> segments;  // by number
   ClockFit fit{{}};
   std::uint64_t now_ticks = 0;            // on the recording's clock, when the copy was taken; 0 if unknown
   std::uint32_t threads_not_in_file = 0;  // the tmpfs was full: some or all of their records are missing

@@ -215,6 +215,8 @@ Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
     snapshot.is_exact = (before & 1) == 0 && header.fold_version.load(relaxed) == before;
     if (is_last || snapshot.is_exact) break;
   }
+  for (auto& [stage, figures] : snapshot.stages)
+    if (stage < kMaxStages) figures.kind = static_cast<StageKind>(arena.name(stage).kind);
   snapshot.unix_ns = fit.unix_ns(snapshot.ticks);
   snapshot.ns_per_tick = fit.ns_per_tick();
   read_device(arena, snapshot.stages);

@@ -34,6 +34,7 @@ struct EdgeFigures {
 };
 
 struct StageFigures {
+  StageKind kind = kExecution;
   Distribution host;
   std::uint64_t errors = 0;
   std::uint64_t suspended_ticks = 0;

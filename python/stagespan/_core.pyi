@@ -24,6 +24,8 @@ FLAG_CAPTURED: int
 FLAG_FIRST_OF_SHAPE: int
 FLAG_DEBUG: int
 FLAG_RECORDED: int
+KIND_SHIFT: int
+"""The bits of a record's `flags` from this one on are the kind of its stage."""
 COMPLETION_DEVICE_MEMORY: int
 """In the flags of a completion: the peak is that of an accelerator, not of the process."""
 
@@ -165,6 +167,27 @@ def span(name: str) -> Span:
 def span(name: _F) -> _F: ...
 @overload
 def span() -> UnnamedSpan: ...
+def queued(name: str, /) -> Span:
+    """Time a wait inside this process: `with queued("replica"):`.
+
+    Use it for a wait for a free replica, a semaphore, or a turn in a scheduler's list, as often as
+    it happens. The wait is a span of kind queue: it is in ``stats(kind="queue")``, and not in the
+    executions of `stats`. For a wait that begins and ends in different functions, use
+    ``begin(name, kind="queue")`` and `end`.
+
+    Args:
+        name: Name of the queue. A stage may have the same name.
+
+    Example:
+        ```python
+        with stagespan.queued("replica"):
+            replica = replicas.get()
+        ```
+    """
+
+def batch_span(name: str, /) -> Span:
+    """Return a span of kind batch."""
+
 @overload
 def ProfilingContext(
     name: str, reset_peak_memory: bool = True, *, capture_memory: bool = False
@@ -241,7 +264,7 @@ def ProfilingContext4Debug(
 def ProfilingContext4Debug(
     *, reset_peak_memory: bool = True, capture_memory: bool = False
 ) -> UnnamedSpan: ...
-def begin(name: str, /) -> Token:
+def begin(name: str, /, *, kind: str = "execution") -> Token:
     """Open a span that `end` closes, in any scope or thread.
 
     The parent is the innermost span that is open when you call `begin`. The new span does not
@@ -249,9 +272,13 @@ def begin(name: str, /) -> Token:
 
     Args:
         name: Name of the stage.
+        kind: ``"queue"`` for a wait inside this process, such as one in a scheduler's list.
 
     Returns:
         The token to pass to `end`.
+
+    Raises:
+        ValueError: If ``kind`` is another text.
 
     Example:
         ```python
@@ -412,6 +439,76 @@ def request_leave(entered: object, request: Any, /) -> None:
     entered there since, and in the calling code. ``entered`` may be None.
     """
 
+# Segments
+def segment_random_id() -> int:
+    """Return 64 random bits of the operating system, never 0."""
+
+def segment_clock() -> int:
+    """Return the identity of CLOCK_MONOTONIC: a hash of the boot id and the time namespace; 0 if
+    they are unknown.
+    """
+
+def segment_begin(
+    number: int,
+    id: str,
+    trace_high: int,
+    trace_low: int,
+    segment: int,
+    parent_hop: int,
+    trace_flags: int,
+    /,
+) -> int:
+    """Write a request that begins now to the recording. Returns the index of its entry."""
+
+def segment_receive(
+    number: int,
+    id: str,
+    trace_high: int,
+    trace_low: int,
+    segment: int,
+    parent_hop: int,
+    trace_flags: int,
+    parent_segment: int,
+    origin: int,
+    attempt: int,
+    branch: str,
+    queue: str,
+    sent_monotonic_ns: int,
+    sent_unix_ns: int,
+    sent_clock: int,
+    /,
+) -> int:
+    """Write a request that another process has sent to the recording, and its hop if it was sent
+    on the clock of this process. Returns the index of its entry.
+    """
+
+def segment_enter(number: int, index: int, queue: str, /) -> None:
+    """End the wait of a received request."""
+
+def segment_end(number: int, index: int, status: int, /) -> None:
+    """End a segment, with a status unless one was set."""
+
+def segment_set_status(number: int, index: int, status: int, /) -> None:
+    """Set the status of an open segment."""
+
+def segment_send(number: int, index: int, /) -> tuple[int, int]:
+    """Count a hop of a segment. Returns CLOCK_MONOTONIC and Unix time in ns."""
+
+def innermost_stage() -> str | None:
+    """Return the stage of the innermost open span of the calling code, or None."""
+
+def segment_now() -> int:
+    """Return the recorder's clock in ticks; 0 while the recorder is off."""
+
+def segment_wait(number: int, queue: str, begin_ticks: int, /) -> None:
+    """Record a wait of a request that began at ``begin_ticks`` and ends now."""
+
+def segment_chunk(number: int, index: int, name: str, amount: int, /) -> None:
+    """Add an output of a stream to a segment, and its times to the figures of ``name``."""
+
+def segment_link(numbers: Sequence[int], /) -> None:
+    """Link the innermost open span to the requests that it serves."""
+
 def request_variable() -> ContextVar[Any]:
     """Return the context variable that contains the current request, or None."""
 
@@ -521,8 +618,8 @@ class Snapshot:
 
     @property
     def time_ns(self) -> int: ...
-    def stages(self) -> dict[str, StageSummary]:
-        """The stages that have run at least once, by name."""
+    def stages(self, kind: int = 0) -> dict[str, StageSummary]:
+        """The stages of a kind that have run at least once, by name."""
     def since(self, earlier: Snapshot) -> Snapshot:
         """Return the figures between `earlier` and this snapshot. Minimum and maximum are then
         bounds of histogram buckets. Raises ValueError if `earlier` is the later snapshot.
@@ -669,6 +766,9 @@ def settings_whole_number(text: str) -> int | None:
 RING_SPANS_DEFAULT: int
 RING_SPANS_LEAST: int
 RING_SPANS_MOST: int
+REQUESTS_DEFAULT: int
+REQUESTS_LEAST: int
+REQUESTS_MOST: int
 
 def now_ns() -> int:
     """Return the Unix time of the recorder's clock."""
@@ -713,21 +813,17 @@ def recording_default_folder() -> str: ...
 def recording_boot() -> int:
     """A number that is another one each time the machine starts; 0 if it is not known."""
 
-def request_begin(number: int, id: str, trace_high: int = ..., trace_low: int = ...) -> int:
-    """Write a request's id to the recording, and both halves of the id of its trace."""
-
-def request_end(number: int, shown: int) -> None:
-    """Write that a request has ended. ``shown`` is what `request_begin` returned."""
-
 class RecordingCopy:
     """A copy of a recording, in which every number has been checked."""
 
     def info(self) -> dict[str, Any]: ...
     def stage_names(self) -> list[str]: ...
+    def stage_kinds(self) -> list[int]: ...
     def snapshot(self) -> Snapshot: ...
     def spans(self) -> NDArray[np.void]: ...
     def open_spans(self) -> list[dict[str, Any]]: ...
-    def requests(self) -> list[dict[str, Any]]: ...
+    def segments(self) -> list[dict[str, Any]]: ...
+    def links(self) -> list[tuple[int, int, int]]: ...
     def threads(self) -> list[dict[str, Any]]: ...
     def lost(self) -> dict[str, int]: ...
 

@@ -206,6 +206,25 @@ VARIABLES: tuple[Variable, ...] = (
         most=_core.RING_SPANS_MOST,
     ),
     Variable(
+        "STAGESPAN_REQUESTS",
+        (),
+        "count",
+        _core.REQUESTS_DEFAULT,
+        "how many requests the recording shows, rounded up to a multiple of 64, and a quarter of "
+        "the links from batches to requests; read when stagespan is imported",
+        least=_core.REQUESTS_LEAST,
+        most=_core.REQUESTS_MOST,
+    ),
+    Variable(
+        "STAGESPAN_REQUEST_IDS",
+        (),
+        "choice",
+        "plain",
+        "how recordings and files show the ids of requests; hash means 16 hexadecimal digits "
+        "of a hash; read when the first request begins",
+        ("plain", "hash"),
+    ),
+    Variable(
         "STAGESPAN_STALL_S",
         (),
         "count",

@@ -80,6 +80,8 @@ TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
   expect_region(arena, kRegionSlots, &arena.slot(0), kMaxThreads + 1);
   expect_region(arena, kRegionFrames, arena.frames(0),
                 std::uint64_t{frames_per_slot(kMaxFrames)} * (kMaxThreads + kHiddenSlots));
+  expect_region(arena, kRegionSegments, arena.segments(), kDefaultRequests);
+  expect_region(arena, kRegionLinks, arena.links(), kDefaultRequests * kLinksPerRequest);
   expect_region(arena, kRegionDetached, arena.detached(), kMaxDetached);
   expect_region(arena, kRegionRings, arena.ring(0), 1024 * kMaxThreads);
   expect_region(arena, kRegionBlocks, arena.blocks(), kMaxBlocks);
@@ -93,7 +95,7 @@ TEST(Arena, TheEndsOfEveryRegionCanBeWritten) {
   const OwnedArena owned = make_arena(64);
   const ArenaView arena(owned.get());
   // WHEN the first and last element of each region are written
-  arena.name(kMaxStages - 1) = {1, 2};
+  arena.name(kMaxStages - 1) = {1, 2, 0};
   arena.name_pool()[kNamePoolBytes - 1] = 'x';
   arena.work_keys()[kMaxWorkKeys - 1].text[0] = 'y';
   arena.work()[kMaxWork - 1].whole.store(3);

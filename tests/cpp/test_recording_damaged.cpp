@@ -86,7 +86,12 @@ class Hostile : public Recordings {
     }
     test::in_thread([&] { const ScopedTimer span(stage); });
     recorder().add_work(stage, "tokens", 5, 0.5);
-    recorder().begin_request(77, "request-77");
+    SegmentStart start;
+    start.id = "request-77";
+    start.received_ticks = now_ticks();
+    recorder().begin_segment(77, start);
+    const std::uint64_t requests[] = {77, 78};
+    recorder().add_links(5, requests, 2);
     open_ = open_span(stage);
     token_ = recorder().open_detached(stage, 0);
     path_ = file_of(getpid());
@@ -162,7 +167,8 @@ TEST_F(Hostile, ImpossibleNumbersDoNoHarm) {
       {offset(arena.work_keys()), 128},
       {offset(arena.work()), kMaxWork * sizeof(WorkEntry)},
       {offset(arena.detached()), 256},
-      {offset(arena.requests()), kMaxRequests * sizeof(RequestEntry)},
+      {offset(arena.segments()), 4 * sizeof(SegmentEntry)},
+      {offset(arena.links()), 4 * sizeof(LinkRecord)},
       {offset(&arena.slot(0)), 512},
       {offset(&arena.slot(1)), 512},
       {offset(&arena.slot(kSharedSlot)), 512},

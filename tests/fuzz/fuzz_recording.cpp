@@ -82,7 +82,12 @@ class Base {
     }
     std::thread([&] { const ScopedTimer span(inner); }).join();
     recorder.add_work(stage, "tokens", 5, 0.5);
-    recorder.begin_request(77, "request-77", {1, 2});
+    SegmentStart start;
+    start.id = "request-77";
+    start.trace = {1, 2};
+    recorder.begin_segment(77, start);
+    const std::uint64_t requests[] = {77, 78};
+    recorder.add_links(5, requests, 2);
     // Left open.
     open_span(stage);
     (void)recorder.open_detached(stage, 0);
@@ -98,7 +103,8 @@ class Base {
     add(arena.work_keys(), 128);
     add(arena.work(), 512);
     add(arena.detached(), 256);
-    add(arena.requests(), 16 * sizeof(RequestEntry));
+    add(arena.segments(), 4 * sizeof(SegmentEntry));
+    add(arena.links(), 4 * sizeof(LinkRecord));
     for (const std::uint32_t slot : {0U, 1U, kSharedSlot}) add(&arena.slot(slot), 512);
     add(arena.frames(0), 512);
     add(arena.ring(0), 64 * sizeof(SpanRecord));

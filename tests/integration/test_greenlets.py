@@ -14,7 +14,7 @@ import pytest
 from recording import assert_closed, in_child, lost, only, parents, recorded
 
 from stagespan import _core, current_request, request, span
-from stagespan.contexts.requests import finished_requests
+from stagespan.contexts.requests import figures_of, finished_requests
 
 greenlet: Any = pytest.importorskip("greenlet")
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -110,8 +110,9 @@ def test_each_greenlet_has_its_own_request(seed: int) -> None:
     take_turns(*(lambda name=name: serve(name) for name in names), seed=seed)
 
     for finished in list(finished_requests)[-10:]:
-        assert finished["complete"]
-        stages = {name: count for name, count, *_ in finished["stages"]}
+        figures = figures_of(finished)
+        assert figures.complete
+        stages = {name: count for name, count, *_ in figures.stages}
         assert stages == {f"job {finished['id']}": 1, f"step {finished['id']}": 3}
     for name in names:
         assert only(f"after {name}").request == 0

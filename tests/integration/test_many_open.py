@@ -170,13 +170,13 @@ def test_a_thread_with_many_open_requests_loses_no_span(in_which: str) -> None:
 def test_requests_that_the_recording_does_not_show_are_counted() -> None:
     before = lost().get("requests", 0)
     with contextlib.ExitStack() as stack:
-        for number in range(3000):
+        for number in range(6000):
             stack.enter_context(request(f"r{number}"))
-        # THEN the recording shows 1,024 open requests, and the others are counted
-        assert lost()["requests"] - before == 3000 - 1024
+        # THEN the recording shows 4,096 open requests, and the others are counted
+        assert lost()["requests"] - before == 6000 - 4096
     # WHEN they have ended
     at_end = lost()["requests"]
-    for _ in range(3000):
+    for _ in range(6000):
         with request():
             pass
     # THEN there is space for others

@@ -479,7 +479,7 @@ def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
 
 
 def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
-    # GIVEN a process with a request that belongs to a trace, and one that does not
+    # GIVEN a process with a request that belongs to a trace of a client, and one that does not
     process = start("""
         import time
         import stagespan
@@ -499,18 +499,18 @@ def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
         end(process)
     # THEN everything that names the request has the id of its trace
     trace = "0af7651916cd43dd8448eb211c80319c"
-    assert {one["id"]: one["trace_id"] for one in found.requests()} == {
-        "alone": None,
-        "traced": trace,
-    }
-    assert [span["trace_id"] for span in found.open_spans()] == [None, trace]
+    traces = {one["id"]: one["trace_id"] for one in found.requests()}
+    own = traces["alone"]
+    assert traces == {"alone": own, "traced": trace}
+    assert own not in (None, trace)
+    assert [span["trace_id"] for span in found.open_spans()] == [own, trace]
     assert f", trace {trace})" in shown
-    assert shown.count("trace ") == 1
+    assert f", trace {own})" in shown
     rows = {row["stage"]: row["trace_id"] for row in csv.DictReader(io.StringIO(lines))}
-    assert rows == {"first": "", "second": trace}
+    assert rows == {"first": own, "second": trace}
     arguments = {event["name"]: event["args"] for event in events if event["ph"] == "X"}
     assert arguments["second"]["trace_id"] == trace
-    assert "trace_id" not in arguments["first"]
+    assert arguments["first"]["trace_id"] == own
 
 
 RANK = """

@@ -59,7 +59,7 @@ def test_every_public_name_of_the_extension_has_a_docstring() -> None:
 @pytest.mark.parametrize(
     ("name", "signature"),
     [
-        ("begin", "(name, /)"),
+        ("begin", "(name, /, *, kind='execution')"),
         ("end", "(token, *, error=False)"),
         ("span", None),
         ("spans", "(*, since=None)"),

@@ -27,6 +27,7 @@ _COMMANDS = {
     "ps": "List the processes that record on this machine, and their current stages.",
     "recover": "Show what a process was doing when it died, or what it is doing now.",
     "report": "Show or compare timing reports, or write a recording as an HTML page.",
+    "requests": "Show where the time of requests went, over all their processes.",
     "run": "Run a script and time its stages without changing it.",
     "stages": "List the stages of a signature file.",
     "top": "Show the stages and threads of a process or a job, live.",

@@ -5,54 +5,106 @@ from __future__ import annotations
 import contextvars
 import functools
 import itertools
-import re
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, ParamSpec, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, cast
 
-from stagespan import _core
+from stagespan import _core, settings
 from stagespan.contexts.dynamo import compiling
-from stagespan.process import forks
-from stagespan.process.imports import importing
+from stagespan.process import forks, run
+from stagespan.process.imports import importing, load
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+Status = Literal["ok", "error", "cancelled", "discarded", "abandoned"]
+"""How a request ended. ``abandoned``: its process ended before the request did."""
+
+STATUSES: tuple[str, ...] = (
+    *("open", "ok", "error", "cancelled", "discarded", "abandoned", "unused"),
+)
+"""By the number that the recording uses."""
+_SETTABLE = STATUSES[1:6]
+
+
 class FinishedRequest(TypedDict):
-    """A request that has ended, with figures from the rings. Complete unless a ring has wrapped."""
+    """A request that has ended."""
 
     id: str
     number: int
+    trace_id: str | None
     metadata: dict[str, Any]
     begin_ns: int
     end_ns: int
+    status: str
+
+
+class RequestFigures(NamedTuple):
+    """The spans of a finished request in the rings: (stage, count, total_ns, errors, top_level).
+
+    Not complete if a ring has wrapped since the request began.
+    """
+
     stages: list[tuple[str, int, int, int, bool]]
     complete: bool
-    error: bool
 
 
 MOST_FINISHED_REQUESTS = 1024
 finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
 """The latest requests that have ended, oldest first."""
+_figures: dict[int, tuple[int, RequestFigures]] = {}
+"""Figures by number, with the time at which the request ended."""
+
+
+def figures_of(finished: FinishedRequest) -> RequestFigures:
+    """Return the figures of a finished request, from the rings when they are first asked for.
+
+    The end of a request does not read the rings, because that takes as long as they are full.
+    """
+    number, end_ns = finished["number"], finished["end_ns"]
+    known = _figures.get(number)
+    if known is None or known[0] != end_ns:
+        stages, complete = _core.request_figures(number, finished["begin_ns"])
+        known = end_ns, RequestFigures(stages, complete)
+        _figures[number] = known
+    return known[1]
+
+
+def settle_figures() -> None:
+    """Take the figures of all finished requests from the rings, before newer spans overwrite them.
+
+    Forgets the figures of requests that are no longer kept.
+    """
+    kept = finished_requests.copy()
+    for finished in kept:
+        figures_of(finished)
+    numbers = {finished["number"] for finished in kept}
+    for number in _figures.copy():
+        if number not in numbers:
+            _figures.pop(number, None)
+
 
 MOST_REQUEST_IDS = 16_384
 _HALF = (1 << 64) - 1
-# Later versions of the header may have more fields.
-_TRACEPARENT = re.compile(
-    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
-)
+_NEW_TRACE_FLAGS = 3
+"""Sampled, and with a random trace id."""
 _numbers = itertools.count(1)
 # Numbers and ids. Each dict is used as a ring, and copied in one call without a lock.
 _begun_ids: dict[int, tuple[int, str]] = {}
 _ended_ids: dict[int, tuple[int, str]] = {}
 _ends = itertools.count()
 _alive: weakref.WeakValueDictionary[int, request] = weakref.WeakValueDictionary()
+open_roots: weakref.WeakValueDictionary[str, request] = weakref.WeakValueDictionary()
+"""The open requests that began in this process, by trace id."""
 _current: contextvars.ContextVar[request | None] = _core.request_variable()
 
 
@@ -64,9 +116,9 @@ class request:
     returned. Its figures are taken from the rings when it ends. The default id contains its number.
     It does nothing in a graph that torch.compile captures.
 
-    ``trace_id`` is the id of the distributed trace that it belongs to, or None: that of
-    ``traceparent``, the header of W3C Trace Context, else that of the OpenTelemetry span that is
-    current when it begins. A malformed header is ignored, because a client may have sent it.
+    ``trace_id`` is the id of the distributed trace that it belongs to: that of ``traceparent``, the
+    header of W3C Trace Context, else that of the OpenTelemetry span that is current when it begins,
+    else a new one. A malformed header is ignored, because a client may have sent it.
 
     As a decorator, `@request("nightly")` or `@request()`, it makes each call of a function or a
     coroutine function a separate request, with the same id and metadata.
@@ -86,13 +138,21 @@ class request:
         self.id = self._given_id or f"req_{self.number}"
         self.metadata: dict[str, Any] = metadata
         self._traceparent = traceparent
-        self.trace_id = _trace_id_of(traceparent)
-        """Id of the trace: 32 hexadecimal digits, or None."""
+        parent = None if traceparent is None else _carriers().parent_in(traceparent)
+        self.trace_id: str | None = None if parent is None else parent.trace_id
+        """Id of the trace: 32 hexadecimal digits, or None before it has one."""
+        self._parent_hop = 0 if parent is None else parent.hop
+        self._trace_flags = _NEW_TRACE_FLAGS if parent is None else parent.flags
+        self._trace_state = ""
+        self.pipeline: str | None = None
+        """The name of the figures of its chunks, if it is not that of the process's pipeline."""
+        self._segment = 0
         self._entered: object = None
-        self._shown = 0
+        self._shown = -1
         self._begin_ns = 0
+        self._status = 0
 
-    def __enter__(self) -> request:
+    def __enter__(self) -> Self:
         if compiling():
             return self
         if self._entered is not None:
@@ -102,15 +162,33 @@ class request:
         _alive[self.number] = self
         _begun_ids[self.number % MOST_REQUEST_IDS] = (self.number, self.id)
         if _core.is_enabled():
-            self._begin_ns = _core.now_ns()
-            if self.trace_id is None:
-                self.trace_id = _current_trace_id()
-            trace = int(self.trace_id or "0", 16)
-            self._shown = _core.request_begin(self.number, self.id, trace >> 64, trace & _HALF)
+            self._begin()
         else:
             self._begin_ns = 0
         self._entered = _core.request_enter(self.number, self)
         return self
+
+    def _begin(self) -> None:
+        self._begin_ns = _core.now_ns()
+        self._status = 0
+        if self.trace_id is None:
+            self._join_trace()
+        trace = int(self.trace_id or "0", 16)
+        self._segment = _core.segment_random_id()
+        self._shown = _core.segment_begin(
+            *(self.number, shown_id(self.id), trace >> 64, trace & _HALF),
+            *(self._segment, self._parent_hop, self._trace_flags),
+        )
+        if self.trace_id is not None:
+            open_roots[self.trace_id] = self
+
+    def _join_trace(self) -> None:
+        parent = _opentelemetry_parent()
+        if parent is not None:
+            self.trace_id, self._parent_hop, self._trace_flags = parent
+        else:
+            high, low = _core.segment_random_id(), _core.segment_random_id()
+            self.trace_id = f"{high:016x}{low:016x}"
 
     def __exit__(
         self,
@@ -122,25 +200,94 @@ class request:
             return
         entered, self._entered = self._entered, None
         _core.request_leave(entered, self)
+        self._end(status_of(kind))
+
+    def _end(self, status: int) -> None:
         _ended_ids[next(_ends) % MOST_FINISHED_REQUESTS] = (self.number, self.id)
+        if self.trace_id is not None and open_roots.get(self.trace_id) is self:
+            open_roots.pop(self.trace_id, None)
         if self._begin_ns == 0:
             return
-        _core.request_end(self.number, self._shown)
-        stages, complete = _core.request_figures(self.number, self._begin_ns)
+        status = self._status or status
+        _core.segment_end(self.number, self._shown, status)
         finished_requests.append(
             {
                 "id": self.id,
                 "number": self.number,
+                "trace_id": self.trace_id,
                 "metadata": self.metadata,
                 "begin_ns": self._begin_ns,
                 "end_ns": _core.now_ns(),
-                "stages": stages,
-                "complete": complete,
-                "error": error is not None or kind is not None,
+                "status": STATUSES[status],
             }
         )
 
-    async def __aenter__(self) -> request:
+    def set_status(self, status: Status) -> None:
+        """Say how the request ends: ``"cancelled"``, ``"discarded"``, and so on.
+
+        Without it, the status is ``ok``; ``cancelled`` after asyncio.CancelledError or
+        GeneratorExit; ``error`` after another exception. ``discarded`` means that the result is not
+        used, such as that of the slower one of two branches. Raises ValueError for another text.
+        """
+        if status not in _SETTABLE:
+            raise ValueError(
+                f"{status!r} is not a status of a request: pass one of {', '.join(_SETTABLE)}"
+            )
+        self._status = STATUSES.index(status)
+        _core.segment_set_status(self.number, self._shown, self._status)
+
+    def chunk(self, tokens: int = 1) -> None:
+        """Record one output of a stream, such as a token or a frame.
+
+        The request's row shows the time to the first chunk, the number of chunks and the sum of
+        ``tokens``. ``stats(kind="first_chunk")``, ``"between_chunks"`` and ``"per_token"`` show the
+        distributions over all requests of a pipeline. No span is recorded.
+        """
+        _core.segment_chunk(
+            self.number, self._shown, self.pipeline or run.stable_pipeline_name(), tokens
+        )
+
+    def inject(
+        self,
+        carrier: dict[str, str] | None = None,
+        *,
+        queue: str | None = None,
+        attempt: int = 1,
+        branch: str | None = None,
+    ) -> dict[str, str]:
+        """Write this request to a carrier; see `stagespan.inject`."""
+        carrier = {} if carrier is None else carrier
+        if self.trace_id is None or self._shown < 0 or not _core.is_enabled():
+            return self._forward(carrier)
+        carriers = _carriers()
+        if not 1 <= attempt <= carriers.MOST_ATTEMPT:
+            raise ValueError(f"attempt is {attempt!r}: pass a number from 1 to 65,535")
+        monotonic_ns, unix_ns = _core.segment_send(self.number, self._shown)
+        hop = _core.segment_random_id()
+        carrier["traceparent"] = f"00-{self.trace_id}-{hop:016x}-{self._trace_flags:02x}"
+        if self._trace_state:
+            carrier["tracestate"] = self._trace_state
+        carrier["stagespan"] = carriers.own_text(
+            carriers.Sent(
+                self.id,
+                monotonic_ns,
+                unix_ns,
+                _core.segment_clock(),
+                self._segment,
+                queue or "",
+                attempt,
+                branch or "",
+            )
+        )
+        return carrier
+
+    def _forward(self, carrier: dict[str, str]) -> dict[str, str]:
+        """Pass on what this process has received, unchanged."""
+        if self._parent_hop and self._traceparent is not None:
+            carrier["traceparent"] = self._traceparent
+        return carrier
+
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(
@@ -182,24 +329,48 @@ class request:
         return f"<request {self.id!r}, number {self.number}, {state}>"
 
 
-def _trace_id_of(traceparent: object) -> str | None:
-    """The trace id in a header; None if the header is missing or malformed."""
-    if not isinstance(traceparent, str):
-        return None
-    found = _TRACEPARENT.fullmatch(traceparent.strip())
-    if found is None or found["version"] == "ff" or set(found["trace"]) == {"0"}:
-        return None
-    return found["trace"]
+def status_of(kind: type[BaseException] | None) -> int:
+    """Return the number of the status of a request that an exception of this type has left."""
+    if kind is None:
+        return 1
+    cancelled: list[type[BaseException]] = [GeneratorExit]
+    for module in ("asyncio.exceptions", "concurrent.futures"):
+        found = getattr(sys.modules.get(module), "CancelledError", None)
+        if found is not None:
+            cancelled.append(found)
+    return 3 if issubclass(kind, tuple(cancelled)) else 2
 
 
-def _current_trace_id() -> str | None:
-    """The trace of OpenTelemetry's current span, if the program uses OpenTelemetry."""
+def shown_id(id_: str) -> str:
+    """Return what files show of a request's id: the id, or its hash by STAGESPAN_REQUEST_IDS."""
+    if _hashes_ids() != "hash":
+        return id_
+    with importing():
+        import hashlib
+    return hashlib.blake2b(id_.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+
+
+@functools.lru_cache(1)
+def _carriers() -> Any:
+    """The module of carriers, which programs of one process do not need."""
+    return load("stagespan.contexts.carriers")
+
+
+@functools.lru_cache(1)
+def _hashes_ids() -> str:
+    return str(settings.get("STAGESPAN_REQUEST_IDS"))
+
+
+def _opentelemetry_parent() -> tuple[str, int, int] | None:
+    """The trace id, span id and flags of OpenTelemetry's current span, if the program uses it."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
     try:
         context = trace.get_current_span().get_span_context()
-        return f"{context.trace_id:032x}" if context.is_valid else None
+        if not context.is_valid:
+            return None
+        return f"{context.trace_id:032x}", context.span_id, int(context.trace_flags) & 0xFF
     except Exception:  # a provider of the program's own, or an import that is not complete
         _core.lost_add("hook_errors")
         return None
@@ -243,9 +414,29 @@ def id_of(number: int) -> str | None:
 
 
 def trace_id_of(number: int) -> str | None:
-    """Return the trace id of the request with this number while the request is open, else None."""
-    alive = _alive.get(number)
-    return None if alive is None else alive.trace_id
+    """Return the trace id of the request with this number, None for 0 and for unknown numbers.
+
+    The latest 1,024 requests that have ended are known.
+    """
+    alive: request | None = _alive.get(number)
+    if alive is not None:
+        return alive.trace_id
+    for finished in list(finished_requests.copy())[::-1]:
+        if finished["number"] == number:
+            return finished["trace_id"]
+    return None
+
+
+_this_process = object()
+"""Another object in a forked child, in which the requests of its parent do not go on."""
+
+
+def _renew_process() -> None:
+    global _this_process
+    _this_process = object()
+
+
+forks.after_in_child(_renew_process)
 
 
 class UnboundThread(threading.Thread):
@@ -258,11 +449,15 @@ class Carried:
     Several threads can use the same object at the same time.
     """
 
-    __slots__ = ("_inheritance", "_request")
+    __slots__ = ("_inheritance", "_process", "_queue", "_request", "_submitted_ticks")
 
-    def __init__(self) -> None:
+    def __init__(self, queue: str | None = None) -> None:
         self._inheritance = _core.request_inheritance()
         self._request = current_request()
+        # The wait of what is submitted to a pool. Only requests have waits.
+        self._queue = None if self._request is None else queue
+        self._process = _this_process
+        self._submitted_ticks = _core.segment_now() if self._queue is not None else 0
 
     def is_empty(self) -> bool:
         """Return whether there was neither an open span nor a request."""
@@ -270,6 +465,7 @@ class Carried:
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function with this request and this span."""
+        self._end_wait()
         adopted = self.enter()
         try:
             return function(*args, **kwargs)
@@ -280,11 +476,18 @@ class Carried:
         self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Await a coroutine function with this request and this span."""
+        self._end_wait()
         adopted = self.enter()
         try:
             return await function(*args, **kwargs)
         finally:
             self.leave(adopted)
+
+    def _end_wait(self) -> None:
+        """Record the wait from submit to start, at the first call."""
+        queue, self._queue = self._queue, None
+        if queue is not None and self._request is not None and self._process is _this_process:
+            _core.segment_wait(self._request.number, queue, self._submitted_ticks)
 
     def enter(self) -> object:
         """Make the request and the span current; pass the result to `leave`."""

@@ -35,7 +35,13 @@ def bind(function: Callable[P, R]) -> Callable[P, R]:
         raise TypeError(
             f"bind() cannot take the generator function {function!r}: bind a function that iterates"
         )
-    return _bound(function, Carried())
+    return _bound(function, Carried(_queue_of(function)))
+
+
+def _queue_of(function: Any) -> str:
+    """Return what the wait from submit to start is called."""
+    name = getattr(function, "__qualname__", None)
+    return name if isinstance(name, str) and name else type(function).__qualname__
 
 
 def _bound(function: Callable[P, R], carried: Carried) -> Callable[P, R]:
@@ -76,7 +82,7 @@ class BoundExecutor(Executor):
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Submit ``fn`` with the caller's request and innermost span; see Executor.submit."""
-        return self.executor.submit(_bound(fn, Carried()), *args, **kwargs)
+        return self.executor.submit(_bound(fn, Carried(_queue_of(fn))), *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Shut down the pool; see Executor.shutdown."""
@@ -231,7 +237,7 @@ def _making_workers(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
 def _with_first_bound(
     args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    carried = Carried()
+    carried = Carried(_queue_of(args[0] if args else kwargs.get(name)))
     if carried.is_empty():
         return args, kwargs
     if args:

@@ -7,6 +7,7 @@ from typing import TypedDict, cast
 
 from stagespan import _core
 from stagespan.contexts.requests import id_of, trace_id_of
+from stagespan.live.kinds import KINDS
 
 
 def threads() -> list[threading.Thread]:
@@ -33,6 +34,7 @@ class OpenSpan(TypedDict):
     request: str | None
     request_number: int | None
     trace_id: str | None
+    kind: str
     detached: bool
 
 
@@ -41,9 +43,9 @@ def open_spans() -> list[OpenSpan]:
 
     Each has ``stage``, ``thread`` (the system's id), ``thread_name``, ``id``, ``parent``,
     ``depth``, ``begin_ns`` (Unix time), ``elapsed_ns``, ``request`` (the id of its request, or
-    None), ``request_number`` (None outside of requests), ``trace_id`` (of its request, or None) and
-    ``detached``. A span is detached if no thread is inside it, as with tokens and suspended
-    coroutines. Its ``thread_name`` is None then.
+    None), ``request_number`` (None outside of requests), ``trace_id`` (of its request, or None),
+    ``kind`` (execution, queue, batch) and ``detached``. A span is detached if no thread is inside
+    it, as with tokens and suspended coroutines. Its ``thread_name`` is None then.
     """
     found = _core.open_spans()
     if found:
@@ -52,6 +54,7 @@ def open_spans() -> list[OpenSpan]:
         for span in found:
             if span["thread_name"] is not None:
                 span["thread_name"] = names.get(span["thread"], span["thread_name"])
+            span["kind"] = KINDS[span["kind"]]
             number = span["request"]
             span["request"] = id_of(number)
             span["request_number"] = number or None

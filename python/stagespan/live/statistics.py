@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stagespan import _core
+from stagespan.live.kinds import Kind, number_of
 from stagespan.process import imports, run
 from stagespan.text.escaping import one_line
 from stagespan.text.tables import Column, plain_table
@@ -258,17 +259,22 @@ def _work(stage: StageStats) -> str:
     )
 
 
-def stats(window_s: float | None = None) -> Stats:
+def stats(window_s: float | None = None, *, kind: Kind = "execution") -> Stats:
     """Return the statistics of all stages, since the process began or for a time window.
 
     A window covers about the last ``window_s`` seconds; `Stats.window_s` is its actual length. It
     begins at the nearest snapshot of the background thread, which takes one every few seconds while
     spans end, and keeps fewer of the older ones. If no snapshot is close enough, the figures come
     from the rings, provided that they reach back far enough; ``work`` is then empty. Raises
-    ValueError if ``window_s`` is not above 0.
+    ValueError if ``window_s`` is not above 0, or if ``kind`` is unknown.
+
+    ``kind`` chooses what is counted: executions by default, or ``"queue"``, ``"handoff"``,
+    ``"batch"``, ``"remote"`` (parts of requests that other processes have sent), ``"first_chunk"``,
+    ``"between_chunks"`` and ``"per_token"``. One name may occur in several kinds.
     """
+    number = number_of(kind)
     if window_s is None:
-        return _lifetime(_core.snapshot())
+        return _lifetime(_core.snapshot(), number)
     if not window_s > 0:
         raise ValueError(f"window_s is {window_s!r}: pass a number of seconds above 0.")
     service = imports.load("stagespan.live.service")
@@ -276,15 +282,16 @@ def stats(window_s: float | None = None) -> Stats:
     # The history is read first, because the service thread could add a snapshot later than `now`.
     past = service.history().view()
     now = _core.snapshot()
-    lifetime = _lifetime(now)
+    lifetime = _lifetime(now, number)
     if lifetime.window_s is not None and lifetime.window_s <= window_s:
         return lifetime
     requested_ns = int(window_s * _SECOND)
     began = now.time_ns - requested_ns
     earlier = past.nearest(began)
     if earlier is not None and abs(earlier.time_ns - began) <= 0.25 * requested_ns:
-        return _since(now, earlier)
-    exact = _from_own_rings(began, now.time_ns)
+        return _since(now, earlier, number)
+    has_spans = number < number_of("first_chunk")
+    exact = _from_own_rings(began, now.time_ns, number) if has_spans else None
     if exact is not None:
         return exact
     life_ns = (lifetime.window_s or 0.0) * _SECOND
@@ -292,31 +299,33 @@ def stats(window_s: float | None = None) -> Stats:
         now.time_ns - earlier.time_ns - requested_ns
     ):
         return lifetime
-    return _since(now, earlier)
+    return _since(now, earlier, number)
 
 
-def _lifetime(now: _core.Snapshot) -> Stats:
+def _lifetime(now: _core.Snapshot, kind: int) -> Stats:
     began_s = run.process_start_s(os.getpid())
     window_s = None if began_s is None else max(now.time_ns / 1e9 - began_s, 0.0)
-    return Stats(*_read(now), window_s, is_lifetime=True)
+    return Stats(*_read(now, kind=kind), window_s, is_lifetime=True)
 
 
-def _since(now: _core.Snapshot, earlier: _core.PackedSnapshot) -> Stats:
+def _since(now: _core.Snapshot, earlier: _core.PackedSnapshot, kind: int) -> Stats:
     window_s = (now.time_ns - earlier.time_ns) / 1e9
-    return Stats(*_read(now.since(earlier.unpack())), window_s, is_lifetime=False)
+    return Stats(*_read(now.since(earlier.unpack()), kind=kind), window_s, is_lifetime=False)
 
 
-def of_recording(snapshot: _core.Snapshot, lost: dict[str, int], begin_ns: int) -> Stats:
+def of_recording(
+    snapshot: _core.Snapshot, lost: dict[str, int], begin_ns: int, kind: Kind = "execution"
+) -> Stats:
     """Return the figures of a recording, which began at the Unix time ``begin_ns``."""
     window_s = (snapshot.time_ns - begin_ns) / 1e9 if snapshot.time_ns > begin_ns > 0 else None
-    return Stats(*_read(snapshot, lost), window_s, is_lifetime=True)
+    return Stats(*_read(snapshot, lost, number_of(kind)), window_s, is_lifetime=True)
 
 
 def _read(
-    snapshot: _core.Snapshot, lost: dict[str, int] | None = None
+    snapshot: _core.Snapshot, lost: dict[str, int] | None = None, kind: int = 0
 ) -> tuple[dict[str, StageStats], dict[str, int]]:
     lost = _core.lost() if lost is None else lost
-    found = snapshot.stages()
+    found = snapshot.stages(kind)
     order = sorted(found, key=lambda name: -found[name].total_ns)
     return {name: _from_summary(found[name]) for name in order}, lost
 
@@ -331,7 +340,7 @@ def _from_summary(stage: _core.StageSummary) -> StageStats:
 # --- from the rings -------------------------------------------------------------------------------
 
 
-def _from_own_rings(began_ns: int, now_ns: int) -> Stats | None:
+def _from_own_rings(began_ns: int, now_ns: int, kind: int) -> Stats | None:
     """Return exact figures of the spans that ended in the window; None if the rings lost some."""
     lost = _core.lost()
     spans = _core.spans()
@@ -339,14 +348,20 @@ def _from_own_rings(began_ns: int, now_ns: int) -> Stats | None:
         return None
     if lost.get("overwritten", 0) and not _reach_back(spans, began_ns):
         return None
-    return from_rings(spans, _core.stage_names(), lost, began_ns, now_ns)
+    return from_rings(spans, _core.stage_names(), lost, began_ns, now_ns, kind)
 
 
 def from_rings(
-    spans: Any, names: Sequence[str], lost: dict[str, int], began_ns: int, now_ns: int
+    spans: Any,
+    names: Sequence[str],
+    lost: dict[str, int],
+    began_ns: int,
+    now_ns: int,
+    kind: int = 0,
 ) -> Stats:
     """Return exact figures of those of the spans that ended after ``began_ns``."""
-    spans = spans[spans["end_ns"] > began_ns]
+    of_kind = spans["flags"] >> _core.KIND_SHIFT == kind
+    spans = spans[(spans["end_ns"] > began_ns) & of_kind]
     return of_spans(spans, names, lost, (now_ns - began_ns) / 1e9)
 
 

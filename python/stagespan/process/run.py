@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -258,6 +259,16 @@ def pipeline_name() -> str:
         if _pipeline_name is not None
         else str(settings.get("STAGESPAN_PIPELINE_NAME"))
     )
+
+
+def stable_pipeline_name() -> str:
+    """Return `pipeline_name` quickly, with the variable as it was when this was first called."""
+    return _pipeline_name if _pipeline_name is not None else _pipeline_name_at_first()
+
+
+@functools.lru_cache(1)
+def _pipeline_name_at_first() -> str:
+    return pipeline_name()
 
 
 def set_pipeline_name(name: str) -> None:

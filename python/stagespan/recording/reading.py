@@ -16,13 +16,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from stagespan import _core, settings
+from stagespan.contexts.requests import STATUSES
 from stagespan.errors import StagespanError
+from stagespan.live.kinds import KINDS
 from stagespan.process import imports
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from stagespan.live.kinds import Kind
     from stagespan.live.statistics import Stats
 
 State = Literal["alive", "exited", "stopped", "died", "unknown"]
@@ -49,17 +52,54 @@ _REFUSALS = (
 """Why parts of a recording are not in its file, by the bits that `_core` uses."""
 
 
+_ORIGINS = ("root", "remote", "return", "repeated")
+"""By the number that `_core` uses."""
+
+
 class Request(TypedDict):
     """A request in a recording; ``end_ns`` is None if the request had not ended.
 
-    ``trace_id`` is the id of its distributed trace (32 hexadecimal digits), or None.
+    ``trace_id`` is the id of its distributed trace (32 hexadecimal digits), or None. ``status`` is
+    open, ok, error, cancelled, discarded, abandoned (the process ended before the request did) or
+    unused (received and never entered). ``begin_ns`` is None while a received request waits.
     """
 
     number: int
     id: str
     trace_id: str | None
-    begin_ns: int
+    begin_ns: int | None
     end_ns: int | None
+    status: str
+
+
+class Segment(Request):
+    """A segment: the part of a request in this process. Unknown values are None.
+
+    ``segment`` is its id, ``parent_hop`` that of the hop that brought it, and ``parent_segment``
+    that of the segment that sent it (16 hexadecimal digits each). ``origin`` is ``"root"`` (the
+    request began here), ``"remote"``, ``"return"`` (not a segment, but a hop that has come back to
+    the segment with this number) or ``"repeated"`` (the carrier was received before). ``sent_ns``
+    is on this process's clock, and None if it was sent on another one.
+    """
+
+    segment: str | None
+    parent_hop: str | None
+    parent_segment: str | None
+    origin: str
+    attempt: int
+    branch: str | None
+    queue: str | None
+    sent_ns: int | None
+    sent_monotonic_ns: int | None
+    sent_unix_ns: int | None
+    sent_clock: int
+    received_ns: int | None
+    hops_sent: int
+    chunks: int
+    chunk_amount: int
+    first_chunk_ns: int | None
+    last_chunk_ns: int | None
+    trace_flags: int
 
 
 class RecordedOpenSpan(TypedDict):
@@ -79,6 +119,7 @@ class RecordedOpenSpan(TypedDict):
     request: str | None
     request_number: int | None
     trace_id: str | None
+    kind: str
     detached: bool
 
 
@@ -172,6 +213,10 @@ class Recording:
         """Return the names of all stages; the ``stage`` column of `spans` is an index into it."""
         return self._copy.stage_names()
 
+    def stage_kinds(self) -> list[str]:
+        """Return the kinds of all stages: execution, queue, handoff, batch, remote, and so on."""
+        return [KINDS[kind] for kind in self._copy.stage_kinds()]
+
     @cached_property
     def _snapshot(self) -> _core.Snapshot:
         return self._copy.snapshot()
@@ -181,13 +226,17 @@ class Recording:
         return self._snapshot
 
     @cached_property
-    def _stats(self) -> Stats:
-        statistics = imports.load("stagespan.live.statistics")
-        return cast("Stats", statistics.of_recording(self._snapshot, self.lost(), self.begin_ns))
+    def _stats(self) -> dict[Kind, Stats]:
+        return {}
 
-    def stats(self) -> Stats:
+    def stats(self, *, kind: Kind = "execution") -> Stats:
         """Return the statistics of all stages since the process began, as `stagespan.stats`."""
-        return self._stats
+        found = self._stats.get(kind)
+        if found is None:
+            statistics = imports.load("stagespan.live.statistics")
+            found = statistics.of_recording(self._snapshot, self.lost(), self.begin_ns, kind)
+            self._stats[kind] = found
+        return found
 
     @cached_property
     def _spans(self) -> NDArray[np.void]:
@@ -207,6 +256,7 @@ class Recording:
         requests = {request["number"]: request for request in self.requests()}
         found = self._copy.open_spans()
         for span in found:
+            span["kind"] = KINDS[span["kind"]]
             number = span["request"]
             request = requests.get(number)
             span["request"] = None if request is None else request["id"]
@@ -218,7 +268,53 @@ class Recording:
 
     def requests(self) -> list[Request]:
         """Return the latest requests, ordered by number. ``end_ns`` of open requests is None."""
-        return cast("list[Request]", self._copy.requests())
+        return [
+            {
+                "number": one["number"],
+                "id": one["id"],
+                "trace_id": one["trace_id"],
+                "begin_ns": one["begin_ns"],
+                "end_ns": one["end_ns"],
+                "status": one["status"],
+            }
+            for one in self.segments()
+            if one["origin"] != "return"
+        ]
+
+    @cached_property
+    def _segments(self) -> list[Segment]:
+        found = self._copy.segments()
+        has_ended = self.state not in ("alive", "unknown")
+        for one in found:
+            one["origin"] = _ORIGINS[one["origin"]]
+            one["status"] = STATUSES[one["status"]]
+            if has_ended and one["end_ns"] is None:
+                one["status"] = "abandoned"
+        return cast("list[Segment]", found)
+
+    def segments(self) -> list[Segment]:
+        """Return the latest segments and returned hops, ordered by number; see `Segment`."""
+        return self._segments
+
+    def links(self) -> list[tuple[int, int, int]]:
+        """Return which requests batches have served: (span id, request number, size of the batch).
+
+        The newest four times `STAGESPAN_REQUESTS` links are kept. Raises StagespanError if the
+        recording was opened without its spans.
+        """
+        if not self._everything:
+            raise StagespanError(f"{self.path} was opened without its spans.")
+        return self._copy.links()
+
+    @property
+    def clock(self) -> int:
+        """The identity of its CLOCK_MONOTONIC: equal in processes that share it, 0 if unknown."""
+        return int(self._info["clock"])
+
+    @property
+    def unix_offset_ns(self) -> int:
+        """What was added to CLOCK_MONOTONIC to get the Unix times of this copy."""
+        return int(self._info["unix_offset_ns"])
 
     def threads(self) -> list[Thread]:
         """Return the threads that have opened spans."""

@@ -69,16 +69,19 @@ class RequestEntry(TypedDict):
     """One finished request.
 
     ``total_stages_ms`` is None and ``complete`` is False if some of its spans were overwritten
-    before it ended.
+    before they were read. ``status`` is ok, error, cancelled, discarded or abandoned; ``error`` is
+    True for the status error.
     """
 
     request_number: int
+    trace_id: str | None
     request_id: str
     begin_ns: int
     duration_ms: float
     total_stages_ms: float | None
     complete: bool
     error: bool
+    status: str
     stages: dict[str, RequestStageEntry]
     metadata: dict[str, Any]
 

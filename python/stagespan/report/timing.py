@@ -208,7 +208,8 @@ def _requests(since_ns: int) -> list[RequestEntry]:
         if request["end_ns"] < since_ns:
             continue
         stages: dict[str, RequestStageEntry] = {}
-        for stage, count, total_ns, errors, is_top in request["stages"]:
+        figures = requests.figures_of(request)
+        for stage, count, total_ns, errors, is_top in figures.stages:
             entry = stages.setdefault(
                 stage, {"duration_ms": 0.0, "count": 0, "errors": 0, "top_level_ms": 0.0}
             )
@@ -219,16 +220,18 @@ def _requests(since_ns: int) -> list[RequestEntry]:
         duration_ms = (request["end_ns"] - request["begin_ns"]) / 1e6
         found.append(
             {
-                "request_id": str(request["id"]),
+                "request_id": requests.shown_id(str(request["id"])),
                 "request_number": request["number"],
+                "trace_id": request["trace_id"],
                 "begin_ns": request["begin_ns"],
                 "duration_ms": duration_ms,
-                # Unknown if the rings had lost some of its spans when it ended.
+                # Unknown if the rings had lost some of its spans when they were read.
                 "total_stages_ms": sum(entry["top_level_ms"] for entry in stages.values())
-                if request["complete"]
+                if figures.complete
                 else None,
-                "complete": request["complete"],
-                "error": request["error"],
+                "complete": figures.complete,
+                "error": request["status"] == "error",
+                "status": request["status"],
                 "stages": stages,
                 "metadata": without_secrets(plain(request["metadata"])),
             }

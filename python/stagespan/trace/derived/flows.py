@@ -49,11 +49,11 @@ def flows_at(trace: Trace, flows: Rows, rows: Rows) -> Rows:
     if len(flows) == 0 or len(rows) == 0:
         return found
     events, table = trace.events, trace.flows
-    _, lane = pairs(
+    _, thread = pairs(
         np.concatenate((table.pid[flows], events.pid[rows])),
         np.concatenate((table.tid[flows], events.tid[rows])),
     )
-    _, place = pairs(lane, np.concatenate((table.begin_ns[flows], events.begin_ns[rows])))
+    _, place = pairs(thread, np.concatenate((table.begin_ns[flows], events.begin_ns[rows])))
     available, targets = place[: len(flows)], place[len(flows) :]
     order = np.argsort(available, kind="stable")
     at = np.minimum(np.searchsorted(available[order], targets), len(order) - 1)

@@ -1,0 +1,186 @@
+// recorder_requests.cpp: the requests in this process, their chunks, and the links of batches to them.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "recorder.h"
+#include "text.h"
+
+namespace stagespan {
+
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+
+template <std::size_t words>
+void store_text(std::atomic<std::uint64_t> (&to)[words], std::string_view text) noexcept {
+  std::uint64_t copied[words] = {};
+  const std::string_view fits = cut(text, sizeof(copied));
+  std::memcpy(copied, fits.data(), fits.size());
+  for (std::size_t i = 0; i < words; ++i) to[i].store(copied[i], relaxed);
+}
+
+}  // namespace
+
+void Recorder::record_ticks(std::uint32_t stage, std::uint64_t begin_ticks, std::uint64_t end_ticks,
+                            std::uint64_t request) noexcept {
+  ThreadState& thread = this_thread();
+  if (thread.is_stand_in()) return lose(kLostMemory);
+  commit_span(thread, {begin_ticks, end_ticks, ++thread.next_id, 0, request, 0, 0, stage, kNoStage, 0, 0});
+}
+
+void Recorder::reserve_segments_locked(std::uint32_t index) noexcept {
+  ArenaHeader& header = arena_.header();
+  std::atomic<std::uint8_t>& piece = header.segment_pieces[index / kSegmentsAtOnce];
+  if (!recording_.is_active() || piece.load(relaxed) != kPieceUnclaimed) return;
+  const bool has_room = reserve_locked(kRegionSegments, index / kSegmentsAtOnce * kSegmentsAtOnce, kSegmentsAtOnce);
+  piece.store(has_room ? kPieceRecorded : kPieceRefused, std::memory_order_release);
+}
+
+std::uint32_t Recorder::begin_segment(std::uint64_t number, const SegmentStart& start) noexcept {
+  if (!arena_ || number == 0) return 0;
+  this_thread();  // the recording begins before the first entry is written
+  const std::lock_guard lock(cold_);
+  ArenaHeader& header = arena_.header();
+  std::uint32_t index = header.segment_entries;
+  while (index == header.segment_entries && segments_taken_ != segments_freed_) {
+    const std::uint32_t free = free_segments_[segments_taken_++ % header.segment_entries];
+    is_free_segment_[free] = false;
+    const SegmentEntry& found = arena_.segments()[free];
+    const bool is_open_again = found.number.load(relaxed) != 0 && found.end_ticks.load(relaxed) == 0;
+    if (!is_open_again) index = free;
+  }
+  if (index == header.segment_entries) {
+    // The newest requests are shown.
+    index = next_displaced_++ % header.segment_entries;
+    lose(kLostRequests);
+  }
+  reserve_segments_locked(index);
+  SegmentEntry& entry = arena_.segments()[index];
+  entry.number.store(0, relaxed);
+  store_fence();  // a reader that sees a field of this segment sees that the previous one has been removed
+  entry.begin_ticks.store(start.begin_ticks, relaxed);
+  entry.end_ticks.store(0, relaxed);
+  entry.first_chunk_ticks.store(0, relaxed);
+  entry.last_chunk_ticks.store(0, relaxed);
+  entry.chunks.store(0, relaxed);
+  entry.chunk_amount.store(0, relaxed);
+  entry.hops_sent.store(0, relaxed);
+  entry.status.store(kStatusOpen, relaxed);
+  entry.origin.store(start.origin, relaxed);
+  entry.attempt.store(start.attempt, relaxed);
+  entry.trace_id[0].store(start.trace.high, relaxed);
+  entry.trace_id[1].store(start.trace.low, relaxed);
+  entry.segment.store(start.segment, relaxed);
+  entry.parent_hop.store(start.parent_hop, relaxed);
+  entry.parent_segment.store(start.parent_segment, relaxed);
+  entry.received_ticks.store(start.received_ticks, relaxed);
+  entry.sent_ticks.store(start.sent_ticks, relaxed);
+  entry.sent_monotonic_ns.store(start.sent_monotonic_ns, relaxed);
+  entry.sent_unix_ns.store(start.sent_unix_ns, relaxed);
+  entry.sent_clock.store(start.sent_clock, relaxed);
+  entry.queue_stage.store(start.queue_stage, relaxed);
+  entry.trace_flags.store(start.trace_flags, relaxed);
+  entry.entered_ticks.store(start.begin_ticks, relaxed);
+  store_text(entry.branch, start.branch);
+  store_text(entry.id, start.id);
+  entry.number.store(number, std::memory_order_release);
+  if (header.segment_high_water.load(relaxed) <= index)
+    header.segment_high_water.store(index + 1, std::memory_order_release);
+  return index;
+}
+
+SegmentEntry* Recorder::segment(std::uint64_t number, std::uint32_t index) noexcept {
+  if (!arena_ || number == 0 || index >= arena_.header().segment_entries) return nullptr;
+  SegmentEntry& entry = arena_.segments()[index];
+  return entry.number.load(relaxed) == number ? &entry : nullptr;
+}
+
+void Recorder::enter_segment(std::uint64_t number, std::uint32_t index, std::uint32_t queue_stage) noexcept {
+  const std::uint64_t now = now_ticks();
+  std::uint64_t received_ticks = 0;
+  {
+    const std::lock_guard lock(cold_);
+    SegmentEntry* const entry = segment(number, index);
+    if (entry == nullptr) return;
+    entry->entered_ticks.store(now, relaxed);
+    entry->end_ticks.store(0, relaxed);
+    if (entry->begin_ticks.load(relaxed) != 0) return;
+    entry->begin_ticks.store(now, std::memory_order_release);
+    if (entry->origin.load(relaxed) != kOriginRepeated) received_ticks = entry->received_ticks.load(relaxed);
+  }
+  if (received_ticks != 0) record_ticks(queue_stage, received_ticks, now, number);
+}
+
+void Recorder::end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status) noexcept {
+  const std::uint64_t end_ticks = now_ticks();
+  std::uint64_t begin_ticks = 0;
+  std::uint32_t queue_stage = kStageOverflow;
+  {
+    const std::lock_guard lock(cold_);
+    SegmentEntry* const entry = segment(number, index);
+    if (entry == nullptr || entry->end_ticks.load(relaxed) != 0) return;
+    if (entry->status.load(relaxed) == kStatusOpen) entry->status.store(status, relaxed);
+    if (entry->origin.load(relaxed) == kOriginRemote) begin_ticks = entry->entered_ticks.load(relaxed);
+    queue_stage = entry->queue_stage.load(relaxed);
+    // Release: a reader that sees the end sees the status.
+    entry->end_ticks.store(end_ticks, std::memory_order_release);
+    if (!std::exchange(is_free_segment_[index], true))
+      free_segments_[segments_freed_++ % arena_.header().segment_entries] = index;
+  }
+  if (begin_ticks == 0) return;
+  const std::uint32_t remote = intern(name_of(queue_stage), kRemote);
+  record_ticks(remote, begin_ticks, end_ticks, number);
+}
+
+void Recorder::add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t first_stage,
+                         std::uint32_t between_stage, std::uint32_t amount_stage) noexcept {
+  const std::uint64_t now = now_ticks();
+  const std::uint64_t chunks = entry.chunks.load(relaxed);
+  const std::uint64_t before = chunks == 0 ? entry.begin_ticks.load(relaxed) : entry.last_chunk_ticks.load(relaxed);
+  if (chunks == 0) entry.first_chunk_ticks.store(now, relaxed);
+  entry.last_chunk_ticks.store(now, relaxed);
+  entry.chunks.store(chunks + 1, relaxed);
+  entry.chunk_amount.store(entry.chunk_amount.load(relaxed) + amount, relaxed);
+  ThreadState& thread = this_thread();
+  if (thread.is_stand_in() || before == 0) return;
+  const std::uint64_t ticks = ticks_between(before, now);
+  const auto add = [&](std::uint32_t stage, std::uint64_t duration) {
+    const SpanFigures figures{duration, 0, 0, kNoStage, false};
+    const std::uint32_t block = thread.stats[stage].load(relaxed);
+    if (block - 1U < kSharedBlock - 1U)
+      add_span<SingleWriter>(thread.blocks[block - 1], figures);
+    else
+      add_span_slow(thread, stage, figures);
+  };
+  add(chunks == 0 ? first_stage : between_stage, ticks);
+  // The first chunk's time contains the work before it, so it says nothing about a token.
+  if (chunks != 0 && amount != 0) add(amount_stage, ticks / amount);
+}
+
+void Recorder::add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count) noexcept {
+  if (!arena_) return;
+  const std::lock_guard lock(cold_);
+  ArenaHeader& header = arena_.header();
+  const std::uint64_t capacity = arena_.link_count();
+  std::uint64_t number = header.link_head.load(relaxed);
+  for (std::uint32_t i = 0; i < count; ++i, ++number) {
+    const std::uint64_t index = number % capacity;
+    std::atomic<std::uint8_t>& piece = header.link_pieces[index / kLinksAtOnce];
+    if (recording_.is_active() && piece.load(relaxed) == kPieceUnclaimed) {
+      const bool has_room = reserve_locked(kRegionLinks, index / kLinksAtOnce * kLinksAtOnce, kLinksAtOnce);
+      piece.store(has_room ? kPieceRecorded : kPieceRefused, std::memory_order_release);
+    }
+    if (number >= capacity) lose(kLostLinks);
+    LinkRecord& link = arena_.links()[index];
+    link.commit.store(0, relaxed);
+    store_fence();  // a reader that sees a field of this link sees that the previous one has been removed
+    link.span.store(span, relaxed);
+    link.request.store(requests[i], relaxed);
+    link.size.store(count, relaxed);
+    link.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
+    header.link_head.store(number + 1, std::memory_order_release);
+  }
+}
+
+}  // namespace stagespan

@@ -1,0 +1,263 @@
+"""``stagespan requests``: shows where the time of requests went, over all their processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stagespan.cli.output import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stagespan.recording import Recording
+    from stagespan.recording.timelines import Timeline
+
+_STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
+
+
+@click.command()
+@click.argument("recordings", metavar="[FILE|PID]...", nargs=-1)
+@click.option("--job", metavar="JOB", help="Show the requests of the processes of a job.")
+@click.option(
+    "--slowest",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="List this many requests, the slowest first.",
+)
+@click.option("--id", "id_", metavar="ID", help="Show the timeline of the requests with this id.")
+@click.option("--status", type=click.Choice(_STATUSES), help="Show only requests that ended so.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    recordings: tuple[str, ...],
+    job: str | None,
+    slowest: int,
+    id_: str | None,
+    status: str | None,
+    as_json: bool,
+) -> None:
+    """Show where the time of requests went: execution, hand-off, queue, and the rest.
+
+    Requests are joined from the recordings of all processes of this machine, or of those that are
+    named. The parts of a request sum to its time exactly.
+    """
+    if recordings and job is not None:
+        raise click.UsageError("Name recordings, or a job with --job, but not both.")
+    from stagespan.recording import request_summary
+    from stagespan.recording.timelines import timelines
+
+    read = _read(recordings, job)
+    found = timelines(read, id_)
+    if status is not None:
+        found = [one for one in found if one.status == status]
+    lost = {
+        cause: sum(one.lost()[cause] for one in read)
+        for cause in ("requests", "links", "overwritten")
+    }
+    shown = sorted(found, key=lambda one: -one.total_ns)[:slowest]
+    if as_json:
+        print_json(
+            {
+                "schema_version": 1,
+                "count": len(found),
+                "requests": [request_summary.as_dict(one) for one in shown],
+                "stages": request_summary.stages(found),
+                "hops": request_summary.hops(found),
+                "lost": lost,
+            }
+        )
+        return
+    if not found:
+        named = f" with the id {id_!r}" if id_ is not None else ""
+        click.echo(f"There are no requests{named} in {len(read):,} recordings.")
+        return
+    if id_ is not None:
+        for one in shown:
+            _print_timeline(one)
+        return
+    _print_requests(shown, len(found))
+    _print_stages(found)
+    _print_hops(found)
+    if any(lost.values()):
+        texts = (f"{cause} {n:,}" for cause, n in lost.items() if n)
+        click.echo(f"lost: {', '.join(texts)}")
+
+
+def _read(named: tuple[str, ...], job: str | None) -> list[Recording]:
+    from stagespan.recording import jobs, reading
+
+    if named:
+        return [reading.open_recording(one) for one in named]
+    if job is not None:
+        return jobs.processes(job, spans=True)
+    return reading.recordings(spans=True)
+
+
+def _print_requests(shown: Sequence[Timeline], count: int) -> None:
+    from stagespan.live.lines import one_line
+    from stagespan.text.console import Column, wrapped
+
+    click.echo(f"{count:,} requests, the {len(shown):,} slowest:" if count != 1 else "1 request:")
+    cells: dict[str, list[str]] = {
+        name: []
+        for name in ("request", "status", "total", "execution", "hand-off", "queue", "rest")
+    }
+    processes = []
+    for one in shown:
+        values = (
+            one.id,
+            one.status,
+            _ms(one.total_ns),
+            *(_ms(one.where_sum(kind)) for kind in ("execution", "handoff", "queue")),
+            _ms(one.where_sum("unattributed")),
+        )
+        for column, value in zip(cells.values(), values, strict=True):
+            column.append(value)
+        processes.append(str(len({segment.recording.path for segment in one.segments})))
+    titles = {name: f"{name} ms" for name in ("total", "execution", "hand-off", "queue", "rest")}
+    columns = [
+        Column(titles.get(name, name), column, name == "request", name in titles)
+        for name, column in cells.items()
+    ]
+    columns.append(Column("processes", processes, is_number=True, is_optional=True))
+    _print_table(columns)
+    for one in shown:
+        if one.causes:
+            click.echo(wrapped(f"{one_line(one.id)} is incomplete: {', '.join(one.causes)}"))
+
+
+def _print_stages(found: Sequence[Timeline]) -> None:
+    from stagespan.recording import request_summary
+    from stagespan.text.console import Column
+
+    rows = request_summary.stages(found)
+    if not rows:
+        return
+    click.echo("Stages of all requests:")
+    columns = [
+        Column("stage", [row["stage"] for row in rows], is_flexible=True),
+        Column("count", [f"{row['count']:,}" for row in rows], is_number=True),
+    ]
+    for title, key in (
+        *(("queue ms", "queue_ns"), ("execution ms", "execution_ns"), ("p50 ms", "p50_ns")),
+        *(("p95 ms", "p95_ns"), ("max ms", "max_ns")),
+    ):
+        columns.append(Column(title, [_ms(row[key]) for row in rows], is_number=True))
+    parallel = ["" if row["parallel"] is None else f"{row['parallel']:.1f}" for row in rows]
+    columns.append(Column("at once", parallel, is_number=True, is_optional=True))
+    _print_table(columns)
+
+
+def _print_hops(found: Sequence[Timeline]) -> None:
+    from stagespan.recording import request_summary
+    from stagespan.text.console import Column
+
+    rows = request_summary.hops(found)
+    if not rows:
+        return
+    click.echo("Hand-offs of all requests:")
+    columns = [
+        Column("queue", [row["queue"] for row in rows], is_flexible=True),
+        Column("count", [f"{row['count']:,}" for row in rows], is_number=True),
+    ]
+    for title, key in (
+        *(("p50 ms", "p50_ns"), ("p95 ms", "p95_ns"), ("max ms", "max_ns")),
+        *(("queue p50 ms", "queue_p50_ns"), ("queue max ms", "queue_max_ns")),
+    ):
+        columns.append(Column(title, [_ms(row[key]) for row in rows], is_number=True))
+    for title in ("unknown", "negative"):
+        if any(row[title] for row in rows):
+            cells = [f"{row[title]:,}" if row[title] else "" for row in rows]
+            columns.append(Column(title, cells, is_number=True))
+    _print_table(columns)
+
+
+def _print_timeline(one: Timeline) -> None:
+    from stagespan.live.lines import one_line
+    from stagespan.recording import request_summary
+    from stagespan.recording.texts import clock
+    from stagespan.text.console import Column, wrapped
+
+    page = request_summary.as_dict(one)
+    click.echo(
+        wrapped(
+            f"Request {one_line(one.id)}, {one.status}, trace {one.trace_id}, began "
+            f"{clock(one.begin_ns)}, {_ms(one.total_ns)} ms"
+        )
+    )
+    rows = page["where"]
+    _print_table(
+        [
+            Column("where the time went", [_where_text(row) for row in rows], is_flexible=True),
+            Column("ms", [_ms(row["ns"]) for row in rows], is_number=True),
+            Column(
+                "%", [f"{100 * row['ns'] / max(one.total_ns, 1):.1f}" for row in rows], False, True
+            ),
+        ]
+    )
+    lines: list[tuple[str, str, str, str]] = []
+    for segment in page["segments"]:
+        name = f"{segment['program']} {segment['pid']}"
+        lines.append((_at(segment["at_ns"]), _ms(segment["duration_ns"]), name, segment["status"]))
+        for span in segment["spans"]:
+            what = "" if span["kind"] == "execution" else f"{span['kind']} "
+            size = f" of {span['size']:,}" if span["kind"] == "batch" else ""
+            text = f"{'  ' * (span['depth'] + 1)}{what}{span['stage']}{size}"
+            state = "open" if span["open"] else ""
+            lines.append((_at(span["at_ns"]), _ms(span["duration_ns"]), text, state))
+    _print_table(
+        [
+            Column("at ms", [line[0] for line in lines], is_number=True),
+            Column("ms", [line[1] for line in lines], is_number=True),
+            Column("process and stage", [line[2] for line in lines], is_flexible=True),
+            Column("", [line[3] for line in lines]),
+        ]
+    )
+    _print_hops([one])
+    if one.chunks:
+        first = (
+            "" if one.first_chunk_ns is None else f", the first after {_ms(one.first_chunk_ns)} ms"
+        )
+        click.echo(f"{one.chunks:,} chunks, {one.tokens:,} tokens{first}")
+    if one.discarded_ns:
+        click.echo(f"discarded branches: {_ms(one.discarded_ns)} ms of executions")
+    if one.late_spans:
+        click.echo(f"{one.late_spans:,} spans began after the end of the request")
+    if one.clipped_ns:
+        click.echo(f"{_ms(one.clipped_ns)} ms of spans and hops are outside of the request")
+    if one.causes:
+        click.echo(f"incomplete: {', '.join(one.causes)}")
+
+
+def _where_text(row: dict[str, Any]) -> str:
+    kind = {"handoff": "hand-off"}.get(row["kind"], row["kind"])
+    return f"{kind} {row['name']}".rstrip()
+
+
+def _print_table(columns: list[Any]) -> None:
+    from rich.console import Console
+
+    from stagespan.live.lines import one_line
+    from stagespan.text.console import fitted_table, set_width, trimmed
+
+    console = Console()
+    set_width(console, 10_000)
+    columns = [one._replace(cells=[_cell(cell, one_line) for cell in one.cells]) for one in columns]
+    with trimmed(console):
+        console.print(fitted_table(columns, console.width), highlight=False)
+
+
+def _cell(text: str, one_line: Any) -> str:
+    indent = len(text) - len(text.lstrip(" "))
+    return " " * indent + str(one_line(text[indent:]))
+
+
+def _ms(ns: int | None) -> str:
+    return "" if ns is None else f"{ns / 1e6:,.3f}"
+
+
+def _at(ns: int | None) -> str:
+    return "?" if ns is None else _ms(ns)

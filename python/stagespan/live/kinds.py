@@ -1,0 +1,29 @@
+"""The kinds of spans."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Kind = Literal[
+    "execution",
+    "queue",
+    "handoff",
+    "batch",
+    "remote",
+    "first_chunk",
+    "between_chunks",
+    "per_token",
+]
+
+KINDS: tuple[str, ...] = (
+    *("execution", "queue", "handoff", "batch", "remote"),
+    *("first_chunk", "between_chunks", "per_token"),
+)
+"""By the number that the recording uses. The last three have figures and no spans."""
+
+
+def number_of(kind: str) -> int:
+    """Return the number of a kind. Raises ValueError for an unknown one."""
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is not a kind of span: pass one of {', '.join(KINDS)}")
+    return KINDS.index(kind)

@@ -1,0 +1,507 @@
+"""Joins the segments of requests from the recordings of several processes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from stagespan import _core
+from stagespan.live.kinds import KINDS
+from stagespan.process import imports
+from stagespan.recording.partition import Part, partition
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stagespan.recording.reading import Recording, Segment
+
+_SPAN_KINDS = ("execution", "queue", "batch")
+
+
+class TimedSpan(NamedTuple):
+    """A span of a request. Times are CLOCK_MONOTONIC of its process, in ns."""
+
+    kind: str
+    """execution, queue or batch."""
+    stage: str
+    begin_ns: int
+    end_ns: int
+    depth: int
+    thread: int
+    is_open: bool
+    """Whether it had not ended; ``end_ns`` is then the latest time that is known."""
+    size: int
+    """The number of requests that a batch served; 1 for other spans."""
+
+
+class Hop(NamedTuple):
+    """The hand-over of a request from one process to another. Unknown values are None."""
+
+    queue: str
+    sender: int | None
+    """Process id of the sender."""
+    receiver: int
+    hand_off_ns: int | None
+    """From sent to received. Negative if the clocks or stamps are wrong."""
+    error_ns: int
+    """Of ``hand_off_ns``, if it is between two clocks."""
+    queue_ns: int | None
+    """From received to entered."""
+    attempt: int
+    branch: str | None
+    is_return: bool
+    is_repeated: bool
+
+
+@dataclass
+class Stretch:
+    """A segment with what was open in it. Times are CLOCK_MONOTONIC of its process."""
+
+    recording: Recording
+    segment: Segment
+    begin_ns: int
+    end_ns: int
+    spans: list[TimedSpan]
+    depth: int = 0
+    """The number of hops between the root and this segment."""
+    offset_ns: int | None = 0
+    """What is added to its times to get those of the root; None if unknown."""
+    error_ns: int = 0
+    is_discarded: bool = False
+    """Whether it, or a segment that led to it, has the status discarded."""
+
+
+@dataclass
+class Timeline:
+    """One request, from the recordings of all processes that it ran in. Times are in ns."""
+
+    id: str
+    trace_id: str | None
+    status: str
+    begin_ns: int
+    """Unix time."""
+    total_ns: int
+    """From the begin to the end of the root; up to now for an open request."""
+    where: dict[tuple[str, str], int]
+    """Where the time went, by kind (execution, handoff, queue, unattributed) and name. The sum is
+    ``total_ns``."""
+    spent: dict[tuple[str, str], tuple[int, int]]
+    """What was spent, by kind and stage: the number of spans and the sum of their durations, which
+    may exceed ``total_ns``. A batch of n counts as a n-th of its duration."""
+    hops: list[Hop]
+    segments: list[Stretch]
+    """The root first."""
+    causes: list[str]
+    """Why it is not complete, if it is not."""
+    chunks: int = 0
+    tokens: int = 0
+    first_chunk_ns: int | None = None
+    """From the begin of the segment that made the first chunk to the chunk."""
+    late_spans: int = 0
+    """Spans that began after the request had ended. They are in no figure of `where`."""
+    clipped_ns: int = 0
+    """Time of spans and hops outside of the root's interval, which `where` leaves out."""
+    discarded_ns: int = 0
+    """Time of executions in discarded branches, which `where` leaves out."""
+    out_and_back_ns: list[int] = field(default_factory=list)
+    """For each round trip to another clock: both hand-offs together, which needs no common
+    clock."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all segments and spans of the request were found."""
+        return not self.causes
+
+    def where_sum(self, kind: str) -> int:
+        """Return the time of all names of a kind in `where`."""
+        return sum(ns for (of, _), ns in self.where.items() if of == kind)
+
+
+def timelines(recordings: Iterable[Recording], id_: str | None = None) -> list[Timeline]:
+    """Return the requests in recordings, ordered by begin; only those with an id if one is given.
+
+    The recordings must have been opened with their spans.
+    """
+    processes = [_Process(one) for one in recordings]
+    by_parent: defaultdict[str, list[Stretch]] = defaultdict(list)
+    returns: defaultdict[str, list[tuple[_Process, Segment]]] = defaultdict(list)
+    known: dict[str, Stretch] = {}
+    for process in processes:
+        for stretch in process.stretches:
+            segment = stretch.segment
+            if segment["segment"] is not None:
+                known[segment["segment"]] = stretch
+            if segment["parent_segment"] is not None:
+                by_parent[segment["parent_segment"]].append(stretch)
+        for one in process.returns:
+            if one["segment"] is not None:
+                returns[one["segment"]].append((process, one))
+    found = []
+    for process in processes:
+        for stretch in process.stretches:
+            is_root = stretch.segment["parent_segment"] not in known
+            if is_root and id_ in (None, stretch.segment["id"]):
+                found.append(_joined(stretch, by_parent, returns, known))
+    return sorted(found, key=lambda one: one.begin_ns)
+
+
+class _Process:
+    """The segments of one recording, with their spans."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._offset_ns = recording.unix_offset_ns
+        segments = recording.segments()
+        self.returns = [one for one in segments if one["origin"] == "return"]
+        self._now_ns = self._last_ns()
+        self.stretches = [
+            self._stretch(one)
+            for one in segments
+            if one["origin"] != "return" and one["status"] != "unused"
+        ]
+
+    def _last_ns(self) -> int:
+        """The latest time at which the process is known to have run."""
+        recording = self.recording
+        if recording.state in ("alive", "unknown") and recording.read_ns is not None:
+            return recording.read_ns - self._offset_ns
+        last = max(recording.end_ns or 0, recording.last_ns or 0, recording.begin_ns)
+        for one in recording.segments():
+            times = (one["begin_ns"], one["end_ns"], one["received_ns"], one["last_chunk_ns"])
+            last = max(last, *(time or 0 for time in times))
+        return last - self._offset_ns
+
+    def monotonic(self, unix_ns: int | None) -> int | None:
+        return None if unix_ns is None else unix_ns - self._offset_ns
+
+    def _stretch(self, segment: Segment) -> Stretch:
+        begin_ns = segment["begin_ns"] or segment["received_ns"] or self.recording.begin_ns
+        end_ns = segment["end_ns"]
+        begin = begin_ns - self._offset_ns
+        end = self._now_ns if end_ns is None else end_ns - self._offset_ns
+        spans = list(self._spans_of(segment["number"]))
+        return Stretch(self.recording, segment, begin, max(begin, end), spans)
+
+    def _spans_of(self, number: int) -> Iterator[TimedSpan]:
+        first, last = self._rows_by_request.get(number, (0, 0))
+        for i in range(first, last):
+            row = self._by_request[i]
+            times = number, int(row["begin_ns"]), int(row["end_ns"])
+            # The wait from received to entered is known from the segment.
+            if times not in self._entries:
+                yield self._row(row, 1)
+        yield from self._open_by_request.get(number, ())
+        for span, size in self._batches_by_request.get(number, ()):
+            yield span._replace(size=size)
+
+    @cached_property
+    def _entries(self) -> set[tuple[int, int | None, int | None]]:
+        segments = self.recording.segments()
+        return {(one["number"], one["received_ns"], one["begin_ns"]) for one in segments}
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return self.recording.stage_names()
+
+    def _row(self, row: np.void, size: int) -> TimedSpan:
+        kind = KINDS[int(row["flags"]) >> _core.KIND_SHIFT]
+        begin, end = int(row["begin_ns"]) - self._offset_ns, int(row["end_ns"]) - self._offset_ns
+        stage = self._names[int(row["stage"])]
+        return TimedSpan(
+            kind, stage, begin, end, int(row["depth"]), int(row["thread"]), False, size
+        )
+
+    @cached_property
+    def _by_request(self) -> NDArray[np.void]:
+        numpy = imports.load("numpy")
+        spans = self.recording.spans()
+        kinds = spans["flags"] >> _core.KIND_SHIFT
+        wanted = [KINDS.index(kind) for kind in ("execution", "queue")]
+        mine = spans[(spans["request"] != 0) & ((kinds == wanted[0]) | (kinds == wanted[1]))]
+        result: NDArray[np.void] = mine[numpy.argsort(mine["request"], kind="stable")]
+        return result
+
+    @cached_property
+    def _rows_by_request(self) -> dict[int, tuple[int, int]]:
+        numbers = self._by_request["request"].tolist()
+        found: dict[int, tuple[int, int]] = {}
+        for i, number in enumerate(numbers):
+            first, _ = found.get(number, (i, i))
+            found[number] = (first, i + 1)
+        return found
+
+    @cached_property
+    def _open(self) -> list[tuple[int, int, TimedSpan]]:
+        found = []
+        for span in self.recording.open_spans():
+            if span["kind"] not in _SPAN_KINDS:
+                continue
+            begin = span["begin_ns"] - self._offset_ns
+            end = max(begin, self._now_ns)
+            timed = TimedSpan(
+                *(span["kind"], span["stage"], begin, end, span["depth"], span["thread"], True, 1)
+            )
+            found.append((span["id"], span["request_number"] or 0, timed))
+        return found
+
+    @cached_property
+    def _open_by_request(self) -> dict[int, list[TimedSpan]]:
+        found: defaultdict[int, list[TimedSpan]] = defaultdict(list)
+        for _, number, span in self._open:
+            if span.kind != "batch":
+                found[number].append(span)
+        return dict(found)
+
+    @cached_property
+    def _batches_by_request(self) -> dict[int, list[tuple[TimedSpan, int]]]:
+        links = self.recording.links()
+        if not links:
+            return {}
+        spans = self.recording.spans()
+        batches = spans[spans["flags"] >> _core.KIND_SHIFT == KINDS.index("batch")]
+        by_id = {int(row["id"]): self._row(row, 1) for row in batches}
+        by_id.update({id_: span for id_, _, span in self._open if span.kind == "batch"})
+        found: defaultdict[int, list[tuple[TimedSpan, int]]] = defaultdict(list)
+        for id_, number, size in dict.fromkeys(links):
+            if id_ in by_id:
+                found[number].append((by_id[id_], size))
+        return dict(found)
+
+
+# --- one request ----------------------------------------------------------------------------------
+
+_Returns = dict[str, list[tuple[_Process, "Segment"]]]
+
+
+def _joined(
+    root: Stretch, by_parent: dict[str, list[Stretch]], returns: _Returns, known: dict[str, Stretch]
+) -> Timeline:
+    segments = _descendants(root, by_parent)
+    own_returns = [
+        (stretch, process, one)
+        for stretch in segments
+        for process, one in returns.get(stretch.segment["segment"] or "", ())
+    ]
+    _place(root, segments, own_returns)
+    hops, parts, out_and_back_ns = _hops(root, segments, own_returns, known)
+    received_ns = root.segment["received_ns"]
+    begin_ns, end_ns = root.begin_ns, root.end_ns
+    if received_ns is not None:
+        begin_ns = min(begin_ns, received_ns - root.recording.unix_offset_ns)
+    spent: dict[tuple[str, str], tuple[int, int]] = {}
+    late = discarded_ns = 0
+    for stretch in segments:
+        for span in stretch.spans:
+            kind = "execution" if span.kind == "batch" else span.kind
+            duration_ns = span.end_ns - span.begin_ns
+            count, sum_ns = spent.get((kind, span.stage), (0, 0))
+            spent[kind, span.stage] = (count + 1, sum_ns + duration_ns // span.size)
+            if stretch.is_discarded:
+                discarded_ns += duration_ns if kind == "execution" else 0
+                continue
+            if stretch.offset_ns is None:
+                continue
+            begin, end = span.begin_ns + stretch.offset_ns, span.end_ns + stretch.offset_ns
+            if begin >= end_ns:
+                late += kind == "execution"
+                continue
+            reach = (stretch.depth, span.depth, span.begin_ns)
+            parts.append(Part(kind, span.stage, begin, end, reach))
+    chunked = [one for one in segments if one.segment["chunks"]]
+    times = [(one.segment["first_chunk_ns"], one.segment["begin_ns"]) for one in chunked]
+    firsts = [first - began for first, began in times if first is not None and began is not None]
+    segment = root.segment
+    return Timeline(
+        id=segment["id"],
+        trace_id=segment["trace_id"],
+        status=segment["status"],
+        begin_ns=begin_ns + root.recording.unix_offset_ns,
+        total_ns=end_ns - begin_ns,
+        where=dict(partition(begin_ns, end_ns, parts)),
+        spent=spent,
+        hops=hops,
+        segments=segments,
+        causes=_causes(root, segments, own_returns, by_parent, known),
+        chunks=sum(one.segment["chunks"] for one in chunked),
+        tokens=sum(one.segment["chunk_amount"] for one in chunked),
+        first_chunk_ns=min(firsts, default=None),
+        late_spans=late,
+        clipped_ns=sum(_outside(part, begin_ns, end_ns) for part in parts),
+        discarded_ns=discarded_ns,
+        out_and_back_ns=out_and_back_ns,
+    )
+
+
+def _outside(part: Part, begin_ns: int, end_ns: int) -> int:
+    if part.end_ns <= part.begin_ns:
+        return 0
+    inside_ns = min(part.end_ns, end_ns) - max(part.begin_ns, begin_ns)
+    return part.end_ns - part.begin_ns - max(inside_ns, 0)
+
+
+def _descendants(root: Stretch, by_parent: dict[str, list[Stretch]]) -> list[Stretch]:
+    """Return the root and all segments that it has led to, with their depths."""
+    root.depth, root.is_discarded = 0, False
+    found, seen = [root], {id(root)}
+    for stretch in found:  # grows
+        for child in by_parent.get(stretch.segment["segment"] or "", ()):
+            if id(child) in seen:
+                continue
+            seen.add(id(child))
+            child.depth = stretch.depth + 1
+            child.is_discarded = stretch.is_discarded or child.segment["status"] == "discarded"
+            found.append(child)
+    return found
+
+
+_OwnReturns = Sequence[tuple[Stretch, _Process, "Segment"]]
+
+
+def _place(root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns) -> None:
+    """Find what must be added to the times of each segment to get those of the root.
+
+    Processes with the same clock need nothing. For others, each hop bounds the offset, because
+    nothing is received before it was sent. Without a bound on both sides the offset is unknown.
+    """
+    clocks = {id(one): _clock(one.recording) for one in segments}
+    root_clock = clocks[id(root)]
+    bounds: dict[object, tuple[float, float]] = {root_clock: (0, 0)}
+    hops = [(one.segment, one.recording) for one in segments]
+    hops += [(one, process.recording) for _, process, one in returns]
+    for _ in range(len(set(clocks.values()))):
+        for segment, recording in hops:
+            sent, received = segment["sent_monotonic_ns"], segment["received_ns"]
+            sender, receiver = segment["sent_clock"] or None, _clock(recording)
+            if sent is None or received is None or sender is None or sender == receiver:
+                continue
+            delay_ns = received - recording.unix_offset_ns - sent  # by two clocks
+            # received + to >= sent + of_sender, for offsets of both clocks to the root's
+            lowest, highest = bounds.get(sender, (-math.inf, math.inf))
+            low, high = bounds.get(receiver, (-math.inf, math.inf))
+            if receiver != root_clock:
+                bounds[receiver] = max(low, lowest - delay_ns), high
+            if sender != root_clock:
+                bounds[sender] = lowest, min(highest, high + delay_ns)
+    for one in segments:
+        low, high = bounds.get(clocks[id(one)], (-math.inf, math.inf))
+        if math.isfinite(low) and math.isfinite(high) and low <= high:
+            one.offset_ns = (int(low) + int(high)) // 2
+            one.error_ns = int(high) - one.offset_ns
+        else:
+            one.offset_ns = None
+
+
+def _clock(recording: Recording) -> object:
+    """Return what identifies the clock of a recording; its path if that is unknown."""
+    return recording.clock or recording.path
+
+
+def _hops(
+    root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, known: dict[str, Stretch]
+) -> tuple[list[Hop], list[Part], list[int]]:
+    hops, parts, out_and_back_ns = [], [], []
+    arrivals = [(one, one.recording, one.segment, False) for one in segments]
+    arrivals += [(to, process.recording, one, True) for to, process, one in returns]
+    for stretch, recording, segment, is_return in arrivals:
+        received = segment["received_ns"]
+        if received is None:
+            continue
+        received -= recording.unix_offset_ns
+        entered = segment["begin_ns"]
+        entered = None if entered is None else entered - recording.unix_offset_ns
+        sender = known.get(segment["parent_segment"] or "")
+        hand_off_ns, error_ns, sent_ns = _hand_off(stretch, segment, sender, received)
+        is_repeated = segment["origin"] == "repeated"
+        hops.append(
+            Hop(
+                queue=segment["queue"] or "",
+                sender=None if sender is None else sender.recording.pid,
+                receiver=recording.pid,
+                hand_off_ns=hand_off_ns,
+                error_ns=error_ns,
+                queue_ns=None if entered is None else entered - received,
+                attempt=segment["attempt"],
+                branch=segment["branch"],
+                is_return=is_return,
+                is_repeated=is_repeated,
+            )
+        )
+        if is_return and sender is not None and _clock(sender.recording) != _clock(recording):
+            both_ns = _out_and_back(segment, sender, received)
+            out_and_back_ns += [] if both_ns is None else [both_ns]
+        if stretch.offset_ns is None or stretch.is_discarded:
+            continue
+        reach, queue = (stretch.depth, 0, received), segment["queue"] or ""
+        at = received + stretch.offset_ns
+        # What was before a root is in no recording.
+        if sent_ns is not None and sent_ns < at and (stretch is not root or is_return):
+            parts.append(Part("handoff", queue, sent_ns, at, reach))
+        until = stretch.end_ns if entered is None else entered
+        parts.append(Part("queue", queue, at, until + stretch.offset_ns, reach))
+    return hops, parts, out_and_back_ns
+
+
+def _hand_off(
+    stretch: Stretch, segment: Segment, sender: Stretch | None, received_ns: int
+) -> tuple[int | None, int, int | None]:
+    """Return a hop's duration, its error, and when it was sent on the root's clock."""
+    sent = segment["sent_monotonic_ns"]
+    if sent is None:
+        return None, 0, None
+    if segment["sent_clock"] == stretch.recording.clock:
+        sent_ns = None if stretch.offset_ns is None else sent + stretch.offset_ns
+        return received_ns - sent, 0, sent_ns
+    if sender is None or sender.offset_ns is None or stretch.offset_ns is None:
+        return None, 0, None
+    sent_ns = sent + sender.offset_ns
+    return received_ns + stretch.offset_ns - sent_ns, sender.error_ns + stretch.error_ns, sent_ns
+
+
+def _out_and_back(back: Segment, remote: Stretch, received_ns: int) -> int | None:
+    """Return both hand-offs of a round trip together: the trip, less the time at the remote."""
+    out = remote.segment
+    sent, there, sent_back = out["sent_monotonic_ns"], out["received_ns"], back["sent_monotonic_ns"]
+    if sent is None or there is None or sent_back is None:
+        return None
+    return received_ns - sent - (sent_back - (there - remote.recording.unix_offset_ns))
+
+
+def _causes(
+    root: Stretch,
+    segments: Sequence[Stretch],
+    returns: _OwnReturns,
+    by_parent: dict[str, list[Stretch]],
+    known: dict[str, Stretch],
+) -> list[str]:
+    causes: Counter[str] = Counter()
+    if root.segment["parent_segment"] is not None:
+        causes["recording removed"] += 1  # that of the process that has sent it
+    arrived: defaultdict[str, set[str]] = defaultdict(set)
+    for _, _, one in returns:
+        parent, hop = one["parent_segment"], one["parent_hop"]
+        if parent is not None and parent not in known:
+            causes["recording removed"] += 1
+        elif parent is not None and hop is not None:
+            arrived[parent].add(hop)
+    for stretch in segments:
+        segment, recording = stretch.segment, stretch.recording
+        own_id = segment["segment"] or ""
+        for child in by_parent.get(own_id, ()):
+            arrived[own_id].add(child.segment["parent_hop"] or "")
+        causes["hop without a receiver"] += max(segment["hops_sent"] - len(arrived[own_id]), 0)
+        if segment["status"] == "abandoned" and segment["end_ns"] is None:
+            causes["process ended"] += 1
+        elif segment["end_ns"] is None:
+            causes["not ended yet"] += 1
+        if stretch.offset_ns is None:
+            causes["unknown offset of clocks"] += 1
+        if recording.complete_ns > (segment["begin_ns"] or segment["received_ns"] or 0):
+            causes["spans overwritten"] += 1
+        if recording.lost()["links"]:
+            causes["links overwritten"] += 1
+    return [f"{cause} ({n:,})" if n > 1 else cause for cause, n in causes.items() if n]

@@ -1,0 +1,87 @@
+"""The recording of a process that has ended stays while its job still has a live process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from recorded_process import end, ready, start
+
+from stagespan import recording
+from stagespan.recording.timelines import timelines
+
+WORKER = """
+    import sys, json, stagespan
+    carrier = json.loads(sys.argv[1])
+    with stagespan.extract(carrier), stagespan.span("work"):
+        pass
+    print("ready", flush=True)
+"""
+FRONT = """
+    import json, sys, stagespan
+    with stagespan.request("r"):
+        print(json.dumps(stagespan.inject()), flush=True)
+        sys.stdin.readline()
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    found = Path("/dev/shm", f"stagespan-test-{os.getpid()}-{tmp_path.name}")
+    monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(found))
+    yield found
+    for path in found.iterdir():
+        path.unlink()
+    found.rmdir()
+
+
+def files(folder: Path) -> list[str]:
+    """Return the recordings in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("jobs", [("a", "a"), ("a", "b"), ("", "")])
+def test_an_ended_worker_can_be_read_while_its_job_lives(
+    folder: Path, jobs: tuple[str, str]
+) -> None:
+    front = start(FRONT, STAGESPAN_JOB=jobs[0])
+    try:
+        carrier = ready(front)
+        worker = start(WORKER, carrier, STAGESPAN_JOB=jobs[1])
+        worker.communicate()
+        assert front.stdin is not None
+        front.stdin.write("\n")
+        front.stdin.flush()
+        ready(front)
+        (one,) = timelines(
+            found for found in recording.recordings(spans=True) if Path(found.path).parent == folder
+        )
+        # THEN it is read as if the worker were alive; otherwise, the cause is said
+        is_same = jobs == ("a", "a")
+        assert len(files(folder)) == (2 if is_same else 1)
+        assert [stretch.segment["origin"] for stretch in one.segments] == (
+            ["root", "remote"] if is_same else ["root"]
+        )
+        assert one.causes == ([] if is_same else ["hop without a receiver"])
+        assert sum(one.where.values()) == one.total_ns
+        # WHEN the last process of the job ends
+        front.communicate("\n", timeout=30)
+        # THEN nothing stays
+        assert files(folder) == []
+    finally:
+        end(front)
+
+
+def test_a_killed_process_does_not_keep_the_others(folder: Path) -> None:
+    killed = start(FRONT, STAGESPAN_JOB="a")
+    other = start(FRONT, STAGESPAN_JOB="a")
+    ready(killed)
+    ready(other)
+    end(killed)
+    other.communicate("\n\n", timeout=30)
+    (left,) = files(folder)
+    assert left.startswith(f"{killed.pid}-")

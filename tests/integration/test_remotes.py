@@ -1,0 +1,473 @@
+"""Segments, hops, waits, batches and chunks, as the recording of this process has them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recording import in_child, lost
+
+import stagespan
+from stagespan import (
+    _core,
+    batch,
+    begin,
+    current_request,
+    end,
+    extract,
+    inject,
+    queued,
+    recording,
+    request,
+    span,
+)
+from stagespan.contexts import carriers
+from stagespan.recording.timelines import Timeline, timelines
+
+pytestmark = pytest.mark.usefixtures("fresh")
+HOUR_NS = 3600 * 10**9
+
+
+def timeline(name: str) -> Timeline:
+    """Return the only request with this id."""
+    (found,) = timelines([recording.open(os.getpid())], name)
+    assert sum(found.where.values()) == found.total_ns
+    assert min(found.where.values(), default=0) >= 0
+    return found
+
+
+def counts(kind: Any) -> dict[str, int]:
+    """Return how often each stage of a kind has run."""
+    return {name: one.count for name, one in stagespan.stats(kind=kind).items()}
+
+
+def changed(carrier: dict[str, str], **changes: Any) -> dict[str, str]:
+    """Return a carrier whose own key says something else."""
+    sent = carriers.sent_in(carrier["stagespan"])
+    assert sent is not None
+    return {**carrier, "stagespan": carriers.own_text(sent._replace(**changes))}
+
+
+def elsewhere(name: str, **changes: Any) -> dict[str, str]:
+    """Return a carrier of a request that is open in no process."""
+    with request(name):
+        return changed(inject(queue="tasks"), **changes)
+
+
+# --- the context ----------------------------------------------------------------------------------
+
+
+def test_inside_a_remote_it_is_the_current_request() -> None:
+    carrier = elsewhere("r", queue="decode", attempt=2, branch="b")
+    remote = extract(carrier)
+    assert (remote.id, remote.queue, remote.attempt, remote.branch) == ("r", "decode", 2, "b")
+    assert current_request() is None
+    with request("outer") as outer:
+        with remote as entered:
+            assert entered is remote is current_request()
+            with pytest.raises(RuntimeError, match="already open"), remote:
+                pass
+        assert current_request() is outer
+        with pytest.raises(KeyError), extract(carrier):
+            raise KeyError
+        assert current_request() is outer
+
+    async def main() -> None:
+        async with extract(carrier) as inside:
+            assert current_request() is inside
+        assert current_request() is None
+
+    asyncio.run(main())
+    assert current_request() is None
+
+
+def test_a_generator_that_is_dropped_inside_of_a_remote_leaves_the_context_as_it_was() -> None:
+    def generate() -> Iterator[int]:
+        with extract(elsewhere("r")), span("generator"):
+            yield 1
+
+    with request("outer") as outer:
+        generator = generate()
+        next(generator)
+        del generator
+        assert current_request() is outer
+
+
+# --- hops and clocks ------------------------------------------------------------------------------
+
+
+def test_a_hop_inside_of_the_root_s_process_comes_back_to_the_root() -> None:
+    with request("r") as root, span("first"):
+        carrier = inject(queue="again")
+    with root:
+        back = extract(inject(queue="again"))
+        with back:
+            assert current_request() is back
+            assert (back.id, back.number) == ("r", root.number)
+            with span("second"):
+                pass
+    one = timelines([recording.open(os.getpid())], "r")[-1]
+    assert [hop.is_return for hop in one.hops] == [True]
+    assert one.where["execution", "second"] > 0
+    assert counts("handoff") == counts("queue") == {"again": 1}
+    assert carrier["traceparent"]
+
+
+def test_a_stamp_in_the_future_is_shown_and_not_clamped() -> None:
+    before = counts("handoff")
+    now = time.monotonic_ns()
+    with extract(elsewhere("future", monotonic_ns=now + HOUR_NS)):
+        time.sleep(0.001)
+    one = timelines([recording.open(os.getpid())], "future")
+    (hop,) = next(found.hops for found in one if found.hops)
+    assert hop.hand_off_ns is not None
+    assert -HOUR_NS <= hop.hand_off_ns < -HOUR_NS + 60 * 10**9
+    # It is in no distribution.
+    assert counts("handoff") == before
+
+
+@pytest.mark.parametrize("sent_unix_ns", [0, 10**18, 2**62 - 1])
+def test_a_carrier_of_another_clock_has_no_hand_off_of_its_own(sent_unix_ns: int) -> None:
+    # GIVEN a request that goes to a host whose clocks are hours off, and comes back
+    with request(f"other host {sent_unix_ns}") as root:
+        out = inject(queue="there")
+        time.sleep(0.002)
+        back = changed(
+            out,
+            monotonic_ns=12 * HOUR_NS + 1_000_000,
+            unix_ns=sent_unix_ns,
+            clock=99,
+            segment=12345,
+            queue="replies",
+        )
+        with extract(back):
+            pass
+    assert root.trace_id is not None
+    one = timeline(root.id)
+    (hop,) = one.hops
+    assert (hop.queue, hop.hand_off_ns, hop.is_return) == ("replies", None, True)
+    assert one.causes == ["recording removed", "hop without a receiver"]
+    assert "replies" not in counts("handoff")
+    assert counts("queue")["replies"] == 1
+
+
+def test_the_same_carrier_twice_counts_once() -> None:
+    carrier = elsewhere("twice")
+    with extract(carrier), span("work"):
+        pass
+    with extract(carrier), span("work"):
+        pass
+    one = timeline("twice")
+    assert [stretch.segment["origin"] for stretch in one.segments] == ["root", "remote", "repeated"]
+    assert [hop.is_repeated for hop in one.hops] == [False, True]
+    assert counts("handoff")["tasks"] == counts("queue")["tasks"] == 1
+    assert one.causes == []
+
+
+# --- waits, batches and chunks --------------------------------------------------------------------
+
+
+def test_waits_of_a_request_add_up() -> None:
+    with request("preempted"):
+        for _ in range(3):
+            token = begin("scheduler", kind="queue")
+            time.sleep(0.001)
+            end(token)
+            with span("run"):
+                pass
+        with queued("replica"):
+            time.sleep(0.001)
+    one = timeline("preempted")
+    assert one.where["queue", "scheduler"] >= 3_000_000
+    assert one.where["queue", "replica"] >= 1_000_000
+    assert one.spent["queue", "scheduler"][0] == 3
+    assert counts("queue") == {"scheduler": 3, "replica": 1}
+    assert counts("execution") == {"run": 3}
+    assert [one["kind"] for one in stagespan.open_spans()] == []
+    with queued("replica"):
+        assert [one["kind"] for one in stagespan.open_spans()] == ["queue"]
+    with pytest.raises(ValueError, match="'wait' is not a kind of span"):
+        begin("x", kind="wait")
+    with pytest.raises(ValueError, match="'wait' is not a kind of span"):
+        stagespan.stats(kind="wait")  # type: ignore[arg-type]
+
+
+def test_the_wait_of_a_bound_function_is_a_queue() -> None:
+    def work() -> None:
+        with span("work"):
+            pass
+
+    def slow() -> None:
+        started.set()
+        go_on.wait()
+
+    started, go_on = threading.Event(), threading.Event()
+    with stagespan.BoundExecutor(ThreadPoolExecutor(1)) as pool, request("pool"):
+        pool.submit(slow)
+        started.wait()
+        waiting = pool.submit(work)
+        time.sleep(0.002)
+        go_on.set()
+        waiting.result()
+        bound = stagespan.bind(work)
+        bound()
+        bound()
+    with stagespan.BoundExecutor(ThreadPoolExecutor(1)) as pool:
+        pool.submit(work).result()  # without a request, nothing waits for one
+    name = work.__qualname__
+    assert counts("queue") == {slow.__qualname__: 1, name: 2}
+    one = timeline("pool")
+    assert one.where["queue", name] >= 2_000_000
+
+
+def test_one_name_may_be_a_stage_and_a_queue() -> None:
+    with span("encoder"), queued("encoder"), batch("encoder", []):
+        pass
+    names, kinds = stagespan.stage_names(), _core.stage_kinds()
+    found = stagespan.spans()
+    assert {kinds[int(stage)] for stage in found["stage"]} == {0, 1, 3}
+    assert {names[int(stage)] for stage in found["stage"]} == {"encoder"}
+    assert counts("execution") == counts("queue") == counts("batch") == {"encoder": 1}
+
+
+def test_a_batch_counts_fully_for_each_request_and_once_in_the_statistics() -> None:
+    remotes = [extract(elsewhere(f"b{i}")) for i in range(4)]
+    with batch("forward", remotes) as forward:
+        forward.add(tokens=8)
+        time.sleep(0.004)
+    for remote in remotes:
+        with remote:
+            pass
+    total_ns = stagespan.stats(kind="batch")["forward"].total_ns
+    assert counts("batch") == {"forward": 1}
+    found = [timelines([recording.open(os.getpid())], f"b{i}")[0] for i in range(4)]
+    for one in found:
+        (span_,) = [s for stretch in one.segments for s in stretch.spans if s.kind == "batch"]
+        assert abs(span_.end_ns - span_.begin_ns - total_ns) <= 2
+        assert span_.size == 4
+        assert one.spent["execution", "forward"][1] == (span_.end_ns - span_.begin_ns) // 4
+    with pytest.raises(TypeError, match="batch\\(\\) takes requests"):
+        batch("forward", ["r1"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("size", [0, 1, 10_000])
+def test_batches_of_any_size_and_of_ended_requests(size: int) -> None:
+    with request("ended") as ended:
+        pass
+    with batch("large", [ended] * size):
+        pass
+    found = recording.open(os.getpid()).links()
+    assert len([link for link in found if link[1] == ended.number]) == size
+    assert {link[2] for link in found if link[1] == ended.number} <= {size}
+
+
+def test_links_that_do_not_fit_are_counted() -> None:
+    capacity = 4 * 4096
+    before = lost().get("links", 0)
+    with request("many") as many:
+        for _ in range(3):
+            with batch("many", [many] * 8_000):
+                pass
+    assert lost().get("links", 0) - before >= 3 * 8_000 - capacity
+    assert len(recording.open(os.getpid()).links()) <= capacity
+
+
+def test_chunks_are_figures_without_spans() -> None:
+    spans = len(stagespan.spans())
+    with request("stream") as stream:
+        time.sleep(0.001)
+        stream.chunk(tokens=4)
+        for _ in range(3):
+            stream.chunk()
+        current = current_request()
+        assert current is not None
+        current.chunk(tokens=0)
+    assert len(stagespan.spans()) == spans
+    one = timeline("stream")
+    assert (one.chunks, one.tokens) == (5, 7)
+    assert one.first_chunk_ns is not None
+    assert 1_000_000 <= one.first_chunk_ns <= one.total_ns
+    kinds = [counts(kind) for kind in ("first_chunk", "between_chunks", "per_token")]
+    assert kinds == [{"default": 1}, {"default": 4}, {"default": 3}]
+
+
+# --- statuses, retries and branches ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, "ok"),
+        (KeyError, "error"),
+        (asyncio.CancelledError, "cancelled"),
+        (GeneratorExit, "cancelled"),
+        (KeyboardInterrupt, "error"),
+    ],
+)
+def test_the_status_follows_from_how_a_request_is_left(
+    error: type[BaseException] | None, status: str
+) -> None:
+    expected = contextlib.nullcontext() if error is None else pytest.raises(error)
+    with expected, request("status"):
+        if error is not None:
+            raise error
+    assert timelines([recording.open(os.getpid())], "status")[-1].status == status
+
+
+def test_a_status_that_is_set_stays() -> None:
+    one = request("set")
+
+    def fail() -> None:
+        with one:
+            one.set_status("cancelled")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert timeline("set").status == "cancelled"
+    assert stagespan.timing_report()["requests"][-1]["status"] == "cancelled"
+    with pytest.raises(ValueError, match="'done' is not a status"):
+        one.set_status("done")  # type: ignore[arg-type]
+
+
+def test_a_discarded_branch_is_reported_separately() -> None:
+    with request("speculative"):
+        hops = [inject(queue="draft", branch=name) for name in ("fast", "slow")]
+        time.sleep(0.001)
+        stretched = changed(hops[0]), changed(hops[1])
+    for carrier, status in zip(stretched, ("ok", "discarded"), strict=True):
+        remote = extract(carrier)
+        with remote, span("draft"):
+            time.sleep(0.002)
+            if status == "discarded":
+                remote.set_status("discarded")
+    one = timeline("speculative")
+    assert [hop.branch for hop in one.hops] == ["fast", "slow"]
+    assert one.discarded_ns >= 2_000_000
+    assert one.late_spans == 1  # of the other branch: the request had ended
+    assert one.causes == []
+
+
+def test_a_retry_is_another_attempt_of_the_same_request() -> None:
+    with request("retried"):
+        first = inject(queue="work")
+        second = inject(queue="work", attempt=2)
+    with pytest.raises(KeyError), extract(first):
+        raise KeyError
+    with extract(second):
+        pass
+    one = timeline("retried")
+    assert [(s.segment["attempt"], s.segment["status"]) for s in one.segments[1:]] == [
+        (1, "error"),
+        (2, "ok"),
+    ]
+
+
+def test_work_after_the_end_changes_no_total() -> None:
+    with request("late"):
+        carrier = inject()
+    total_ns = timeline("late").total_ns
+    with extract(carrier), span("late work"):
+        time.sleep(0.002)
+    one = timeline("late")
+    # Each reading of the clock may convert it differently by a few parts in a million.
+    assert one.total_ns == pytest.approx(total_ns, rel=1e-3)
+    assert one.late_spans == 1
+    assert ("execution", "late work") not in one.where
+
+
+# --- many requests, and processes -----------------------------------------------------------------
+
+
+def test_ids_may_be_reused() -> None:
+    for _ in range(3):
+        with request("same"):
+            carrier = inject()
+        with extract(carrier):
+            pass
+    found = timelines([recording.open(os.getpid())], "same")
+    assert len(found) == len({one.trace_id for one in found}) == 3
+    assert {len(one.segments) for one in found} == {2}
+
+
+def test_a_hundred_thousand_open_requests_are_counted_and_lose_no_span() -> None:
+    before = lost().get("requests", 0)
+    carrier = elsewhere("one of many")
+    remotes = [extract(carrier) for _ in range(50_000)]
+    opened = [request(f"q{i}") for i in range(50_000)]
+    for one in opened:
+        one.__enter__()
+    with span("inside"):
+        pass
+    for one in reversed(opened):
+        one.__exit__()
+    assert stagespan.stats()["inside"].count == 1
+    assert lost()["requests"] - before >= 100_000 - 4_096 - 1
+    assert len(recording.open(os.getpid()).segments()) <= 4_096
+    remotes.clear()
+    assert current_request() is None
+    with request("afterwards"):
+        pass
+    assert timeline("afterwards").causes == []
+
+
+def test_a_fork_inside_of_a_request(tmp_path: Path) -> None:
+    program = """
+        import json, os, stagespan
+        from stagespan import recording
+        with stagespan.request("parent") as parent:
+            with stagespan.span("around"):
+                for _ in range(2):
+                    if os.fork() == 0:
+                        with stagespan.request("child") as own, stagespan.span("work"):
+                            carrier = stagespan.inject()
+                        with stagespan.extract(carrier), stagespan.span("work"):
+                            pass
+                        found = recording.open(os.getpid())
+                        ids = [one["id"] for one in found.segments()]
+                        print(json.dumps([own.trace_id, ids, len(found.spans())]), flush=True)
+                        os._exit(0)
+                    os.wait()
+            print(json.dumps([parent.trace_id, [], 0]), flush=True)
+        """
+    *children, parent = map(json.loads, in_child(program, tmp_path))
+    # THEN the ids are different, and each child has its own recording
+    assert len({one[0] for one in (*children, parent)}) == 3
+    assert [one[1] for one in children] == [["child", "child"]] * 2
+
+
+def test_hashes_instead_of_ids(tmp_path: Path) -> None:
+    program = """
+        import json, os, stagespan
+        from stagespan import recording
+        with stagespan.request("secret-17"):
+            with stagespan.extract(stagespan.inject()):
+                pass
+        shown = [one["id"] for one in recording.open(os.getpid()).segments()]
+        report = stagespan.timing_report()["requests"]
+        print(json.dumps([shown, [one["request_id"] for one in report]]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "STAGESPAN_REQUEST_IDS": "hash"},
+    )
+    shown, reported = json.loads(done.stdout)
+    assert set(shown) == set(reported)
+    assert len(set(shown)) == 1
+    assert len(shown[0]) == 16
+    assert "secret" not in done.stdout

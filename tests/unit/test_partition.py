@@ -1,0 +1,84 @@
+"""Tests of the division of a request's time: it sums to the whole, whatever overlaps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stagespan.recording.partition import ORDER, Part, partition
+
+_TIMES = st.one_of(
+    st.integers(-30, 60), st.integers(-(2**62), 2**62), st.integers(0, 3).map(lambda n: n * 2**60)
+)
+_PARTS = st.builds(
+    Part,
+    kind=st.sampled_from(ORDER),
+    name=st.sampled_from(["a", "b", "c"]),
+    begin_ns=_TIMES,
+    end_ns=_TIMES,
+    reach=st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(-5, 5)),
+)
+
+
+def check(begin: int, length: int, parts: list[Part]) -> None:
+    """Assert that the parts sum to the length."""
+    found = partition(begin, begin + length, parts)
+
+    assert sum(found.values()) == length
+    assert all(ns > 0 for ns in found.values())
+
+
+@given(begin=_TIMES, length=st.integers(0, 80), parts=st.lists(_PARTS, max_size=12))
+@example(begin=0, length=0, parts=[Part("queue", "a", -1, 1, (0, 0, 0))])
+def test_the_parts_of_any_timeline_sum_to_its_length(
+    begin: int, length: int, parts: list[Part]
+) -> None:
+    check(begin, length, parts)
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000, deadline=None)
+@given(begin=_TIMES, length=st.integers(0, 2**62), parts=st.lists(_PARTS, max_size=12))
+def test_the_parts_of_many_timelines_sum_to_their_lengths(
+    begin: int, length: int, parts: list[Part]
+) -> None:
+    check(begin, length, parts)
+
+
+@given(
+    length=st.integers(1, 40),
+    parts=st.lists(
+        st.builds(
+            Part,
+            kind=st.sampled_from(ORDER),
+            name=st.sampled_from(["a", "b"]),
+            begin_ns=st.integers(-5, 45),
+            end_ns=st.integers(-5, 45),
+            reach=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+        ),
+        max_size=8,
+    ),
+)
+def test_each_nanosecond_belongs_to_the_first_that_is_open(length: int, parts: list[Part]) -> None:
+    # GIVEN the owner of each nanosecond, found one by one
+    expected: dict[tuple[str, str], int] = {}
+    unclear = 0
+    for now in range(length):
+        is_open = [part for part in parts if part.begin_ns <= now < part.end_ns]
+        kind = next((kind for kind in ORDER if any(p.kind == kind for p in is_open)), None)
+        of_kind = [part for part in is_open if part.kind == kind]
+        furthest = max((part.reach for part in of_kind), default=())
+        names = {part.name for part in of_kind if part.reach == furthest}
+        unclear += len(names) > 1  # two that reach equally far: either may have it
+        owner = ("unattributed", "") if kind is None else (kind, min(names))
+        expected[owner] = expected.get(owner, 0) + 1
+
+    found = partition(0, length, parts)
+
+    by_kind = {kind: sum(n for (of, _), n in found.items() if of == kind) for kind, _ in found}
+    assert by_kind == {
+        kind: sum(n for (of, _), n in expected.items() if of == kind) for kind, _ in expected
+    }
+    if not unclear:
+        assert dict(found) == expected
