@@ -98,7 +98,8 @@ def _read(named: tuple[str, ...], job: str | None) -> list[Recording]:
 
 def _print_requests(shown: Sequence[Timeline], count: int) -> None:
     from stagespan.live.lines import one_line
-    from stagespan.text.console import Column, wrapped
+    from stagespan.text.console import wrapped
+    from stagespan.text.tables import Column
 
     click.echo(f"{count:,} requests, the {len(shown):,} slowest:" if count != 1 else "1 request:")
     cells: dict[str, list[str]] = {
@@ -131,7 +132,7 @@ def _print_requests(shown: Sequence[Timeline], count: int) -> None:
 
 def _print_stages(found: Sequence[Timeline]) -> None:
     from stagespan.recording import request_summary
-    from stagespan.text.console import Column
+    from stagespan.text.tables import Column
 
     rows = request_summary.stages(found)
     if not rows:
@@ -153,7 +154,7 @@ def _print_stages(found: Sequence[Timeline]) -> None:
 
 def _print_hops(found: Sequence[Timeline]) -> None:
     from stagespan.recording import request_summary
-    from stagespan.text.console import Column
+    from stagespan.text.tables import Column
 
     rows = request_summary.hops(found)
     if not rows:
@@ -179,7 +180,8 @@ def _print_timeline(one: Timeline) -> None:
     from stagespan.live.lines import one_line
     from stagespan.recording import request_summary
     from stagespan.recording.texts import clock
-    from stagespan.text.console import Column, wrapped
+    from stagespan.text.console import wrapped
+    from stagespan.text.tables import Column
 
     page = request_summary.as_dict(one)
     click.echo(
@@ -241,7 +243,8 @@ def _print_table(columns: list[Any]) -> None:
     from rich.console import Console
 
     from stagespan.live.lines import one_line
-    from stagespan.text.console import fitted_table, set_width, trimmed
+    from stagespan.text.console import set_width, trimmed
+    from stagespan.text.tables import fitted_table
 
     console = Console()
     set_width(console, 10_000)
