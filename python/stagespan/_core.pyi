@@ -676,6 +676,9 @@ def stage_names() -> list[str]:
     valid name, and of spans beyond the largest number of stages.
     """
 
+def stage_kinds() -> list[int]:
+    """Return the number of the kind of each stage, in the order of `stage_names`."""
+
 def lost() -> dict[str, int]:
     """Return how much the recorder has lost since the process began, by cause.
 

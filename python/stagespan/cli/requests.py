@@ -123,7 +123,7 @@ def _print_requests(shown: Sequence[Timeline], count: int) -> None:
         Column(titles.get(name, name), column, name == "request", name in titles)
         for name, column in cells.items()
     ]
-    columns.append(Column("processes", processes, is_number=True, is_optional=True))
+    columns.append(Column("processes", processes, is_number=True, optional=1))
     _print_table(columns)
     for one in shown:
         if one.causes:
@@ -148,7 +148,7 @@ def _print_stages(found: Sequence[Timeline]) -> None:
     ):
         columns.append(Column(title, [_ms(row[key]) for row in rows], is_number=True))
     parallel = ["" if row["parallel"] is None else f"{row['parallel']:.1f}" for row in rows]
-    columns.append(Column("at once", parallel, is_number=True, is_optional=True))
+    columns.append(Column("at once", parallel, is_number=True, optional=1))
     _print_table(columns)
 
 
