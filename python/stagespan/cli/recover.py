@@ -100,7 +100,8 @@ def _print(recording: Recording) -> None:
         click.echo("\nOpen requests")
         for request in page["open_requests"]:
             trace = f", trace {request['trace_id']}" if request["trace_id"] else ""
-            click.echo(f"  {one_line(request['id'])} (since {clock(request['begin_ns'])}{trace})")
+            since = clock(request["begin_ns"])
+            click.echo(wrapped(f"  {one_line(request['id'])} (since {since}{trace})", "    "))
     click.echo("\nStatistics")
     width = limit()
     for line in recording.stats().table(None if width is None else width - 2).splitlines():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stagespan.report.changes_pages import compare_timing_reports
+from typing import TYPE_CHECKING, Any
+
+from stagespan.process import imports
 from stagespan.report.tables import print_timing_summary
 from stagespan.report.timing import (
     dump_timing_report,
@@ -10,6 +12,9 @@ from stagespan.report.timing import (
     set_timing_metadata,
     timing_report,
 )
+
+if TYPE_CHECKING:
+    from stagespan.report.changes_pages import compare_timing_reports
 
 __all__ = [
     "compare_timing_reports",
@@ -19,3 +24,10 @@ __all__ = [
     "set_timing_metadata",
     "timing_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Comparing needs NumPy, which a program that only writes reports does not load.
+    if name != "compare_timing_reports":
+        raise AttributeError(f"module 'stagespan.report' has no attribute {name!r}")
+    return imports.load("stagespan.report.changes_pages").compare_timing_reports
