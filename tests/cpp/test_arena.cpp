@@ -236,7 +236,10 @@ TEST(Arena, FramesAndRingsShrinkIfTheSystemRefusesTheirSize) {
     // THEN it gets the smaller one
     EXPECT_EQ(sizes_within(in_use + size + kLeftToTheProgramBytes + kMiB / 2), std::pair(ring_spans, frames));
   }
-  EXPECT_EQ(before, smallest_arena_bytes());
+  // The smallest one also has fewer requests.
+  EXPECT_LT(smallest_arena_bytes(), before);
+  const OwnedArena smallest(create_arena({kLeastRingSpans, kFewestFrames, kFewestRequests}).base());
+  EXPECT_EQ(ArenaView(smallest.get()).header().size_bytes, smallest_arena_bytes());
   EXPECT_LE(before, 80 * kMiB);
   // GIVEN a process with almost no further address space
   // WHEN it creates an arena
