@@ -125,7 +125,7 @@ TEST(Arena, ClearingKeepsNamesAndNothingElse) {
   const ArenaView arena(owned.get());
   ArenaHeader& header = arena.header();
   std::memcpy(arena.name_pool(), "decode", 6);
-  arena.name(0) = {0, 6};
+  arena.name(0) = {0, 6, 0};
   header.name_count.store(1);
   header.name_pool_used.store(6);
   std::memcpy(arena.work_keys()[0].text, "tokens", 7);

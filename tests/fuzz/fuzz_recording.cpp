@@ -147,7 +147,7 @@ void read_everything(int fd) {
     require(is_stage(stage), "figures of an unknown stage");
     for (const double q : {0.0, 0.5, 0.99, 1.0}) (void)figures.host.quantile_ticks(q);
   }
-  for (const RequestCopy& request : copy.requests) require(request.id.size() <= kRequestIdBytes, "a long request id");
+  for (const SegmentCopy& segment : copy.segments) require(segment.id.size() <= kRequestIdBytes, "a long request id");
   (void)read_device_spans(copy.arena);
   (void)overwritten(copy.arena);
 }
