@@ -16,7 +16,7 @@ template <std::size_t words>
 void store_text(std::atomic<std::uint64_t> (&to)[words], std::string_view text) noexcept {
   std::uint64_t copied[words] = {};
   const std::string_view fits = cut(text, sizeof(copied));
-  std::memcpy(copied, fits.data(), fits.size());
+  if (!fits.empty()) std::memcpy(copied, fits.data(), fits.size());  // the data of an empty text may be null
   for (std::size_t i = 0; i < words; ++i) to[i].store(copied[i], relaxed);
 }
 
