@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 import msgspec
 from msgspec import structs
 
+from stagespan.text.amounts import in_words
 from stagespan.text.escaping import one_line
 from stagespan.trace import kernel_names as names
 from stagespan.trace.figures import Figures, Ns, in_us, one_of
@@ -396,30 +397,6 @@ def evidence(trace: Trace, row: int, figure: float | None = None, unit: str = "n
         int(events.dur_ns[row]) if figure is None and unit == "ns" else figure,
         unit,
     )
-
-
-def in_words(figure: float | None, unit: str) -> str:
-    """Return a figure with a suitable unit: 1,234,567 ns is "1.235 ms"; None is "unknown"."""
-    if figure is None:
-        return "unknown"
-    if unit == "ns":
-        for size, name in ((1e9, "s"), (1e6, "ms")):
-            if abs(figure) >= size:
-                return f"{figure / size:,.3f} {name}"
-        return f"{figure / 1e3:,.3f} µs"
-    if unit == "%":
-        return f"{figure:.1f} %"
-    if unit == "bytes":
-        for size, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-            if abs(figure) >= size:
-                return f"{figure / size:,.2f} {name}"
-    number = f"{figure:,}" if isinstance(figure, int) else f"{figure:,.3f}"
-    return f"{number} {unit.removesuffix('s') if figure == 1 else unit}".rstrip()
-
-
-def counted(count: int, what: str) -> str:
-    """Return a count with its noun: "1 call", "1,200 calls"."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def shortened(name: str, most: int = 60) -> str:

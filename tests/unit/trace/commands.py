@@ -9,8 +9,9 @@ from typing import Any
 from click.testing import CliRunner
 
 from stagespan.cli import command
+from stagespan.text.amounts import in_words
 from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.result import Finding, in_words
+from stagespan.trace.result import Finding
 
 # Figures that a sentence gives in other words, or only if they are relevant.
 _NOT_ALWAYS_STATED = {

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.derived.compile_events import (
     CLASSES,
     COPIES,
@@ -48,9 +49,7 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
     evidence,
-    in_words,
     of_size,
     share,
     window_of,

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.derived.device import (
     COMMUNICATION,
     COMPUTE,
@@ -42,7 +43,6 @@ from stagespan.trace.result import (
     Thresholds,
     Unavailable,
     evidence,
-    in_words,
     of_size,
     share,
 )

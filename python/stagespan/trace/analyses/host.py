@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.gaps import QUIET_NS
@@ -30,7 +31,6 @@ from stagespan.trace.result import (
     Thresholds,
     Unavailable,
     evidence,
-    in_words,
     share,
     shortened,
     window_of,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.analyses import host, kernels
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES
@@ -15,7 +16,7 @@ from stagespan.trace.derived.threads import named
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import exclusive
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import in_words, share, shortened
+from stagespan.trace.result import share, shortened
 
 COMPUTING = "computing"
 COMMUNICATION = "communication-bound"

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.analyses.steps import mostly_filled_by
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.advice import START_UP, Facts, advice_on
@@ -39,8 +40,6 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
-    in_words,
     share,
     shortened,
     window_of,

@@ -11,6 +11,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.analyses.breakdown import TOP, Breakdown, breakdown
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.kernel_kinds import (
@@ -52,9 +53,7 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
     evidence,
-    in_words,
     of_size,
     share,
     shortened,

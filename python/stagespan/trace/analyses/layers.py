@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.derived.device import device_work, launch_of, streams
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.launch_sources import launch_sources
@@ -41,7 +42,6 @@ from stagespan.trace.result import (
     StructResult,
     Table,
     Unavailable,
-    in_words,
     largest,
     share,
     shortened,

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.derived.call_site import call_sites
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.launch_sources import stage_calls, values_at
@@ -30,8 +31,6 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
-    in_words,
     share,
     shortened,
     window_of,

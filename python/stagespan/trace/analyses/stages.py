@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.launch_sources import launch_sources, stage_calls, stages_around
 from stagespan.trace.derived.step_ranges import length_of_work, step_ranges
@@ -34,7 +35,6 @@ from stagespan.trace.result import (
     Thresholds,
     Unavailable,
     evidence,
-    in_words,
     largest,
     share,
     shortened,

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.derived.device import (
     launch_of,
     launches,
@@ -38,9 +39,7 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
     evidence,
-    in_words,
     of_size,
     share,
     shortened,

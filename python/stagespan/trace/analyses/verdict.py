@@ -7,6 +7,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import structs
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.analyses import host
 from stagespan.trace.analyses.host_verdict import (
     COMMUNICATION,
@@ -35,8 +36,6 @@ from stagespan.trace.result import (
     StructResult,
     Table,
     Unavailable,
-    counted,
-    in_words,
     share,
     shortened,
     window_of,

@@ -7,6 +7,7 @@ import re
 import msgspec
 import numpy as np
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.folder import API_STATISTIC, TRACE, disagreement
 from stagespan.trace.derived.threads import ASCEND_HOST, in_processes
 from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns
@@ -20,8 +21,6 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
-    in_words,
     share,
     window_of,
 )

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.folder import COMMUNICATION_JSON, MATRIX_JSON, disagreement
 from stagespan.trace.derived.device import COMMUNICATION, device_work
 from stagespan.trace.figures import Count, Figures, Internal, Ns
@@ -22,8 +23,6 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
-    in_words,
     share,
 )
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.ascend.device import launched, on_device
 from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.derived.task_queue import tasks_at
@@ -26,7 +27,6 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    in_words,
     share,
 )
 

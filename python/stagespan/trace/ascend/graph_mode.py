@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.device import launched
 from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.derived.threads import named, names_with
@@ -25,8 +26,6 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
-    in_words,
     share,
     shortened,
     window_of,

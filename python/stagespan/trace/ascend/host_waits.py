@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.derived.call_site import call_sites, waiting_operators
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
@@ -21,9 +22,7 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
     evidence,
-    in_words,
     share,
     shortened,
     window_of,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.device import on_device
 from stagespan.trace.ascend.folder import (
     KERNEL_DETAILS,
@@ -33,9 +34,7 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
     evidence,
-    in_words,
     share,
     shortened,
 )

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend import waits as ascend_waits
 from stagespan.trace.ascend.communication import CollectiveStats
 from stagespan.trace.ascend.device import (
@@ -45,8 +46,6 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
-    in_words,
     share,
 )
 

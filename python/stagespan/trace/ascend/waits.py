@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.device import on_device
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
 from stagespan.trace.derived.threads import named
@@ -23,8 +24,6 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    counted,
-    in_words,
     share,
     shortened,
 )

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from msgspec import structs
 
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.compare import cost_table as parts
 from stagespan.trace.compare.cost_table import DONE, Cells, CostCell
 from stagespan.trace.derived.idle_causes import CAUSES, MEMORY_ALLOCATION, SYNCHRONISATION
@@ -31,8 +32,6 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Titled,
-    counted,
-    in_words,
     share,
     shortened,
 )

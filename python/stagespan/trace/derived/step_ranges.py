@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.text.amounts import counted
 from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, launches, streams
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
@@ -22,7 +23,7 @@ from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import counted, shortened
+from stagespan.trace.result import shortened
 
 # The number of block lengths that are tried, the most frequent distances first.
 _CANDIDATES = 96

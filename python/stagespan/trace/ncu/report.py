@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.figures import Count, Figures, Internal
 from stagespan.trace.ncu import reading as m
 from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, without_parameters
@@ -28,7 +29,6 @@ from stagespan.trace.result import (
     Thresholds,
     Titled,
     by_severity,
-    in_words,
     share,
     shortened,
 )

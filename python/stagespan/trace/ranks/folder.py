@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from stagespan.errors import TraceError
+from stagespan.text.amounts import MOST_LISTED, listed
 from stagespan.trace.ranks.collectives import MOST_COLLECTIVES
 from stagespan.trace.ranks.find import ranks_by_place
-from stagespan.trace.ranks.job import MOST_LISTED, listed
 from stagespan.trace.ranks.match import UNKNOWN_CLOCK, Clocks, Matched, align, match
 from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.ranks.summary import RankSummary, UnreadableFile

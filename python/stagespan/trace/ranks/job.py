@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,8 +25,6 @@ _LEAST_TIMES, _MOSTLY = 3, 200 / 3
 # Terms below this part of a sum do not change its significant digits.
 _NEGLIGIBLE = 1e-12
 
-MOST_LISTED = 10
-"""The most names that a sentence lists."""
 PARTS = {
     "computing": "computing",
     "waiting": "waiting for other ranks",
@@ -200,13 +198,6 @@ class JobTraces:
     def worst(self, count: int) -> list[CollectiveInstance]:
         """The collectives in which the ranks waited longest."""
         return sorted(self.waits.instances, key=lambda each: -each.lost_ns)[:count]
-
-
-def listed(names: Iterable[object]) -> str:
-    """The first `MOST_LISTED` of these names, and the number of the others."""
-    texts = list(map(str, names))
-    rest = len(texts) - MOST_LISTED
-    return ", ".join(texts[:MOST_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stagespan.trace.result import (
-    Cell,
-    Evidence,
-    Finding,
-    Table,
-    Thresholds,
-    in_words,
-    share,
-    shortened,
-)
+from stagespan.text.amounts import in_words
+from stagespan.trace.result import Cell, Evidence, Finding, Table, Thresholds, share, shortened
 
 # A rank spends longer in a stage if its mean is this multiple of the median of the other ranks.
 _LEAST_TIMES = 1.5

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from itertools import chain
 from pathlib import Path
 
-from stagespan.text.escaping import one_line
+from stagespan.text.amounts import counted, in_words
+from stagespan.text.escaping import escaped, one_line
+from stagespan.text.tables import Column, markdown_table
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.ascend.folder import TRACE
 from stagespan.trace.derived.device import shared_correlations
@@ -27,13 +28,9 @@ from stagespan.trace.result import (
     Table,
     Titled,
     Unavailable,
-    counted,
-    in_words,
     texts_of,
     window_of,
 )
-
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
 
 def markdown(analysis: Analysis) -> str:
@@ -48,7 +45,7 @@ def markdown(analysis: Analysis) -> str:
         if tables:
             lines += [f"## {heading(name)}", ""]
         for table in tables:
-            lines += [*markdown_table(table), ""]
+            lines += [*titled_table(table), ""]
     unknown = {n: r.reason for n, r in analysis.results.items() if isinstance(r, Unavailable)}
     if unknown:
         lines += ["## Not in this trace", ""]
@@ -69,7 +66,7 @@ def markdown_of(result: Titled) -> str:
         lines += [escaped(block.text), ""] if isinstance(block, Line) else []
     lines += listed_findings(result.findings())
     for table in result.tables():
-        lines += [*markdown_table(table), ""]
+        lines += [*titled_table(table), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -157,11 +154,6 @@ def _full_names(analysis: Analysis) -> dict[str, str]:
     return found
 
 
-def escaped(text: str) -> str:
-    """Escape text for Markdown."""
-    return _SPECIAL.sub(r"\\\1", one_line(text))
-
-
 def listed_findings(findings: list[Finding]) -> list[str]:
     """Return a section with the findings and their evidence as lines; [] without findings."""
     lines = []
@@ -171,16 +163,17 @@ def listed_findings(findings: list[Finding]) -> list[str]:
     return ["## Findings", "", *lines, ""] if lines else []
 
 
-def markdown_table(table: Table) -> list[str]:
+def titled_table(table: Table) -> list[str]:
     """Return a table as lines, with its note below."""
     heads, rows = texts_of(table)
     figures = [
         all(not isinstance(row[at], str) for row in table.rows) for at in range(len(table.columns))
     ]
-    lines = [f"### {escaped(table.title)}", ""]
-    lines.append("| " + " | ".join(escaped(head) for head in heads) + " |")
-    lines.append("| " + " | ".join("---:" if figure else "---" for figure in figures) + " |")
-    lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in rows]
+    columns = [
+        Column(head, [row[at] for row in rows], is_number=is_figure)
+        for at, (head, is_figure) in enumerate(zip(heads, figures, strict=True))
+    ]
+    lines = [f"### {escaped(table.title)}", "", *markdown_table(columns)]
     if table.note:
         lines += ["", escaped(table.note)]
     return lines

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stagespan.text.amounts import counted
 from stagespan.text.console import set_width
 from stagespan.text.escaping import one_line
 from stagespan.trace.analysis import Analysis
@@ -23,7 +24,6 @@ from stagespan.trace.result import (
     Table,
     Titled,
     Unavailable,
-    counted,
     share,
     shortened,
     texts_of,

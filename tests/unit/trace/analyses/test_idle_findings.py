@@ -12,6 +12,7 @@ import pytest
 from commands import unstated
 from planted import CALL, LATENCY, Program
 
+from stagespan.text.amounts import in_words
 from stagespan.trace import Trace, device_use, read_trace
 from stagespan.trace.analyses import idle
 from stagespan.trace.analyses.idle import Idle
@@ -19,7 +20,7 @@ from stagespan.trace.analyses.launches import Launches
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import COMPUTE, COPY, device_work
-from stagespan.trace.result import Evidence, Finding, in_words, without_repeats
+from stagespan.trace.result import Evidence, Finding, without_repeats
 
 US, MS = 1_000, 1_000_000
 

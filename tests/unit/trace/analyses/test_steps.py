@@ -10,10 +10,11 @@ from commands import unstated
 from planted import CALL, LATENCY, Program
 from real_traces import read_real
 
+from stagespan.text.amounts import in_words
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import steps
 from stagespan.trace.analyses.steps import Quartiles, Steps
-from stagespan.trace.result import Unavailable, in_words
+from stagespan.trace.result import Unavailable
 
 US = 1_000
 

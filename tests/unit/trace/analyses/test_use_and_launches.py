@@ -11,6 +11,7 @@ import pytest
 from commands import unstated
 from planted import CALL, LATENCY, Program
 
+from stagespan.text.amounts import in_words
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import device_use, launches, verdict
 from stagespan.trace.analyses.device_use import Use
@@ -21,7 +22,7 @@ from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import COMMUNICATION, COPY, launch_of
 from stagespan.trace.derived.gaps import gaps
-from stagespan.trace.result import Unavailable, in_words
+from stagespan.trace.result import Unavailable
 
 US = 1_000
 

@@ -12,10 +12,10 @@ from planted import Program
 from rich.console import Console
 from training import training
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.paths import analyze_path
 from stagespan.trace.render.json_schema import json_schema
 from stagespan.trace.render.terminal import print_page
-from stagespan.trace.result import in_words
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_json_and_markdown(pair: tuple[Path, Path], tmp_path: Path) -> None:
     page = files["markdown"].read_text()
     (title, *_) = [each.title for each in compared.tables()]
     assert title in page
-    assert "other\\_gemm, before: kernel\\_gemm" in page
+    assert "other_gemm, before: kernel_gemm" in page
     assert title in files["html"].read_text()
 
 

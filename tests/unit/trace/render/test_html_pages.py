@@ -9,11 +9,12 @@ import pytest
 from planted import Program
 from rich.console import Console
 
+from stagespan.text.amounts import in_words
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.render.markdown import ignored, markdown, missing, summary
 from stagespan.trace.render.terminal import print_blocks, print_page
-from stagespan.trace.result import Evidence, Finding, Unavailable, in_words
+from stagespan.trace.result import Evidence, Finding, Unavailable
 
 
 def a_trace(folder: Path) -> Analysis:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.analyses.idle import split_gaps
 from stagespan.trace.derived.device import (
     COMMUNICATION,
@@ -35,7 +36,7 @@ from stagespan.trace.kernel_names import labels
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import in_words, shortened, window_of
+from stagespan.trace.result import shortened, window_of
 
 MOST_BARS = 40_000
 """Of all rows."""
