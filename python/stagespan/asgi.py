@@ -23,9 +23,8 @@ class RequestMiddleware:
     The trace is that of the header ``traceparent``. The id is that of ``id_header`` if it is set
     and the client sends it, else one of this process. ``metadata`` of the request has the
     ``method``, the ``path`` and, if the framework tells it, the ``route``, which is also the
-    request's pipeline. A client that
-    has gone before the answer is complete makes the request cancelled, and an answer with a
-    status of 500 and above makes it an error.
+    request's pipeline. A client that has gone before the answer is complete makes the request
+    cancelled, and an answer with a status of 500 and above makes it an error.
 
     Example:
         ```python

@@ -36,18 +36,6 @@ STATUSES: tuple[str, ...] = (
 _SETTABLE = STATUSES[1:6]
 
 
-class FinishedRequest(TypedDict):
-    """A request that has ended."""
-
-    id: str
-    number: int
-    trace_id: str | None
-    metadata: dict[str, Any]
-    begin_ns: int
-    end_ns: int
-    status: str
-
-
 class RequestFigures(NamedTuple):
     """The spans of a finished request in the rings: (stage, count, total_ns, errors, top_level).
 
@@ -58,11 +46,23 @@ class RequestFigures(NamedTuple):
     complete: bool
 
 
+class FinishedRequest(TypedDict):
+    """A request that has ended."""
+
+    id: str
+    number: int
+    trace_id: str | None
+    metadata: dict[str, Any]
+    begin_ns: int
+    end_ns: int
+    status: str
+    figures: RequestFigures | None
+    """None until `figures_of` is asked."""
+
+
 MOST_FINISHED_REQUESTS = 1024
 finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
 """The latest requests that have ended, oldest first."""
-_figures: dict[int, tuple[int, RequestFigures]] = {}
-"""Figures by number, with the time at which the request ended."""
 
 
 def figures_of(finished: FinishedRequest) -> RequestFigures:
@@ -70,27 +70,11 @@ def figures_of(finished: FinishedRequest) -> RequestFigures:
 
     The end of a request does not read the rings, because that takes as long as they are full.
     """
-    number, end_ns = finished["number"], finished["end_ns"]
-    known = _figures.get(number)
-    if known is None or known[0] != end_ns:
-        stages, complete = _core.request_figures(number, finished["begin_ns"])
-        known = end_ns, RequestFigures(stages, complete)
-        _figures[number] = known
-    return known[1]
-
-
-def settle_figures() -> None:
-    """Take the figures of all finished requests from the rings, before newer spans overwrite them.
-
-    Forgets the figures of requests that are no longer kept.
-    """
-    kept = finished_requests.copy()
-    for finished in kept:
-        figures_of(finished)
-    numbers = {finished["number"] for finished in kept}
-    for number in _figures.copy():
-        if number not in numbers:
-            _figures.pop(number, None)
+    figures = finished["figures"]
+    if figures is None:
+        stages, complete = _core.request_figures(finished["number"], finished["begin_ns"])
+        figures = finished["figures"] = RequestFigures(stages, complete)
+    return figures
 
 
 MOST_REQUEST_IDS = 16_384
@@ -113,7 +97,7 @@ class request:
 
     Spans that open inside belong to it: in this thread, in tasks that are created inside, in
     threads that run in a copied context (`asyncio.to_thread`), and in functions that `bind`
-    returned. Its figures are taken from the rings when it ends. The default id contains its number.
+    returned. A report takes its figures from the rings. The default id contains its number.
     It does nothing in a graph that torch.compile captures.
 
     ``trace_id`` is the id of the distributed trace that it belongs to: that of ``traceparent``, the
@@ -219,6 +203,7 @@ class request:
                 "begin_ns": self._begin_ns,
                 "end_ns": _core.now_ns(),
                 "status": STATUSES[status],
+                "figures": None,
             }
         )
 
