@@ -81,6 +81,12 @@ PyObject* segment_clock(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLo
 // --- segments -------------------------------------------------------------------------------------------
 
 bool is_number(PyObject* object, std::uint64_t& to) noexcept {
+  Ref converted;
+  if (PyLong_Check(object) == 0) {  // an integer of NumPy, for example
+    converted = Ref(PyNumber_Index(object));
+    if (!converted) return false;
+    object = converted.get();
+  }
   to = PyLong_AsUnsignedLongLong(object);
   return to != ~std::uint64_t{0} || PyErr_Occurred() == nullptr;
 }

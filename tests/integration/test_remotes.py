@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from recording import in_child, lost
 
@@ -471,3 +472,37 @@ def test_hashes_instead_of_ids(tmp_path: Path) -> None:
     assert len(set(shown)) == 1
     assert len(shown[0]) == 16
     assert "secret" not in done.stdout
+
+
+def test_chunks_and_statuses_while_nothing_is_recorded() -> None:
+    # GIVEN requests that began while the recorder was off, and one that has not begun
+    stagespan.disable()
+    try:
+        with stagespan.request("off") as off:
+            off.chunk(3)
+            off.set_status("cancelled")
+            stagespan.inject()
+        remote = stagespan.extract({"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
+        with remote:
+            remote.chunk()
+        received = stagespan.extract({"traceparent": f"00-{'a' * 32}-{'c' * 16}-01"})
+    finally:
+        stagespan.enable()
+    later = stagespan.request("later")
+    # WHEN they are used as if they were recorded / THEN nothing is raised
+    later.chunk()
+    later.set_status("error")
+    with stagespan.batch("forward", [received, later]):
+        pass
+    with received:
+        received.chunk(2)
+
+
+def test_amounts_of_chunks() -> None:
+    with stagespan.request("amounts") as current:
+        current.chunk(np.int64(3))
+        for tokens in (-1, 2**64):
+            with pytest.raises(ValueError, match=f"tokens is {tokens}: pass a number from 0"):
+                current.chunk(tokens)
+        with pytest.raises(TypeError):
+            current.chunk(1.5)  # type: ignore[arg-type]

@@ -167,13 +167,15 @@ class Remote(request):
     def start(self) -> None:
         """End the wait in the queue without making the request current, as a batch does."""
         if not self._is_started:
-            self._is_started = True
-            _core.segment_enter(self._hop_number, self._hop_shown, self.queue)
+            self._enter_segment()
 
     def _begin(self) -> None:
+        self._begin_ns = _core.now_ns()
+        self._enter_segment()
+
+    def _enter_segment(self) -> None:
         if self._hop_shown < 0:  # the recorder was off when it was received
             self._receive(None)
-        self._begin_ns = _core.now_ns()
         self._is_started = True
         _core.segment_enter(self._hop_number, self._hop_shown, self.queue)
 

@@ -219,18 +219,27 @@ class request:
                 f"{status!r} is not a status of a request: pass one of {', '.join(_SETTABLE)}"
             )
         self._status = STATUSES.index(status)
-        _core.segment_set_status(self.number, self._shown, self._status)
+        if self._shown >= 0:
+            _core.segment_set_status(self.number, self._shown, self._status)
 
     def chunk(self, tokens: int = 1) -> None:
         """Record one output of a stream, such as a token or a frame.
 
         The request's row shows the time to the first chunk, the number of chunks and the sum of
         ``tokens``. ``stats(kind="first_chunk")``, ``"between_chunks"`` and ``"per_token"`` show the
-        distributions over all requests of a pipeline. No span is recorded.
+        distributions over all requests of a pipeline. No span is recorded. Before the request is
+        entered, and if the recorder was off then, nothing is recorded.
+
+        Raises ValueError if ``tokens`` is negative or does not fit into 64 bits, and TypeError if
+        it is not an integer.
         """
-        _core.segment_chunk(
-            self.number, self._shown, self.pipeline or run.stable_pipeline_name(), tokens
-        )
+        if self._shown < 0:
+            return
+        pipeline = self.pipeline or run.stable_pipeline_name()
+        try:
+            _core.segment_chunk(self.number, self._shown, pipeline, tokens)
+        except OverflowError:
+            raise ValueError(f"tokens is {tokens!r}: pass a number from 0 to 2**64 - 1") from None
 
     def inject(
         self,
