@@ -37,11 +37,12 @@ def test_the_parts_of_any_timeline_sum_to_its_length(
     check(begin, length, parts)
 
 
-@pytest.mark.slow
-@settings(max_examples=20_000, deadline=None)
+@pytest.mark.full
+@pytest.mark.parametrize("quarter", range(4))  # 20,000 in all, in tests of a bounded time
+@settings(max_examples=5_000)
 @given(begin=_TIMES, length=st.integers(0, 2**62), parts=st.lists(_PARTS, max_size=12))
 def test_the_parts_of_many_timelines_sum_to_their_lengths(
-    begin: int, length: int, parts: list[Part]
+    begin: int, length: int, parts: list[Part], quarter: int
 ) -> None:
     check(begin, length, parts)
 
