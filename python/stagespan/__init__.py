@@ -6,71 +6,90 @@ Names that need more than the timing core are imported when they are first used.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stagespan import _core
 from stagespan import settings as _settings
 from stagespan._core import (
-    ProfilingContext,
-    ProfilingContext4Debug,
-    Span,
-    SpanCursor,
-    Token,
-    begin,
-    end,
-    is_debug,
-    is_enabled,
-    lost,
-    queued,
-    record,
-    span,
-    spans,
-    stage_names,
+    ProfilingContext as ProfilingContext,
+    ProfilingContext4Debug as ProfilingContext4Debug,
+    Span as Span,
+    SpanCursor as SpanCursor,
+    Token as Token,
+    begin as begin,
+    end as end,
+    is_debug as is_debug,
+    is_enabled as is_enabled,
+    lost as lost,
+    queued as queued,
+    record as record,
+    span as span,
+    spans as spans,
+    stage_names as stage_names,
 )
 from stagespan.contexts import context as _context
 from stagespan.contexts import dynamo as _dynamo
-from stagespan.contexts.context import disable, enable, set_debug
-from stagespan.contexts.requests import current_request, request, request_ids
+from stagespan.contexts.context import (
+    disable as disable,
+    enable as enable,
+    set_debug as set_debug,
+)
+from stagespan.contexts.requests import (
+    current_request as current_request,
+    request as request,
+    request_ids as request_ids,
+)
 from stagespan.device import times as _device
-from stagespan.live.open_spans import open_spans
+from stagespan.live.open_spans import open_spans as open_spans
 from stagespan.process import imports as _imports
 from stagespan.process import own_recording as _own_recording
-from stagespan.process.run import (
-    output_dir as get_profiler_output_dir,
-)
-from stagespan.process.run import (
-    set_output_dir as set_profiler_output_dir,
-)
-from stagespan.process.run import (
-    set_pipeline_name,
-)
+from stagespan.process import run as _run
 
 if TYPE_CHECKING:
-    from stagespan.contexts.graphs import graph_stages
-    from stagespan.contexts.remotes import Remote, batch, extract, inject
-    from stagespan.contexts.threads import BoundExecutor, bind, propagate_to_threads
-    from stagespan.device.memory import memory_snapshot
-    from stagespan.errors import StagespanError
-    from stagespan.harness import HarnessConfig, StageBenchHarness
-    from stagespan.live.service import flush
-    from stagespan.live.statistics import stats
+    from stagespan.contexts.graphs import graph_stages as graph_stages
+    from stagespan.contexts.remotes import (
+        Remote as Remote,
+        batch as batch,
+        extract as extract,
+        inject as inject,
+    )
+    from stagespan.contexts.threads import (
+        BoundExecutor as BoundExecutor,
+        bind as bind,
+        propagate_to_threads as propagate_to_threads,
+    )
+    from stagespan.device.memory import memory_snapshot as memory_snapshot
+    from stagespan.errors import StagespanError as StagespanError
+    from stagespan.harness import (
+        HarnessConfig as HarnessConfig,
+        StageBenchHarness as StageBenchHarness,
+    )
+    from stagespan.live.service import flush as flush
+    from stagespan.live.statistics import stats as stats
     from stagespan.profiling import (
-        annotate,
-        enable_profiler_for_names,
-        profile_steps,
-        profile_window,
+        annotate as annotate,
+        enable_profiler_for_names as enable_profiler_for_names,
+        profile_steps as profile_steps,
+        profile_window as profile_window,
     )
-    from stagespan.report.changes_pages import compare_timing_reports
-    from stagespan.report.tables import print_timing_summary
+    from stagespan.report.changes_pages import compare_timing_reports as compare_timing_reports
+    from stagespan.report.tables import print_timing_summary as print_timing_summary
     from stagespan.report.timing import (
-        dump_timing_report,
-        reset_timing_registry,
-        set_timing_metadata,
-        timing_report,
+        dump_timing_report as dump_timing_report,
+        reset_timing_registry as reset_timing_registry,
+        set_timing_metadata as set_timing_metadata,
+        timing_report as timing_report,
     )
-    from stagespan.signature import dump_io_signatures, get_io_signatures
+    from stagespan.signature import (
+        dump_io_signatures as dump_io_signatures,
+        get_io_signatures as get_io_signatures,
+    )
 
 __version__ = "0.1.0"
+
+get_profiler_output_dir = _run.output_dir
+set_profiler_output_dir = _run.set_output_dir
+set_pipeline_name = _run.set_pipeline_name
 
 _LAZY = {
     "annotate": "stagespan.profiling",
@@ -101,68 +120,18 @@ _LAZY = {
     "timing_report": "stagespan.report.timing",
 }
 
-__all__ = [
-    "BoundExecutor",
-    "HarnessConfig",
-    "ProfilingContext",
-    "ProfilingContext4Debug",
-    "Remote",
-    "Span",
-    "SpanCursor",
-    "StageBenchHarness",
-    "StagespanError",
-    "Token",
-    "annotate",
-    "batch",
-    "begin",
-    "bind",
-    "compare_timing_reports",
-    "current_request",
-    "disable",
-    "dump_io_signatures",
-    "dump_timing_report",
-    "enable",
-    "enable_profiler_for_names",
-    "end",
-    "extract",
-    "flush",
-    "get_include",
-    "get_io_signatures",
-    "get_profiler_output_dir",
-    "graph_stages",
-    "inject",
-    "is_debug",
-    "is_enabled",
-    "lost",
-    "memory_snapshot",
-    "open_spans",
-    "print_timing_summary",
-    "profile_steps",
-    "profile_window",
-    "propagate_to_threads",
-    "queued",
-    "record",
-    "request",
-    "request_ids",
-    "reset_timing_registry",
-    "set_debug",
-    "set_pipeline_name",
-    "set_profiler_output_dir",
-    "set_timing_metadata",
-    "span",
-    "spans",
-    "stage_names",
-    "stats",
-    "timing_report",
-]
-
 
 def get_include() -> str:
     """Return the folder of the C++ headers. Include `<stagespan/python.h>` to time C++ code."""
     return os.path.join(os.path.dirname(_core.__file__), "include")
 
 
-def __getattr__(name: str) -> Any:
+__all__ = sorted(  # noqa: PLE0605
+    {*_LAZY, *(name for name, value in globals().items() if callable(value) and name[0] != "_")}
+)
+
+
+def __getattr__(name: str) -> object:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'stagespan' has no attribute {name!r}")

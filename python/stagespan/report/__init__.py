@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stagespan.process import imports
-from stagespan.report.tables import print_timing_summary
+from stagespan.report.tables import print_timing_summary as print_timing_summary
 from stagespan.report.timing import (
-    dump_timing_report,
-    reset_timing_registry,
-    set_timing_metadata,
-    timing_report,
+    dump_timing_report as dump_timing_report,
+    reset_timing_registry as reset_timing_registry,
+    set_timing_metadata as set_timing_metadata,
+    timing_report as timing_report,
 )
 
 if TYPE_CHECKING:
-    from stagespan.report.changes_pages import compare_timing_reports
-
-__all__ = [
-    "compare_timing_reports",
-    "dump_timing_report",
-    "print_timing_summary",
-    "reset_timing_registry",
-    "set_timing_metadata",
-    "timing_report",
-]
+    from stagespan.report.changes_pages import compare_timing_reports as compare_timing_reports
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Comparing needs NumPy, which a program that only writes reports does not load.
     if name != "compare_timing_reports":
         raise AttributeError(f"module 'stagespan.report' has no attribute {name!r}")
