@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from recorded_process import copy_sparse, ready, start
 
 import stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
@@ -94,3 +95,28 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return folder / "clock.so"
+
+
+@pytest.fixture(scope="module")
+def real_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small recording of a real process."""
+    folder = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
+    program = """
+        import os
+        import stagespan
+        for _ in range(20):
+            with stagespan.request("r"), stagespan.span("stage") as s:
+                s.add(tokens=3)
+        token = stagespan.begin("token")
+        span = stagespan.span("open")
+        span.__enter__()
+        print(stagespan._core.recording_place()["path"], flush=True)
+        os._exit(0)
+    """
+    process = start(program, STAGESPAN_RECORDING_DIR=str(folder), STAGESPAN_RING_SPANS="64")
+    path = Path(ready(process))
+    process.communicate(timeout=60)
+    kept = tmp_path_factory.mktemp("real") / "real.stagespan"
+    copy_sparse(path, kept)
+    shutil.rmtree(folder)
+    return kept

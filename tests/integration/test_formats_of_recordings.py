@@ -1,0 +1,197 @@
+"""The formats in which a recording is printed and dumped."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import html.parser
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recorded_process import (
+    command,
+    command_here,
+    end,
+    ready,
+    start,
+)
+
+from stagespan import recording
+from stagespan.recording import dump
+
+
+def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
+    found = recording.open(real_file)
+    total = len(found.spans()) + len(found.open_spans())
+    # WHEN it is written for Perfetto
+    done = command("dump", str(real_file), "-o", str(tmp_path / "trace.json"))
+    assert done.returncode == 0, done.stderr
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    # THEN there is a slice for each span, and every required number is a number
+    assert len(slices) == total == 22
+    assert {event["name"] for event in slices} == {"stage", "open", "token"}
+    for event in slices:
+        assert event["dur"] >= 0
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+    assert sum(event["args"].get("open", False) for event in slices) == 2
+    # AND a name that ends with .gz gives a compressed file
+    packed = tmp_path / "trace.json.gz"
+    assert command_here("dump", str(real_file), "-o", str(packed)).returncode == 0
+    # (with other times, because each process measures the distance of its clocks)
+    unpacked = json.loads(gzip.decompress(packed.read_bytes()))["traceEvents"]
+    unpacked_slices = [event for event in unpacked if event["ph"] == "X"]
+    assert [event["args"] for event in unpacked_slices] == [event["args"] for event in slices]
+    # THEN tables and JSON have as many rows
+    table = list(
+        csv.DictReader(io.StringIO(command_here("dump", str(real_file), "--format", "csv").stdout))
+    )
+    assert len(table) == total
+    assert table[0]["stage"] == "stage"
+    assert table[0]["request"] == "r"
+    page = json.loads(command_here("dump", str(real_file), "--format", "json").stdout)
+    assert len(page["spans"]) == total
+    assert page["stages"]["stage"]["count"] == 20
+    assert page["stages"]["stage"]["work"] == {"tokens": 60}
+    # THEN traces can be read by this package too
+    from stagespan.trace import read_trace
+
+    assert len(read_trace(tmp_path / "trace.json").events.begin_ns) == total
+
+
+def test_parquet_has_every_span_with_its_types(real_file: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    # WHEN one copy of a recording is written as Parquet and as CSV
+    copy = recording.open(real_file)
+    table = parquet.read_table(io.BytesIO(dump.as_parquet(copy)))
+    # THEN both have the same rows and columns, and unknown values are null
+    found = table.to_pylist()
+    as_text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in found]
+    assert as_text == list(csv.DictReader(io.StringIO(dump.as_csv(copy))))
+    assert sum(row["end_ns"] is None for row in found) == 2
+    assert all(isinstance(row["begin_ns"], int) for row in found)
+    # THEN it says which process the spans are from
+    assert json.loads(table.schema.metadata[b"stagespan"])["state"] == "died"
+    # THEN the command writes such a file
+    file = tmp_path / "spans.parquet"
+    done = command_here("dump", str(real_file), "--format", "parquet", "-o", str(file))
+    assert done.returncode == 0, done.stderr
+    assert parquet.read_table(file).num_rows == table.num_rows == 22
+
+
+def test_parquet_without_pyarrow_says_what_to_install(real_file: Path, tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['pyarrow'] = None; from stagespan.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, "dump", str(real_file), "--format", "parquet"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "pip install pyarrow" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class _Parsed(html.parser.HTMLParser):
+    """The open elements of a page, and all attributes that refer to other resources."""
+
+    VOID = frozenset(("meta", "br", "link", "img"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.bars = 0
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.bars += tag == "rect"
+        self.links += [value or "" for name, value in attributes if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
+    # WHEN a recording is written as a page
+    page = tmp_path / "page.html"
+    done = command("report", str(real_file), "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    # THEN the page is complete and self-contained, and has a bar for each span
+    parsed = _Parsed()
+    parsed.feed(page.read_text())
+    assert parsed.open == []
+    assert parsed.links == []
+    assert parsed.bars == 22
+    for words in ("died without a clean exit", "stage", "open", "token"):
+        assert words in page.read_text()
+    refused = command_here("report", str(page), "--html", "-")
+    assert refused.returncode == 2
+    assert "is not a recording" in refused.stderr
+
+
+def test_the_page_of_a_long_chain_of_stages(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a process whose stages were nested deeper than Python's limit for recursion
+    process = start(
+        """
+        import os
+        import stagespan
+        spans = [stagespan.span(f"stage {depth}") for depth in range(1500)]
+        for span in spans:
+            span.__enter__()
+        for span in reversed(spans):
+            span.__exit__(None, None, None)
+        print(stagespan._core.recording_place()["path"], flush=True)
+        os._exit(0)
+        """
+    )
+    path = Path(ready(process))
+    process.communicate(timeout=60)
+    page = tmp_path / "page.html"
+    # WHEN its recording is written as a page
+    done = command_here("report", str(path), "--html", str(page))
+    # THEN the page lists all of them
+    assert done.returncode == 0, done.stderr
+    rows = page.read_text().partition("<h2>Stages</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"<tr><td class=text>(?:&nbsp;)*(.*?)</td>", rows) == [
+        f"stage {depth}" for depth in range(1500)
+    ]
+
+
+def test_the_page_of_a_process_in_its_first_stage(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a process whose outermost stage has not ended yet
+    process = start(
+        """
+        import time
+        import stagespan
+        with stagespan.span("whole program"):
+            for name in ("load", "serve"):
+                with stagespan.span(name):
+                    with stagespan.span(f"inside {name}"):
+                        pass
+            print("ready", flush=True)
+            time.sleep(60)
+        """
+    )
+    page = tmp_path / "page.html"
+    try:
+        ready(process)
+        # WHEN its recording is written as a page
+        done = command_here("report", str(process.pid), "--html", str(page))
+    finally:
+        end(process)
+    # THEN the page has a row for each stage that has ended, with the inner ones below the others
+    assert done.returncode == 0, done.stderr
+    rows = page.read_text().partition("<h2>Stages</h2>")[2].partition("</table>")[0]
+    names = re.findall(r"<tr><td class=text>(.*?)</td>", rows)
+    indent = "&nbsp;" * 4
+    assert sorted(names) == [f"{indent}inside load", f"{indent}inside serve", "load", "serve"]
+    for name in ("load", "serve"):
+        assert names.index(f"{indent}inside {name}") == names.index(name) + 1

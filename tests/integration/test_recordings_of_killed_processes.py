@@ -1,0 +1,380 @@
+"""Recordings of processes that are killed, run out of memory, or end by themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from recorded_process import (
+    RING,
+    command_here,
+    end,
+    ready,
+    start,
+)
+
+from stagespan import recording
+
+SEQUENCE = (1 << 40) - 1  # of an id: the rest distinguishes threads
+
+
+WRITERS = """
+    import mmap, sys, threading
+    import stagespan
+
+    file = open(sys.argv[1], "r+b")
+    # One store writes a number, so the log is always whole. struct.pack_into writes zeros first.
+    log = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+
+    def write(i):
+        with stagespan.span(f"writer {i}"):  # so that the first ones are not compared
+            pass
+        n = 1
+        log[3 * i + 1] = log[3 * i + 2] = n
+        log[3 * i] = threading.get_native_id()
+        while True:
+            n += 1
+            log[3 * i + 1] = n
+            with stagespan.span(f"writer {i}"):
+                pass
+            log[3 * i + 2] = n
+
+    with stagespan.request("the request"), stagespan.span("main"):
+        for i in range(8):
+            threading.Thread(target=write, args=(i,), daemon=True).start()
+        print("ready", flush=True)
+        threading.Event().wait()
+"""
+
+
+def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path: Path) -> None:
+    chosen = random.Random(7)
+    for _ in range(6):
+        # GIVEN threads that write spans, and record separately which ones have ended
+        path = tmp_path / "log"
+        path.write_bytes(bytes(24 * 8))
+        victim = start(WRITERS, str(path))
+        ready(victim)
+        # WHEN the process is killed at some moment
+        time.sleep(chosen.random() * 0.2)
+        end(victim)
+        # THEN the recording says so, and is complete
+        found = recording.open(victim.pid)
+        assert found.state == "died"
+        assert found.warnings() == []
+        spans, counts = found.spans(), found.stats()
+        open_spans = {span["thread"]: span for span in found.open_spans()}
+        assert open_spans[victim.pid]["stage"] == "main"
+        assert open_spans[victim.pid]["request"] == "the request"
+        assert open_spans[victim.pid]["elapsed_ns"] is None
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as log:
+            for i in range(8):
+                thread, begun, ended = struct.unpack_from("qqq", log, 24 * i)
+                if thread == 0:
+                    continue
+                name = f"writer {i}"
+                # THEN the statistics have every span that had ended, and none that had not begun
+                assert ended <= (counts[name].count if name in counts else 0) <= begun
+                # THEN so does the ring, for the newest ones
+                mine = spans[spans["thread"] == thread]
+                assert len(mine) >= min(ended, RING) - 1
+                if len(mine) == 0:  # killed before its first spans were recorded
+                    continue
+                names = {found.stage_names()[stage] for stage in mine["stage"].tolist()}
+                assert names == {name}
+                sequence = [number & SEQUENCE for number in mine["id"].tolist()]
+                assert sequence == list(range(sequence[0], sequence[0] + len(mine)))
+                assert ended <= sequence[-1] <= begun
+                assert (mine["end_ns"] >= mine["begin_ns"]).all()
+                assert (mine["begin_ns"][1:] >= mine["end_ns"][:-1]).all()
+                if thread in open_spans:
+                    assert open_spans[thread]["stage"] == name
+
+
+ENDS = {
+    "segmentation fault": "import faulthandler, ctypes; ctypes.string_at(0)",
+    "abort": "os.abort()",
+    "os._exit": "os._exit(3)",
+    "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
+@pytest.mark.parametrize("way", list(ENDS))
+def test_the_stages_of_a_dead_process_are_shown(way: str, folder: Path) -> None:
+    # GIVEN a process in the middle of a stage
+    program = f"""
+        import os, signal, time
+        import stagespan
+        with stagespan.span("outer"):
+            with stagespan.span("done"):
+                pass
+            with stagespan.span("inner"):
+                print("ready", flush=True)
+                {ENDS[way]}
+    """
+    # WHEN it dies
+    process = start(program)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    # THEN its recording shows the stage
+    found = recording.open(process.pid)
+    assert found.state == "died"
+    assert [span["stage"] for span in found.open_spans()] == ["outer", "inner"]
+    assert {name: stage.count for name, stage in found.stats().items()} == {"done": 1}
+    shown = command_here("recover", str(process.pid))
+    assert shown.returncode == 0, shown.stderr
+    assert "died without a clean exit" in shown.stdout
+    assert "in inner (since" in shown.stdout
+
+
+def test_tasks_that_take_turns_are_not_shown_inside_each_other(folder: Path) -> None:
+    # GIVEN a process with two tasks that wait inside of their stages
+    process = start(
+        """
+        import asyncio
+        import stagespan
+        async def serve():
+            with stagespan.span("serve"):
+                await asyncio.sleep(0)
+                with stagespan.span("wait"):
+                    await asyncio.sleep(60)
+        async def main():
+            tasks = [asyncio.create_task(serve()) for _ in range(2)]
+            await asyncio.sleep(0.01)
+            print("ready", flush=True)
+            await tasks[0]
+        asyncio.run(main())
+        """
+    )
+    try:
+        ready(process)
+        # WHEN its stages are shown
+        shown = command_here("recover", str(process.pid))
+    finally:
+        end(process)
+    # THEN each stage is below the one that contains it
+    lines = [line for line in shown.stdout.splitlines() if line.lstrip().startswith("in ")]
+    assert [line.partition(" (")[0] for line in lines] == ["    in serve", "      in wait"] * 2
+
+
+EATER = """
+    import os, resource, sys, threading
+    import stagespan
+
+    working = threading.Event()
+    def work():
+        while True:
+            with stagespan.span("work"):
+                pass
+            working.set()
+
+    def limit_memory(how):
+        if "/" in how:  # a control group
+            with open(how, "w") as file:
+                file.write(str(os.getpid()))
+            return
+        field = {"RLIMIT_AS": "VmSize:", "RLIMIT_DATA": "VmData:"}[how]
+        lines = [line.split() for line in open("/proc/self/status")]
+        (used_bytes,) = (int(line[1]) * 1024 for line in lines if line[0] == field)
+        resource.setrlimit(getattr(resource, how), (used_bytes + (256 << 20),) * 2)
+
+    threading.Thread(target=work, daemon=True).start()
+    working.wait()
+    with stagespan.request("large"), stagespan.span("serve"):
+        for _ in range(100):
+            with stagespan.span("step"):
+                pass
+        with stagespan.span("load"):
+            limit_memory(sys.argv[1])
+            kept = []
+            try:
+                for _ in range(256):
+                    kept.append(bytes(range(256)) * (1 << 14))  # 4 MiB, in use
+            except MemoryError:
+                os.abort()  # as programs in C++ end
+    os._exit(7)  # there was no limit
+"""
+
+
+def check_eater(process: subprocess.Popen[str]) -> None:
+    """Compare the recording with what the program did."""
+    found = recording.open(process.pid)
+    assert found.state == "died"
+    assert found.warnings() == []
+    assert found.stats()["step"].count == 100
+    main = [span for span in found.open_spans() if span["thread"] == process.pid]
+    assert [(span["stage"], span["request"]) for span in main] == [
+        ("serve", "large"),
+        ("load", "large"),
+    ]
+    stage = found.stage_names().index("work")
+    count = found.stats()["work"].count
+    assert min(count, RING) - 1 <= (found.spans()["stage"] == stage).sum() <= RING
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_program_that_finds_no_memory_leaves_its_spans(limit: str, folder: Path) -> None:
+    process = start(EATER, limit)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGABRT, errors
+    check_eater(process)
+
+
+def memory_group(limit_bytes: int) -> Path | None:
+    """Create a control group with this memory limit; None if that is not possible."""
+    for root, limit in (
+        ("/sys/fs/cgroup", "memory.max"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+    ):
+        if not Path(root, "cgroup.procs").exists():
+            continue
+        group = Path(root, f"stagespan-test-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            try:
+                (group / limit).write_text(str(limit_bytes))
+                return group
+            except OSError:
+                group.rmdir()
+    return None
+
+
+def test_a_process_that_is_killed_for_its_memory_leaves_its_spans(folder: Path) -> None:
+    group = memory_group(256 << 20)
+    if group is None:
+        pytest.skip("cannot limit memory: run as root with control groups at /sys/fs/cgroup")
+    try:
+        process = start(EATER, str(group / "cgroup.procs"))
+        _, errors = process.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+    if process.returncode == 7:
+        pytest.skip("the control group does not limit memory: enable its memory controller")
+    assert process.returncode == -signal.SIGKILL, errors
+    check_eater(process)
+
+
+CLEAN = {
+    "the end": "",
+    "sys.exit": "sys.exit(3)",
+    "an exception": "raise ValueError",
+}
+
+
+@pytest.mark.parametrize("way", list(CLEAN))
+@pytest.mark.parametrize("keep", [False, True])
+def test_after_a_clean_exit_the_file_is_there_if_it_was_asked_for(
+    way: str, keep: bool, folder: Path
+) -> None:
+    program = f"""
+        import sys
+        import stagespan
+        with stagespan.span("stage"):
+            pass
+        {CLEAN[way]}
+    """
+    process = start(program, STAGESPAN_RECORDING="keep" if keep else "on")
+    process.communicate(timeout=60)
+    files = list(folder.iterdir())
+    assert len(files) == (1 if keep else 0)
+    if keep:
+        found = recording.open(files[0])
+        assert found.state == "exited"
+        assert found.end_ns is not None
+        assert found.end_ns >= found.begin_ns
+        assert found.stats()["stage"].count == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_multiprocessing_leave_no_file(
+    method: str, folder: Path, tmp_path: Path
+) -> None:
+    # GIVEN workers that end without the interpreter's own exit
+    script = tmp_path / "main.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import multiprocessing, os
+            import stagespan
+
+            def work(_):
+                with stagespan.span("work"):
+                    return os.path.basename(stagespan._core.recording_place()["path"])
+
+            if __name__ == "__main__":
+                with stagespan.span("main"):
+                    pass
+                context = multiprocessing.get_context("{method}")
+                worker = context.Process(target=work, args=(1,))
+                worker.start()
+                worker.join()
+                with context.Pool(1) as pool:
+                    print(pool.map(work, [1]))
+                    pool.close()
+                    pool.join()
+            """
+        )
+    )
+    # WHEN they and their parent end
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120
+    )
+    # THEN none of them looks as if it had died
+    assert done.returncode == 0, done.stderr
+    assert ".stagespan" in done.stdout
+    assert list(folder.iterdir()) == []
+
+
+def test_a_process_that_opens_no_span_makes_no_file(folder: Path) -> None:
+    process = start(
+        "import stagespan; print(list(__import__('os').scandir(__import__('sys').argv[1])))",
+        str(folder),
+    )
+    out, errors = process.communicate(timeout=60)
+    assert out.strip() == "[]", errors
+
+
+SHORT_THREADS = """
+    import threading
+    import stagespan
+
+    def work():
+        for _ in range(20):
+            with stagespan.span("work"):
+                pass
+
+    for _ in range(300):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_threads_that_end_share_a_few_rings(folder: Path) -> None:
+    # GIVEN a program with 300 threads, one after the other
+    program = start(SHORT_THREADS, STAGESPAN_RING_SPANS="8192")
+    ready(program)
+    # WHEN its file is measured
+    size_bytes = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    found = recording.open(program.pid)
+    spans, counts = found.spans(), found.stats()
+    end(program)
+    # THEN it has the rings of 32 threads that have ended and of one that runs, as the page of
+    # documentation says
+    assert size_bytes < (1.2 + 33 * 0.6) * 2**20
+    # AND all spans are in it
+    assert counts["work"].count == len(spans) == 300 * 20
+    assert len(set(spans["thread"].tolist())) == 300

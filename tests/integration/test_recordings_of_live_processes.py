@@ -1,0 +1,588 @@
+"""Recordings of processes that live: what the commands show of them while they run."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_process import (
+    command,
+    command_here,
+    end,
+    ready,
+    recordings_in,
+    start,
+)
+from recording import eventually
+
+import preloaded
+from stagespan import recording
+
+
+def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> None:
+    # GIVEN a process that waits forever with Python's lock
+    process = start("""
+        import ctypes, time
+        import stagespan
+        with stagespan.span("request"):
+            with stagespan.span("native call"):
+                print("ready", flush=True)
+                ctypes.PyDLL(None).pause()
+    """)
+    try:
+        ready(process)
+        time.sleep(0.6)
+        # WHEN it is read from outside
+        shown = command("ps", "--stalled", "0.5")
+        # THEN it is found, with its stage
+        assert shown.returncode == 1
+        assert f"process {process.pid}" in shown.stdout
+        assert "`native call`" in shown.stdout
+        assert command_here("ps", "--stalled", "0.5", "--stage", "request").returncode == 1
+        assert command_here("ps", "--stalled", "0.5", "--stage", "another").returncode == 0
+        assert f"process {process.pid}" not in command_here("ps", "--stalled", "3600").stdout
+        found = recording.open(process.pid)
+        assert found.state == "alive"
+        assert [span["stage"] for span in found.open_spans()] == ["request", "native call"]
+    finally:
+        end(process)
+
+
+def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
+    # GIVEN threads with long names, one of which has ended, and one that Python did not start
+    process = start("""
+        import os, threading, time
+        import stagespan
+
+        def work(wait):
+            with stagespan.span("work"):
+                wait()
+
+        ended = threading.Thread(target=work, args=(bool,), name="loader of the first shard")
+        ended.start()
+        ended.join()
+        # Before Python 3.13, `join` returns before the system has ended the thread.
+        while os.path.exists(f"/proc/self/task/{ended.native_id}"):
+            time.sleep(0.001)
+        working = threading.Event()
+        def wait():
+            working.set()
+            time.sleep(60)
+        threading.Thread(target=work, args=(wait,), name="\u00e9" * 100, daemon=True).start()
+        working.wait()
+        with stagespan.span("main"):
+            print("ready", flush=True)
+            time.sleep(60)
+    """)
+    try:
+        ready(process)
+        found = recording.open(process.pid)
+        shown = command_here("recover", str(process.pid)).stdout
+    finally:
+        end(process)
+    # THEN the recording has these names, and the longest is cut between two characters
+    names = [thread["name"] for thread in found.threads()]
+    assert names == ["loader of the first shard", "\u00e9" * 31, "MainThread"]
+    by_stage = {span["stage"]: span["thread_name"] for span in found.open_spans()}
+    assert by_stage == {"work": "\u00e9" * 31, "main": "MainThread"}
+    assert "loader of the first shard, ended" in shown
+
+
+def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
+    # GIVEN a process with a request that belongs to a trace of a client, and one that does not
+    process = start("""
+        import time
+        import stagespan
+        header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        with stagespan.request("alone"), stagespan.span("first"):
+            with stagespan.request("traced", traceparent=header), stagespan.span("second"):
+                print("ready", flush=True)
+                time.sleep(60)
+    """)
+    try:
+        ready(process)
+        found = recording.open(process.pid)
+        shown = command_here("recover", str(process.pid)).stdout
+        lines = command_here("dump", str(process.pid), "--format", "csv").stdout
+        events = json.loads(command_here("dump", str(process.pid)).stdout)["traceEvents"]
+    finally:
+        end(process)
+    # THEN everything that names the request has the id of its trace
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    traces = {one["id"]: one["trace_id"] for one in found.requests()}
+    own = traces["alone"]
+    assert traces == {"alone": own, "traced": trace}
+    assert own not in (None, trace)
+    assert [span["trace_id"] for span in found.open_spans()] == [own, trace]
+    assert f", trace {trace})" in shown
+    assert f", trace {own})" in shown
+    rows = {row["stage"]: row["trace_id"] for row in csv.DictReader(io.StringIO(lines))}
+    assert rows == {"first": own, "second": trace}
+    arguments = {event["name"]: event["args"] for event in events if event["ph"] == "X"}
+    assert arguments["second"]["trace_id"] == trace
+    assert arguments["first"]["trace_id"] == own
+
+
+RANK = """
+    import os, sys, time
+    import stagespan
+
+    for step in range(int(sys.argv[1])):
+        with stagespan.span("step"):
+            with stagespan.span("forward"):
+                pass
+    with stagespan.span("step"):
+        with stagespan.span(sys.argv[2]):
+            print("ready", flush=True)
+            time.sleep(60)
+"""
+
+
+def test_ranks_of_a_job_are_compared(folder: Path) -> None:
+    # GIVEN four ranks, one of which is in another stage, one step behind, and stopped
+    job = {"TORCHELASTIC_RUN_ID": "job-1", "WORLD_SIZE": "4"}
+    places = [("17", "all_reduce"), ("17", "all_reduce"), ("17", "all_reduce"), ("16", "load")]
+    processes = [start(RANK, *place, RANK=str(rank), **job) for rank, place in enumerate(places)]
+    try:
+        for process in processes:
+            ready(process)
+        processes[3].send_signal(signal.SIGSTOP)
+        # WHEN they are compared
+        shown = command("recover", "--job", "job-1")
+        page = json.loads(command_here("ps", "--job", "job-1", "--json").stdout)
+    finally:
+        for process in processes:
+            end(process)
+    # THEN the output says which of them is behind, and where it is
+    assert shown.returncode == 0, shown.stderr
+    first = shown.stdout.splitlines()[0]
+    assert first.startswith("rank 3 ")
+    assert "`load`" in first
+    assert page["counts"]["forward"] == {f"rank {i}": 17 if i < 3 else 16 for i in range(4)}
+    assert page["counts"]["step"] == {f"rank {i}": 17 if i < 3 else 16 for i in range(4)}
+    assert [rank["stage"] for rank in page["ranks"]] == ["all_reduce"] * 3 + ["load"]
+    missing = command_here("recover", "--job", "job-2")
+    assert missing.returncode == 2
+    assert "the jobs are job-1" in missing.stderr
+
+
+def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
+    pytest.importorskip("torch")
+    # GIVEN a process whose rank is not in any variable
+    process = start(
+        """
+        import os, time
+        import torch.distributed as dist
+        import stagespan
+        with stagespan.span("before"):
+            pass
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        with stagespan.ProfilingContext("stage"):
+            pass
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+    """,
+        python=preloaded.python(),
+    )
+    pid = int(ready(process))
+    try:
+        # WHEN its service thread has run
+        until = time.monotonic() + 20
+        while recording.open(pid).rank is None and time.monotonic() < until:
+            time.sleep(0.05)
+        # THEN the recording has the rank
+        found = recording.open(pid)
+        assert (found.rank, found.world_size) == (0, 1)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=30)
+
+
+def test_the_list_of_processes(folder: Path) -> None:
+    # GIVEN one process that is alive, and one that was killed
+    program = """
+        import time
+        import stagespan
+        stagespan.set_pipeline_name("wan")
+        with stagespan.span("serve"):
+            print("ready", flush=True)
+            while True:
+                with stagespan.span("step"):
+                    time.sleep(0.001)
+    """
+    alive, killed = start(program, RANK="2"), start(program)
+    try:
+        ready(alive), ready(killed)
+        end(killed)
+
+        def listed(*options: str) -> list[Any]:
+            # Other processes of this machine are left out.
+            rows = json.loads(command_here("ps", *options, "--json").stdout)["processes"]
+            return [row for row in rows if Path(row["path"]).parent == folder]
+
+        shown, everything = listed(), listed("--all")
+        page = command("ps", "--all").stdout
+        # THEN the first is shown with its rate, the second only on request
+        assert [(row["pid"], row["state"]) for row in shown] == [(alive.pid, "alive")]
+        assert shown[0]["rank"] == 2
+        assert shown[0]["pipeline"] == "wan"
+        assert shown[0]["stages"][0] == "serve"
+        assert eventually(lambda: listed()[0]["spans_per_s"] > 0, 30)  # 0 while it gets no core
+        assert {row["pid"]: row["state"] for row in everything} == {
+            alive.pid: "alive",
+            killed.pid: "died",
+        }
+        assert str(killed.pid) in page
+        # THEN a running loop is not stalled, although its outer span has been open for longer
+        opened_s = recording.open(alive.pid).open_spans()[0]["elapsed_ns"] / 1e9
+        line = f"process {alive.pid}"
+        stalled = ("ps", "--stalled", f"{opened_s}")
+        assert eventually(lambda: line not in command_here(*stalled).stdout, 30)
+    finally:
+        end(alive)
+
+
+def test_the_list_shows_when_a_killed_process_was_last_at_work(folder: Path) -> None:
+    # GIVEN a process that ran spans for a while inside of another one, and was killed
+    process = start(
+        """
+        import time
+        import stagespan
+        with stagespan.span("serve"):
+            until_s = time.monotonic() + 0.5
+            while time.monotonic() < until_s:
+                with stagespan.span("request"):
+                    time.sleep(0.01)
+            print("ready", flush=True)
+            time.sleep(60)
+        """
+    )
+    try:
+        ready(process)
+    finally:
+        end(process)
+    # WHEN the processes are listed
+    rows = json.loads(command_here("ps", "--all", "--json").stdout)["processes"]
+    (row,) = (row for row in rows if row["pid"] == process.pid)
+    # THEN the time is that of the last span, not of the one that is open
+    assert row["state"] == "died"
+    assert row["last_ns"] - row["begin_ns"] >= 0.49e9
+    # AND it is not known if the spans are not read
+    assert recording.open(process.pid, spans=False).last_ns is None
+
+
+BUSY = """
+    import threading, time
+    import stagespan
+    def work():
+        while True:
+            with stagespan.span("request"):
+                with stagespan.span("decode"):
+                    time.sleep(0.001)
+    threading.Thread(target=work, daemon=True).start()
+    with stagespan.span("main"):
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_the_live_page_in_a_terminal(folder: Path) -> None:
+    # GIVEN a running process, and a terminal of 80 columns and 24 rows
+    busy = start(BUSY)
+    terminal, other_end = pty.openpty()
+    fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "NO_COLOR": "1"}
+    top = None
+    try:
+        ready(busy)
+        top = subprocess.Popen(
+            [sys.executable, "-m", "stagespan", "top", str(busy.pid), "--interval", "0.2"],
+            stdin=other_end,
+            stdout=other_end,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        # WHEN the page is shown, and keys are pressed
+        seen = shown_by(terminal, "decode", "main", "runs/s")
+        assert "Traceback" not in seen
+        os.write(terminal, b"f")
+        shown_by(terminal, "frozen")
+        os.write(terminal, b"f/dec")
+        shown_by(terminal, "/dec_")
+        os.write(terminal, "\x1b/去噪".encode())
+        shown_by(terminal, "/去噪_")
+        os.write(terminal, b"\rsq")
+        # THEN it ends at once
+        assert top.wait(timeout=20) == 0
+    finally:
+        end(busy)
+        os.close(terminal)
+        os.close(other_end)
+        if top is not None:
+            top.kill()
+            top.communicate(timeout=20)
+
+
+def shown_by(terminal: int, *words: str) -> str:
+    """Read a terminal until all words have been shown."""
+    seen = ""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        if select.select([terminal], [], [], 0.2)[0]:
+            seen += os.read(terminal, 65536).decode("utf-8", "replace")
+        if all(word in seen for word in words):
+            return seen
+    pytest.fail(f"not all of {words} were shown: {seen[-2000:]}")
+
+
+def test_the_live_page_is_printed_once(folder: Path) -> None:
+    busy = start(BUSY)
+    try:
+        ready(busy)
+
+        def lines_of_top() -> list[str]:
+            shown = command_here("top", str(busy.pid), "--once", "--interval", "0.3")
+            assert shown.returncode == 0, shown.stderr
+            return shown.stdout.splitlines()
+
+        def runs_per_s(lines: list[str]) -> float:
+            (decode,) = (line.split() for line in lines if line.startswith(" decode "))
+            return float(decode[1].replace(",", ""))
+
+        lines = lines_of_top()
+        assert lines[0].startswith(f"{busy.pid} python -c, alive")
+        assert eventually(lambda: runs_per_s(lines_of_top()) > 0, 30)  # 0 while it gets no core
+        assert any("main" in line and str(busy.pid) in line for line in lines[1:])
+        none = command_here("top", "--job", "no such job", "--once")
+        assert none.returncode == 2
+        assert "no recording of the job" in none.stderr
+    finally:
+        end(busy)
+
+
+def test_long_names_do_not_hide_figures(folder: Path) -> None:
+    # GIVEN stages and a thread whose names are longer than a terminal is wide
+    process = start(
+        """
+        import threading, time
+        import stagespan
+        has_run = threading.Event()
+        def work():
+            while True:
+                with stagespan.span("inner " * 20):
+                    time.sleep(0.001)
+                has_run.set()
+        threading.Thread(target=work, name="worker " * 9, daemon=True).start()
+        with stagespan.span("first " * 20), stagespan.span("second " * 20):
+            has_run.wait()
+            print("ready", flush=True)
+            time.sleep(60)
+    """,
+        RANK="0",
+        TORCHELASTIC_RUN_ID="a job with a name of many characters",
+    )
+    try:
+        ready(process)
+        pages = [
+            subprocess.run(
+                [sys.executable, "-m", "stagespan", *arguments],
+                env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            ).stdout
+            for arguments in (
+                ("top", str(process.pid), "--once"),
+                ("ps",),
+                ("ps", "--job", "a job with a name of many characters"),
+            )
+        ]
+    finally:
+        end(process)
+    # THEN no line is longer than the terminal, and only names are cut
+    top, processes, of_job = pages
+    assert max(len(line) for page in (top, of_job) for line in page.splitlines()) <= 80
+    (row,) = (line for line in top.splitlines() if line.lstrip().startswith("inner"))
+    assert re.fullmatch(r" inner.*… +[\d,.]+ +[\d,]+(?: +[\d.,]+ \w+)* +\d+%", row), row
+    (row,) = (line for line in processes.splitlines() if line.startswith(f" {process.pid} "))
+    assert len(row) <= 80
+    assert re.match(rf" {process.pid} +alive ", row)
+    assert re.search(rf"^ 0 +{process.pid} +alive ", of_job, re.MULTILINE)
+    # THEN the innermost of the open stages is shown
+    assert "… > second" in top
+
+
+def test_forks_while_threads_write(folder: Path) -> None:
+    # GIVEN a process that forks while its threads write
+    process = start("""
+        import os, threading
+        import stagespan
+        from stagespan import _core
+
+        over = threading.Event()
+        def write():
+            while not over.is_set():
+                with stagespan.span("parent"):
+                    pass
+        threads = [threading.Thread(target=write) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for i in range(20):
+            child = os.fork()
+            if child == 0:
+                for _ in range(i):
+                    with stagespan.span("child"):
+                        pass
+                found = {name: stage.count for name, stage in stagespan.stats().items()}
+                os._exit(0 if found == ({"child": i} if i else {}) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        over.set()
+        for thread in threads:
+            thread.join()
+        print(stagespan.stats()["parent"].count, flush=True)
+        os._exit(0)
+    """)
+    # WHEN all of them have died
+    own = int(ready(process))
+    process.communicate(timeout=30)
+    # THEN each recording has the spans of its own process
+    counts = sorted(
+        tuple((name, stage.count) for name, stage in found.stats().items())
+        for found in recordings_in(folder)
+        if found.pid != process.pid
+    )
+    assert all(names in ((), (("child", dict(names).get("child")),)) for names in counts)
+    assert len(counts) == 17  # the 16 leftovers from when the last child began, and its own
+    parent = {name: stage.count for name, stage in recording.open(process.pid).stats().items()}
+    assert parent == {"parent": own}
+
+
+@pytest.mark.parametrize("knows_its_start", [True, False])
+def test_no_more_leftovers_than_a_few_are_kept(folder: Path, knows_its_start: bool) -> None:
+    # GIVEN a live process, and many files of dead ones
+    alive = start("""
+        import stagespan, time
+        with stagespan.span("alive"):
+            print("ready", flush=True)
+            time.sleep(60)
+    """)
+    try:
+        ready(alive)
+        for pid in range(1, 60):
+            start_ticks = pid if knows_its_start else 0  # 0 from a process without /proc
+            name = f"{2**22 + pid}-{start_ticks}.stagespan"
+            (folder / name).write_bytes(b"\0" * 4096)
+        (folder / "something else").write_text("stays")
+        # WHEN another process begins to record
+        other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
+        other.communicate(timeout=60)
+        # THEN the newest are left, and so are files that are not leftovers
+        names = {path.name for path in folder.iterdir()}
+        assert len([name for name in names if name.endswith(".stagespan")]) == 16 + 2
+        assert any(name.startswith(f"{alive.pid}-") for name in names)
+        assert "something else" in names
+    finally:
+        end(alive)
+
+
+def test_processes_of_another_container_are_recognised_by_their_lock(folder: Path) -> None:
+    # GIVEN a process in its own pid namespace, where its pid is that of another process here
+    program = """
+        import os, sys, time
+        import stagespan
+        with stagespan.span("contained"):
+            print(os.getpid(), flush=True)
+            time.sleep(60)
+    """
+    inside = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c"]
+    try:
+        process = subprocess.Popen(
+            [*inside, textwrap.dedent(program)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("unshare (util-linux) is not installed")
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        _, errors = process.communicate(timeout=30)
+        pytest.skip(f"cannot create a namespace: run as root ({errors.strip()})")
+    try:
+        assert line == "1"
+        (found,) = recordings_in(folder)
+        # THEN it counts as alive while it lives, whichever process has that pid here
+        assert (found.pid, found.state) == (1, "alive")
+        other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
+        other.communicate(timeout=60)
+        assert {one.state for one in recordings_in(folder)} == {"alive", "stopped"}
+    finally:
+        end(process)
+    # THEN as dead afterwards
+    until = time.monotonic() + 20
+    while recording.open(found.path).state == "alive" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert recording.open(found.path).state == "died"
+
+
+def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
+    # GIVEN a program that records, and then executes another one with the same pid
+    process = start(
+        """
+        import os, sys
+        import stagespan
+        with stagespan.span("before"):
+            if len(sys.argv) > 1:
+                os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+    """,
+        "import time; print('ready', flush=True); time.sleep(60)",
+    )
+    try:
+        ready(process)
+        # THEN its earlier recording is that of a dead program
+        assert [(one.pid, one.state) for one in recordings_in(folder)] == [(process.pid, "died")]
+    finally:
+        end(process)
+    again = start(
+        """
+        import os, sys
+        import stagespan
+        with stagespan.span(sys.argv[1]):
+            if sys.argv[1] == "before":
+                os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], "after", ""])
+            print("ready", flush=True)
+            __import__("time").sleep(60)
+    """,
+        "before",
+        textwrap.dedent("""
+        import sys, time
+        import stagespan
+        with stagespan.span("after"):
+            print("ready", flush=True)
+            time.sleep(60)
+    """),
+    )
+    try:
+        ready(again)
+        found = recording.open(again.pid)
+        assert found.state == "alive"
+        assert [span["stage"] for span in found.open_spans()] == ["after"]
+    finally:
+        end(again)
