@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gzip
 import json
 import shutil
 import subprocess
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from recorded_process import command, recordings_in
+from perfetto import check
+from recorded_process import command, command_here, recordings_in
 
 from stagespan import recording
 from stagespan.recording.timelines import Timeline, timelines
@@ -172,3 +174,51 @@ def test_the_command_shows_the_requests(served: Served, monkeypatch: pytest.Monk
     assert text.startswith("Request r7, ok, trace ")
     assert "execution work" in text
     assert "queue tasks" in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [("dump", "--job", "served", "-o"), ("requests", "--job", "served", "--perfetto")]
+)
+def test_one_trace_for_all_processes_with_arrows_along_the_hops(
+    served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(served.folder))
+    file = tmp_path / "trace.json.gz"
+    assert command_here(*arguments, str(file)).returncode == 0
+    trace = json.loads(gzip.decompress(file.read_bytes()))
+    slices = check(trace)
+    # THEN it has a track for each process, thread and queue
+    events = trace["traceEvents"]
+    processes = {event["pid"] for event in events if event["name"] == "process_name"}
+    assert processes == {one.pid for one in recordings_in(served.folder)}
+    tracks = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+    assert {pid for pid, name in tracks if name == "queue tasks"} == processes - {
+        served.timelines["r0"].segments[0].recording.pid
+    }
+    assert {name for _, name in tracks} >= {"queue replies", "hand-off replies", "requests"}
+    # THEN an arrow leads from where a request was sent to its work, hop by hop
+    for name in ("r3", "r20"):
+        one = served.timelines[name]
+        flows: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+        mine = [e for e in slices if e["args"].get("request", e["name"]) == name]
+        for event in events:
+            if event["ph"] in "stf":
+                place = event["pid"], event["tid"]
+                at = [
+                    (e["cat"], e["name"])
+                    for e in mine
+                    if (e["pid"], e["tid"]) == place
+                    and e["ts"] <= event["ts"] <= e["ts"] + e["dur"]
+                ]
+                flows[event["id"]] += at[-1:]
+        root = ("request", name)
+        tasks = [root, ("handoff", "tasks"), ("queue", "tasks"), ("user_annotation", "work")]
+        replies = [root, ("handoff", "replies"), ("queue", "replies")]
+        assert tasks in flows.values()
+        assert ([*replies, ("user_annotation", "render")] in flows.values()) == one.complete
+
+
+def test_a_dump_is_of_one_recording_or_of_a_job() -> None:
+    assert "or --job JOB" in command_here("dump").stderr
+    assert "or --job JOB" in command_here("dump", "1", "--job", "served").stderr
+    assert "leave out --format" in command_here("dump", "--job", "x", "--format", "csv").stderr

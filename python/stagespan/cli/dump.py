@@ -1,4 +1,4 @@
-"""``stagespan dump``: writes the spans of a recording for Perfetto, as CSV, JSON or Parquet."""
+"""``stagespan dump``: writes the spans of recordings for Perfetto, as CSV, JSON or Parquet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import click
 
 
 @click.command()
-@click.argument("recording", metavar="FILE|PID")
+@click.argument("recording", metavar="[FILE|PID]", required=False)
+@click.option("--job", metavar="JOB", help="Write the spans of all processes of a job, together.")
 @click.option(
     "--format",
     "format_",
@@ -22,18 +23,20 @@ import click
     default="-",
     help="Write to this file instead of standard output, compressed if its name ends with .gz.",
 )
-def command(recording: str, format_: str, output: str) -> None:
+def command(recording: str | None, job: str | None, format_: str, output: str) -> None:
     """Write the spans of a recording for other tools.
 
-    A trace for https://ui.perfetto.dev has a track for each thread and arrows along each request.
-    Parquet needs pyarrow.
+    A trace for https://ui.perfetto.dev has a track for each thread and each queue, and arrows along
+    each request, also from process to process. Parquet needs pyarrow.
     """
-    import gzip
-
+    if (recording is None) == (job is None):
+        raise click.UsageError("Pass a file or process id of a recording, or --job JOB.")
+    if job is not None and format_ != "perfetto":
+        raise click.UsageError("--job writes a trace for Perfetto: leave out --format.")
     from stagespan.cli.output import write_to
-    from stagespan.recording import dump, reading
+    from stagespan.recording import dump, jobs, reading
 
-    content = dump.FORMATS[format_](reading.open_recording(recording))
-    if output.endswith(".gz"):
-        content = gzip.compress(content if isinstance(content, bytes) else content.encode())
-    write_to(output, content)
+    if job is not None:
+        write_to(output, dump.as_perfetto(*jobs.processes(job, spans=True)))
+    else:
+        write_to(output, dump.FORMATS[format_](reading.open_recording(str(recording))))

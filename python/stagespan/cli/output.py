@@ -13,6 +13,8 @@ from stagespan.errors import StagespanError
 def write_to(file: str, text: str | bytes) -> None:
     """Write text or bytes to a file, completely or not at all; ``-`` is standard output.
 
+    The file is compressed if its name ends with ``.gz``.
+
     Raises StagespanError if the file cannot be written, or if bytes would go to a terminal.
     """
     from stagespan.process.files import write_whole
@@ -23,6 +25,10 @@ def write_to(file: str, text: str | bytes) -> None:
     if file == "-":
         click.echo(text, nl=False)
         return
+    if file.endswith(".gz"):
+        import gzip
+
+        text = gzip.compress(text if isinstance(text, bytes) else text.encode(), mtime=0)
     try:
         write_whole(file, text)
     except OSError as error:

@@ -31,6 +31,11 @@ _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
 @click.option("--id", "id_", metavar="ID", help="Show the timeline of the requests with this id.")
 @click.option("--status", type=click.Choice(_STATUSES), help="Show only requests that ended so.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--perfetto",
+    metavar="FILE",
+    help="Write the spans of the processes of these requests to a trace for Perfetto instead.",
+)
 def command(
     recordings: tuple[str, ...],
     job: str | None,
@@ -38,6 +43,7 @@ def command(
     id_: str | None,
     status: str | None,
     as_json: bool,
+    perfetto: str | None,
 ) -> None:
     """Show where the time of requests went: execution, hand-off, queue, and the rest.
 
@@ -73,6 +79,13 @@ def command(
     if not found:
         named = f" with the id {id_!r}" if id_ is not None else ""
         click.echo(f"There are no requests{named} in {len(read):,} recordings.")
+        return
+    if perfetto is not None:
+        from stagespan.cli.output import write_to
+        from stagespan.recording import dump
+
+        ran_in = {id(segment.recording) for one in found for segment in one.segments}
+        write_to(perfetto, dump.as_perfetto(*(one for one in read if id(one) in ran_in)))
         return
     if id_ is not None:
         for one in shown:

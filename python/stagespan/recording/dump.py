@@ -1,30 +1,32 @@
-"""Writes the spans of a recording as a trace for Perfetto, or as JSON, CSV or Parquet."""
+"""Writes the spans of recordings as a trace for Perfetto, or as JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
 from stagespan.errors import StagespanError
+from stagespan.live.kinds import KINDS
 from stagespan.process.files import json_bytes
 from stagespan.recording import summary
 from stagespan.text.escaping import csv_cell
 
 if TYPE_CHECKING:
-    from stagespan.recording.reading import Recording
+    from stagespan.recording.reading import Recording, Segment
 
 _BEYOND_IDS = 1 << 22
 """The first id of a track. Ids of processes and threads are smaller."""
 _DAY_NS = 86_400 * 10**9
 """Times count from the start of a day, because microseconds since 1970 in a float have no ns."""
 _COLUMNS = (
-    *("stage", "thread", "thread_name", "begin_ns", "end_ns", "id", "parent", "depth"),
+    *("stage", "kind", "thread", "thread_name", "begin_ns", "end_ns", "id", "parent", "depth"),
     *("request", "request_number", "trace_id", "error", "suspended_ns"),
     *("device_elapsed_ns", "device_queue_ns", "device_tail_ns"),
 )
@@ -42,6 +44,7 @@ def rows(recording: Recording) -> Iterator[dict[str, Any]]:
         number = columns["request"][i]
         row = {
             "stage": names[columns["stage"][i]],
+            "kind": KINDS[columns["flags"][i] >> _core.KIND_SHIFT],
             "thread": columns["thread"][i],
             "thread_name": threads.get(columns["thread"][i]),
             "request": ids.get(number),
@@ -57,7 +60,7 @@ def rows(recording: Recording) -> Iterator[dict[str, Any]]:
         yield {name: row[name] for name in _COLUMNS}
     for span in recording.open_spans():
         open_row: dict[str, Any] = dict.fromkeys(_COLUMNS)
-        for name in ("stage", "thread", "begin_ns", "id", "parent", "depth"):
+        for name in ("stage", "kind", "thread", "begin_ns", "id", "parent", "depth"):
             open_row[name] = span[name]  # type: ignore[literal-required]
         open_row["thread_name"] = span["thread_name"] or threads.get(span["thread"])
         for name in ("request", "request_number", "trace_id"):
@@ -85,32 +88,51 @@ def as_json(recording: Recording) -> str:
     return _encoded(page)
 
 
-def as_perfetto(recording: Recording) -> str:
-    """Return a trace for https://ui.perfetto.dev: a track per thread, arrows along each request.
+def as_perfetto(*recordings: Recording) -> str:
+    """Return a trace for https://ui.perfetto.dev of the spans of one or several processes.
 
-    Spans of a thread that overlap, such as those of asyncio tasks, get further tracks.
+    There is a track for each thread, each queue, each kind of hand-off, and the requests of a
+    process, with arrows along each request and its hops. Spans of a track that overlap, such as
+    those of asyncio tasks, get further tracks. Processes that share a clock are on one time line;
+    others are placed by their Unix times.
     """
-    slices, requests = _slices(recording)
-    base_ns = min((one.begin_ns for one in slices), default=recording.begin_ns)
+    pids = _distinct_pids(recordings)
+    shifts_ns = _shifts(recordings)
+    processes = [
+        _Process(one, pid, shift_ns)
+        for one, pid, shift_ns in zip(recordings, pids, shifts_ns, strict=True)
+    ]
+    slices = [one for process in processes for one in process.slices]
+    base_ns = min((one.begin_ns for one in slices), default=recordings[0].begin_ns)
     base_ns -= base_ns % _DAY_NS
-    rank = "" if recording.rank is None else f", rank {recording.rank}"
-    processes = {recording.pid: f"{recording.program}{rank}"}
-    if any(one.pid != recording.pid for one in slices):
-        processes[recording.pid + _BEYOND_IDS] = f"device of {recording.program}{rank}"
-    events = [_name("process_name", pid, 0, name) for pid, name in processes.items()]
-    names = {thread["thread"]: thread["name"] for thread in recording.threads()}
-    tracks = _tracks(slices)
-    for (pid, tid), (thread, number) in tracks.items():
-        label = f"{names.get(thread) or 'thread'} {thread}"
+    hosts = {one.host for one in recordings}
+    events = []
+    names: dict[tuple[int, int | str], str] = {}
+    for process in processes:
+        recording, pid = process.recording, process.pid
+        label = recording.program
+        label += "" if recording.rank is None else f", rank {recording.rank}"
+        label += f", host {recording.host}" if len(hosts) > 1 else ""
+        events.append(_name("process_name", pid, 0, label))
+        if any(one.pid != pid for one in process.slices):
+            events.append(_name("process_name", pid + _BEYOND_IDS, 0, f"device of {label}"))
+        for thread in recording.threads():
+            name = f"{thread['name'] or 'thread'} {thread['thread']}"
+            names[pid, thread["thread"]] = names[pid + _BEYOND_IDS, thread["thread"]] = name
+    for (pid, tid), (lane, number) in _tracks(slices).items():
+        label = names.get((pid, lane)) or (lane if isinstance(lane, str) else f"thread {lane}")
         label += f", overlapping {number}" if number else ""
         events.append(_name("thread_name", pid, tid, label))
     events.extend(one.event(base_ns) for one in slices)
-    for number, of_request in requests.items():
-        events.extend(_flow(number, of_request, base_ns))
+    flows = [flow for process in processes for flow in process.flows()] + _hop_flows(processes)
+    for number, flow in enumerate(flows, 1):
+        events.extend(_arrows(number, flow, base_ns))
+    identities = [summary.identity(one) for one in recordings]
+    about = identities[0] if len(identities) == 1 else {"processes": identities}
     page = {
         "displayTimeUnit": "ns",
         "baseTimeNanoseconds": base_ns,
-        "otherData": {"stagespan": summary.identity(recording)},
+        "otherData": {"stagespan": about},
         "traceEvents": events,
     }
     return _encoded(page)
@@ -131,7 +153,7 @@ def as_parquet(recording: Recording) -> bytes:
         ) from None
     text = arrow.dictionary(arrow.int32(), arrow.string())
     types = dict.fromkeys(_COLUMNS, arrow.int64())
-    types.update(dict.fromkeys(("stage", "thread_name", "request", "trace_id"), text))
+    types.update(dict.fromkeys(("stage", "kind", "thread_name", "request", "trace_id"), text))
     types["error"] = arrow.bool_()
     types.update({"id": arrow.uint64(), "parent": arrow.uint64(), "request_number": arrow.uint64()})
     identity = _encoded(summary.identity(recording)).strip()
@@ -142,24 +164,29 @@ def as_parquet(recording: Recording) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
+# --- Perfetto -------------------------------------------------------------------------------------
+
+
 @dataclass
 class _Slice:
     """A span on a track."""
 
     name: str
     pid: int
-    thread: int
+    lane: int | str
+    """The thread, or the name of another track."""
     begin_ns: int
     end_ns: int
     depth: int
     args: dict[str, Any]
+    category: str = "user_annotation"
+    """As torch calls ranges, so that `stagespan analyze` finds the stages."""
     tid: int = 0
 
     def event(self, base_ns: int) -> dict[str, Any]:
         return {
             "ph": "X",
-            # As torch calls ranges, so that `stagespan analyze` finds the stages.
-            "cat": "gpu_user_annotation" if self.pid > _BEYOND_IDS else "user_annotation",
+            "cat": self.category,
             "name": self.name,
             "pid": self.pid,
             "tid": self.tid,
@@ -169,38 +196,201 @@ class _Slice:
         }
 
 
-def _slices(recording: Recording) -> tuple[list[_Slice], dict[int, list[_Slice]]]:
-    """Return slices for all spans and their device times, and the outermost spans by request."""
-    all_rows = list(rows(recording))
-    until_ns = recording.read_ns if recording.state == "alive" else recording.end_ns
-    until_ns = until_ns or max(
-        (row["end_ns"] or row["begin_ns"] for row in all_rows), default=recording.begin_ns
-    )
-    found: list[_Slice] = []
-    requests: defaultdict[int, list[_Slice]] = defaultdict(list)
-    for row in all_rows:
-        begin_ns = row["begin_ns"]
+_Flow = list[tuple[int, _Slice]]
+"""The slices along an arrow, each with a time inside of it."""
+
+
+class _Process:
+    """The slices of one process."""
+
+    def __init__(self, recording: Recording, pid: int, shift_ns: int) -> None:
+        self.recording = recording
+        self.pid = pid
+        self.shift_ns = shift_ns
+        """What is added to its Unix times."""
+        self.slices: list[_Slice] = []
+        self._outermost: defaultdict[int, list[_Slice]] = defaultdict(list)
+        """The outermost spans of each request, and its batches, by begin."""
+        self._requests: dict[int, _Slice] = {}
+        self._waits: dict[tuple[str, int, int], _Slice] = {}
+        """Hand-offs by request and end, queues by request and begin."""
+        self._add_spans()
+        self._add_segments()
+        for of_request in self._outermost.values():
+            of_request.sort(key=lambda one: one.begin_ns)
+
+    def _add_spans(self) -> None:
+        all_rows = list(rows(self.recording))
+        recording = self.recording
+        until_ns = recording.read_ns if recording.state == "alive" else recording.end_ns
+        self._until_ns = until_ns or max(
+            (row["end_ns"] or row["begin_ns"] for row in all_rows), default=recording.begin_ns
+        )
+        request_of = {row["id"]: row["request_number"] for row in all_rows}
+        batches = {}
+        shown = {one["number"] for one in recording.segments()}
+        for row in all_rows:
+            number = row["request_number"]
+            if row["kind"] == "remote" and number in shown:
+                continue  # drawn as a request
+            one = self._slice(row)
+            if row["kind"] in ("execution", "batch"):
+                if row["kind"] == "batch":
+                    batches[row["id"]] = one
+                if number is not None and request_of.get(row["parent"]) != number:
+                    self._outermost[number].append(one)
+                self._add_device_time(row)
+            elif number is not None:
+                end = "end_ns" if row["kind"] == "handoff" else "begin_ns"
+                self._waits[row["kind"], number, row[end] or 0] = one
+        for id_, number, _ in dict.fromkeys(recording.links()):
+            if id_ in batches and request_of[id_] != number:
+                self._outermost[number].append(batches[id_])
+
+    def _slice(self, row: dict[str, Any]) -> _Slice:
         args = {"id": row["id"], "parent": row["parent"]}
-        if row["request"] is not None:
-            args["request"] = row["request"]
-        if row["trace_id"] is not None:
-            args["trace_id"] = row["trace_id"]
+        for name in ("request", "trace_id"):
+            if row[name] is not None:
+                args[name] = row[name]
         if row["error"]:
             args["error"] = True
         if row["end_ns"] is None:
             args["open"] = True
-        end_ns = max(until_ns if row["end_ns"] is None else row["end_ns"], begin_ns)
-        place = (row["stage"], recording.pid, row["thread"])
-        one = _Slice(*place, begin_ns, end_ns, row["depth"], args)
-        found.append(one)
-        if row["request_number"] is not None and row["depth"] == 0:
-            requests[row["request_number"]].append(one)
-        if row["device_elapsed_ns"] is not None and row["device_queue_ns"] is not None:
-            begin_ns += row["device_queue_ns"]
-            end_ns = begin_ns + max(row["device_elapsed_ns"], 0)
-            place = (row["stage"], recording.pid + _BEYOND_IDS, row["thread"])
-            found.append(_Slice(*place, begin_ns, end_ns, row["depth"], {"id": row["id"]}))
-    return found, requests
+        lane, category = row["thread"], "user_annotation"
+        if row["kind"] in _LANES:
+            category = row["kind"]
+            lane = f"{_LANES[category]} {row['stage']}"
+        return self._added(
+            row["stage"], lane, row["begin_ns"], row["end_ns"], args, category, row["depth"]
+        )
+
+    def _added(
+        self,
+        name: str,
+        lane: int | str,
+        begin_ns: int,
+        end_ns: int | None,
+        args: dict[str, Any],
+        category: str,
+        depth: int = 0,
+    ) -> _Slice:
+        """Add a slice; without ``end_ns`` it ends when the recording was read or last written."""
+        begin_ns += self.shift_ns
+        end_ns = max((self._until_ns if end_ns is None else end_ns) + self.shift_ns, begin_ns)
+        one = _Slice(name, self.pid, lane, begin_ns, end_ns, depth, args, category)
+        self.slices.append(one)
+        return one
+
+    def _add_device_time(self, row: dict[str, Any]) -> None:
+        elapsed_ns, queue_ns = row["device_elapsed_ns"], row["device_queue_ns"]
+        if elapsed_ns is None or queue_ns is None:
+            return
+        begin_ns = row["begin_ns"] + queue_ns
+        place = row["stage"], row["thread"], begin_ns, begin_ns + max(elapsed_ns, 0)
+        one = self._added(*place, {"id": row["id"]}, "gpu_user_annotation", row["depth"])
+        one.pid += _BEYOND_IDS
+
+    def _add_segments(self) -> None:
+        for one in self.recording.segments():
+            number, begin_ns = one["number"], one["begin_ns"]
+            args: dict[str, Any] = {"request": one["id"], "trace_id": one["trace_id"]}
+            args["status"] = one["status"]
+            if one["status"] == "unused" or (begin_ns is None and one["received_ns"] is None):
+                continue
+            if begin_ns is None:  # it waits, or did when the process ended
+                queue = one["queue"] or ""
+                place = queue, f"{_LANES['queue']} {queue}", one["received_ns"] or 0, one["end_ns"]
+                wait = self._added(*place, {**args, "open": True}, "queue")
+                self._waits["queue", number, one["received_ns"] or 0] = wait
+            elif one["origin"] != "return":
+                args |= {} if one["end_ns"] else {"open": True}
+                place = one["id"], _LANES["remote"], begin_ns, one["end_ns"]
+                self._requests[number] = self._added(*place, args, "request")
+
+    def flows(self) -> Iterator[_Flow]:
+        """Yield, for each request, its outermost spans."""
+        for of_request in self._outermost.values():
+            yield [(one.begin_ns, one) for one in of_request]
+
+    def sender(self, number: int, sent_ns: int) -> _Slice | None:
+        """Return the slice from which a request was sent."""
+        around = (one for one in self._outermost.get(number, ()) if one.end_ns >= sent_ns)
+        found = next((one for one in around if one.begin_ns <= sent_ns), self._requests.get(number))
+        return found if found and found.begin_ns <= sent_ns <= found.end_ns else None
+
+    def arrival(self, hop: Segment) -> _Flow:
+        """Return the slices of a hop in the process that received it, by time."""
+        number = hop["number"]
+        found: _Flow = []
+        received_ns = hop["received_ns"] or 0
+        hand_off = self._waits.get(("handoff", number, received_ns))
+        queue = self._waits.get(("queue", number, received_ns))
+        found += [(one.begin_ns, one) for one in (hand_off, queue) if one is not None]
+        if hop["begin_ns"] is not None:
+            begin_ns = hop["begin_ns"] + self.shift_ns
+            work = self._outermost.get(number, [])
+            at = bisect_left([one.begin_ns for one in work], begin_ns)
+            is_inside = at < len(work) and work[at].begin_ns <= self._end_ns(hop)
+            first = work[at] if is_inside else self._requests.get(number)
+            found += [] if first is None else [(max(first.begin_ns, begin_ns), first)]
+        return found
+
+    def _end_ns(self, segment: Segment) -> int:
+        return (segment["end_ns"] or self._until_ns) + self.shift_ns
+
+
+_LANES = {"queue": "queue", "handoff": "hand-off", "remote": "requests"}
+"""The tracks of what does not run on a thread."""
+
+
+def _distinct_pids(recordings: Sequence[Recording]) -> list[int]:
+    """Return the process ids; other numbers for those of other containers that occur twice."""
+    found: dict[int, None] = {}
+    for one in recordings:
+        pid = one.pid
+        while pid in found:
+            pid += 2 * _BEYOND_IDS
+        found[pid] = None
+    return list(found)
+
+
+def _shifts(recordings: Sequence[Recording]) -> list[int]:
+    """Return what is added to the Unix times of each recording, so that shared clocks agree.
+
+    Each copy of a recording converts CLOCK_MONOTONIC by its own stamps of both clocks.
+    """
+    offsets: dict[int, int] = {}
+    return [
+        offsets.setdefault(one.clock, one.unix_offset_ns) - one.unix_offset_ns if one.clock else 0
+        for one in recordings
+    ]
+
+
+def _hop_flows(processes: Sequence[_Process]) -> list[_Flow]:
+    """Return, for each hop, the slices from which it was sent and at which it arrived."""
+    senders = {
+        segment["segment"]: (process, segment["number"])
+        for process in processes
+        for segment in process.recording.segments()
+        if segment["segment"] is not None and segment["origin"] != "return"
+    }
+    found = []
+    for process in processes:
+        for hop in process.recording.segments():
+            if hop["received_ns"] is None:
+                continue
+            flow = process.arrival(hop)
+            sender, sent_ns = senders.get(hop["parent_segment"] or ""), hop["sent_unix_ns"]
+            if sender is not None and sent_ns is not None:
+                if hop["sent_ns"] is not None:  # by the same clock, which is more exact
+                    sent_ns = hop["sent_ns"] + process.shift_ns
+                else:
+                    sent_ns += sender[0].shift_ns
+                one = sender[0].sender(sender[1], sent_ns)
+                if one is not None and (not flow or sent_ns <= flow[0][0]):
+                    flow.insert(0, (sent_ns, one))
+            found.append(flow)
+    return found
 
 
 @dataclass
@@ -214,24 +404,29 @@ class _Track:
         """Whether a slice is after or inside each slice of the track, so that it can be added."""
         while self.open_ends_ns and self.open_ends_ns[-1] <= one.begin_ns:
             self.open_ends_ns.pop()
-        return not self.open_ends_ns or one.end_ns <= self.open_ends_ns[-1]
+        if not self.open_ends_ns:
+            return True
+        # Waits and requests that overlap are not nested, even if one contains another.
+        return isinstance(one.lane, int) and one.end_ns <= self.open_ends_ns[-1]
 
 
-def _tracks(slices: list[_Slice]) -> dict[tuple[int, int], tuple[int, int]]:
+def _tracks(slices: list[_Slice]) -> dict[tuple[int, int], tuple[int | str, int]]:
     """Sort the slices, and assign each to a track on which no slices partially overlap.
 
-    Returns, by process and track id, the thread and the number of the track in this thread, from 0.
+    Returns, by process and track id, the lane and the number of the track in this lane, from 0.
     """
     slices.sort(key=lambda one: (one.begin_ns, -one.end_ns, one.depth))
-    by_thread: defaultdict[tuple[int, int], list[_Track]] = defaultdict(list)
-    found: dict[tuple[int, int], tuple[int, int]] = {}
+    by_lane: defaultdict[tuple[int, int | str], list[_Track]] = defaultdict(list)
+    found: dict[tuple[int, int], tuple[int | str, int]] = {}
     for one in slices:
-        of_thread = by_thread[one.pid, one.thread]
-        track = next((track for track in of_thread if track.takes(one)), None)
+        of_lane = by_lane[one.pid, one.lane]
+        track = next((track for track in of_lane if track.takes(one)), None)
         if track is None:
-            track = _Track(_BEYOND_IDS + len(found) if of_thread else one.thread)
-            found[one.pid, track.tid] = (one.thread, len(of_thread))
-            of_thread.append(track)
+            is_thread = isinstance(one.lane, int) and not of_lane
+            tid = one.lane if isinstance(one.lane, int) and is_thread else _BEYOND_IDS + len(found)
+            track = _Track(tid)
+            found[one.pid, track.tid] = (one.lane, len(of_lane))
+            of_lane.append(track)
         track.open_ends_ns.append(one.end_ns)
         one.tid = track.tid
     return found
@@ -241,16 +436,14 @@ def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _flow(number: int, slices: list[_Slice], base_ns: int) -> Iterator[dict[str, Any]]:
-    """Yield the arrows from each outermost span of a request to the next one."""
-    if len(slices) < 2:
+def _arrows(number: int, flow: _Flow, base_ns: int) -> Iterator[dict[str, Any]]:
+    """Yield the arrows from each slice of a flow to the next one."""
+    if len(flow) < 2:
         return
-    slices = sorted(slices, key=lambda one: one.begin_ns)
-    for i, one in enumerate(slices):
-        phase = "s" if i == 0 else ("f" if i == len(slices) - 1 else "t")
-        arrow = {key: one.event(base_ns)[key] for key in ("pid", "tid", "ts")}
-        arrow.update({"ph": phase, "cat": "request", "name": "request", "id": number, "bp": "e"})
-        yield arrow
+    for i, (at_ns, one) in enumerate(flow):
+        phase = "s" if i == 0 else ("f" if i == len(flow) - 1 else "t")
+        place = {"pid": one.pid, "tid": one.tid, "ts": (at_ns - base_ns) / 1e3}
+        yield {"ph": phase, "cat": "request", "name": "request", "id": number, "bp": "e", **place}
 
 
 def _encoded(page: dict[str, Any]) -> str:

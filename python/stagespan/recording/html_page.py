@@ -148,7 +148,9 @@ def _stages(recording: Recording) -> str:
 
 
 def _timeline(recording: Recording) -> str:
-    spans = sorted(dump.rows(recording), key=lambda row: row["end_ns"] or 1 << 62)[-_MOST_SPANS:]
+    # Waits and hand-offs are not what a thread did.
+    spans = [row for row in dump.rows(recording) if row["kind"] in ("execution", "batch")]
+    spans = sorted(spans, key=lambda row: row["end_ns"] or 1 << 62)[-_MOST_SPANS:]
     if not spans:
         return "<p>No span is in the recording.</p>"
     known = [row["end_ns"] for row in spans if row["end_ns"] is not None]
