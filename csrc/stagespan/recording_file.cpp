@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "clock.h"
 #include "cut_off.h"
 #include "reader.h"
 #include "recording_reader.h"
