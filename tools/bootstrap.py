@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ PYTHON = VENV / "bin" / "python"
 REQUIREMENTS = ("requirements-dev.txt", "requirements-test.txt")
 BUILD_PACKAGES = ("scikit-build-core", "pybind11", "cmake", "ninja")
 PIPELINE_PACKAGES = ("torch", "diffusers", "transformers")
+COMPILERS = {"CC": ("gcc", "clang", "cc"), "CXX": ("g++", "clang++", "c++")}
+UNREACHED = ("NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ProxyError")
 # Exists if torch and the packages of the demo could not be installed; contains the reason.
 WITHOUT_TORCH = VENV / "without_torch"
 
@@ -61,7 +64,15 @@ def run(*command: str | Path, **variables: str) -> str:
 
 def pip_install(*arguments: str | Path, **variables: str) -> None:
     """Install with the pip of `.venv`."""
-    run(PYTHON, "-m", "pip", "install", "--no-compile", *arguments, **variables)
+    try:
+        run(PYTHON, "-m", "pip", "install", "--no-compile", *arguments, **variables)
+    except StepError as error:
+        if not any(name in str(error) for name in UNREACHED):
+            raise
+        raise StepError(
+            "The package index cannot be reached: check the network, or name an index that can be "
+            "reached in PIP_INDEX_URL."
+        ) from error
 
 
 def venv_problem() -> str | None:
@@ -153,19 +164,41 @@ def install_requirements() -> None:
     (VENV / "requirements.done").write_text(wanted)
 
 
+def compilers() -> dict[str, str]:
+    """Return CC and CXX for the build, where it would not find a compiler without them.
+
+    The build uses the compilers that the environment names, or those with which the interpreter was
+    built. Raises StepError if there is no compiler.
+    """
+    named = {}
+    for variable, names in COMPILERS.items():
+        usual = os.environ.get(variable) or sysconfig.get_config_var(variable) or names[0]
+        if shutil.which(usual.split()[0]):
+            continue
+        if os.environ.get(variable):
+            raise StepError(f"{variable}={usual} is not a program here: name another compiler.")
+        there = next((name for name in names if shutil.which(name)), None)
+        reason = apt_install("g++") if there is None else None
+        if reason is not None:
+            raise StepError(
+                f"No compiler was found ({reason}): install g++ 11 or later, or clang, with its C "
+                "compiler."
+            )
+        if there is not None:
+            named[variable] = there
+    return named
+
+
 def install_package() -> None:
     """Build the extension and install stagespan in editable mode, if its sources have changed."""
     wanted = fingerprint(COMPILED_SOURCES, str(in_ci()))
     if is_done("package", wanted):
         return
-    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        reason = apt_install("g++")
-        if reason is not None:
-            raise StepError(f"No C++ compiler was found ({reason}): install g++ 11 or later.")
+    variables = compilers()
     print("  building stagespan", flush=True)
     # In the environment, because pip before 23.1 has no option for it.
-    definition = f"STAGESPAN_WERROR={'ON' if in_ci() else 'OFF'}"
-    pip_install("--no-build-isolation", "--no-deps", "-e", ".", SKBUILD_CMAKE_DEFINE=definition)
+    variables["SKBUILD_CMAKE_DEFINE"] = f"STAGESPAN_WERROR={'ON' if in_ci() else 'OFF'}"
+    pip_install("--no-build-isolation", "--no-deps", "-e", ".", **variables)
     (VENV / "package.done").write_text(wanted)
 
 

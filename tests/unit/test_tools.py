@@ -162,3 +162,55 @@ def test_everything_but_torch_is_installed_without_a_version_of_torch(
     assert "ruff==" in installed[-1]
     assert not any(name in installed[-1] for name in ("torch==", "diffusers==", "transformers=="))
     assert "No matching distribution" in (tmp_path / "without_torch").read_text()
+
+
+@pytest.mark.parametrize(
+    ("programs", "named"),
+    [
+        (("gcc", "g++"), {}),
+        (("clang", "clang++"), {"CC": "clang", "CXX": "clang++"}),
+        (("gcc", "clang++"), {"CXX": "clang++"}),
+    ],
+)
+def test_the_build_gets_the_compilers_that_are_there(
+    programs: tuple[str, ...],
+    named: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a Python that was built with gcc, and a machine with these compilers
+    bootstrap = load("bootstrap", monkeypatch)
+    built_with = {"CC": "gcc -pthread", "CXX": "g++ -pthread"}
+    monkeypatch.setattr(bootstrap.sysconfig, "get_config_var", built_with.get)
+    for program in programs:
+        (tmp_path / program).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+
+    # THEN the build is told where it would look for one that is missing
+    assert bootstrap.compilers() == named
+    # AND a compiler that the user names is used, or it is said that it is missing
+    monkeypatch.setenv("CXX", programs[1])
+    assert bootstrap.compilers() == {key: name for key, name in named.items() if key == "CC"}
+    monkeypatch.setenv("CXX", "g++-99")
+    with pytest.raises(bootstrap.StepError, match=r"CXX=g\+\+-99 is not a program here"):
+        bootstrap.compilers()
+
+
+def test_an_index_that_cannot_be_reached_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN an index at an address where nothing listens
+    bootstrap = load("bootstrap", monkeypatch)
+    monkeypatch.setattr(bootstrap, "PYTHON", Path(sys.executable))
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+
+    # WHEN a package is installed
+    with pytest.raises(bootstrap.StepError) as raised:
+        bootstrap.pip_install("--dry-run", "--no-deps", "stagespan-has-no-such-dependency")
+
+    # THEN the message says so, and is one line
+    assert str(raised.value).startswith("The package index cannot be reached")
+    assert "\n" not in str(raised.value)
