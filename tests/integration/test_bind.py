@@ -7,6 +7,7 @@ import contextvars
 import inspect
 import multiprocessing.pool
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -563,7 +564,10 @@ class OwnContextThread(threading.Thread):
         self._context = context or contextvars.Context()
 
     def run(self) -> None:
-        self._context.run(super().run)
+        if sys.version_info >= (3, 14):  # it has entered the context already
+            super().run()
+        else:
+            self._context.run(super().run)
 
 
 def stored() -> list[object]:

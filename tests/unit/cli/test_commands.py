@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
+from click_runner import cli_runner
 from stagespan.cli import command
 
 
@@ -24,7 +24,7 @@ def timing(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    result = cli_runner().invoke(command, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, result.stdout, result.stderr
 

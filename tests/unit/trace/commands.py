@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from click.testing import CliRunner
-
+from click_runner import cli_runner
 from stagespan.cli import command
 from stagespan.text.amounts import in_words
 from stagespan.trace.render.json_schema import json_schema
@@ -51,7 +50,7 @@ def _written(name: str, figure: float) -> str:
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(command, ["analyze", *map(str, arguments)])
+    result = cli_runner().invoke(command, ["analyze", *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, result.stdout, result.stderr
 

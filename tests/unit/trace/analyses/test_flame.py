@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from planted import Program
 from real_traces import read_real
 
+from click_runner import cli_runner
 from stagespan.cli import command
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import flame
@@ -191,7 +191,7 @@ def test_the_command_writes_folded_stacks(tmp_path: Path) -> None:
     trace = planted(tmp_path)
     target = tmp_path / "new" / "stacks.txt"
     # WHEN the command writes folded stacks
-    result = CliRunner().invoke(command, ["analyze", trace.path, "--flame", str(target)])
+    result = cli_runner().invoke(command, ["analyze", trace.path, "--flame", str(target)])
     # THEN they are in the file
     assert result.exit_code == 0, result.output
     assert "thread 100;train.py(1): main 10\n" in target.read_text()
@@ -199,7 +199,7 @@ def test_the_command_writes_folded_stacks(tmp_path: Path) -> None:
     without = tmp_path / "without.json"
     without.write_text(json.dumps([{"ph": "X", "name": "a", "ts": 1, "dur": 2, "cat": "cpu_op"}]))
     other = tmp_path / "other.txt"
-    result = CliRunner().invoke(command, ["analyze", str(without), "--flame", str(other)])
+    result = cli_runner().invoke(command, ["analyze", str(without), "--flame", str(other)])
     assert result.exit_code != 0
     assert "with_stack=True" in result.stderr
     assert not other.exists()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from ncu_files import COMPUTE, KERNELS, MEMORY, wide_file
 
+from click_runner import cli_runner
 from stagespan.cli import command
 from stagespan.trace.ncu.command import Top, kernel_filter, read_breakdown
 
@@ -25,7 +25,7 @@ ROWS = [
 ]  # fmt: skip
 
 # A stand-in for ncu, which needs a device: it records its arguments and writes what ncu writes.
-STAND_IN = """#!{python}
+STAND_IN = """
 import json, os, sys
 words = sys.argv[1:]
 with open({log!r}, "a") as log:
@@ -49,7 +49,7 @@ else:
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(command, ["ncu", *map(str, arguments)])
+    result = cli_runner().invoke(command, ["ncu", *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, result.stdout, result.stderr
 
@@ -75,8 +75,10 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     table.write_text(wide_file(KERNELS))
     program = folder / "ncu"
-    text = STAND_IN.format(python=sys.executable, log=str(log), table=str(table))
-    program.write_text(text)
+    code = tmp_path / "ncu.py"
+    code.write_text(STAND_IN.format(log=str(log), table=str(table)))
+    # A shell starts it, because the path of an interpreter after "#!" must not contain blanks.
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(code)])} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     return log

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from planted_ranks import US, codes_in, finding_in, ranks_in
 
+from click_runner import cli_runner
 from stagespan.cli import command
 from stagespan.trace.paths import analyze_path
 
@@ -175,7 +175,7 @@ def test_tables_cannot_be_merged(tmp_path: Path) -> None:
     for rank in range(2):
         write_tables(tmp_path / "job", rank, (300.0, 900.0, 0.0), [])
     # WHEN their timelines are requested
-    result = CliRunner().invoke(
+    result = cli_runner().invoke(
         command, ["analyze", str(tmp_path / "job"), "--merge", str(tmp_path / "merged.json")]
     )
     # THEN a sentence says what is missing

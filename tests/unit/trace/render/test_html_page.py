@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from html_pages import HOSTILE, a_program, data_of, rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 from planted import Program
 
+from click_runner import cli_runner
 from stagespan.cli import command
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import analyze
@@ -291,7 +291,7 @@ def test_without_the_charts_one_sentence_names_the_extra(
     # WHEN a page is requested
     target = tmp_path / "page.html"
     arguments = ["analyze", str(tmp_path / "planted.json"), "--html", str(target)]
-    result = CliRunner().invoke(command, arguments)
+    result = cli_runner().invoke(command, arguments)
     html._plotly.cache_clear()
     # THEN one sentence says what to install, and nothing is written
     assert result.exit_code == 2
