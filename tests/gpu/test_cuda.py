@@ -196,7 +196,7 @@ def test_the_doctor_finds_no_failure(cuda: Any) -> None:
 
 
 def test_a_replay_overwrites_the_cache_and_knows_the_clock(cuda: Any) -> None:
-    from stagespan.harness.replay import DeviceCache, cache_bytes, clock_mhz
+    from stagespan.harness.standalone.replay import DeviceCache, cache_bytes, clock_mhz
 
     cache = DeviceCache("cuda:0")
     cache.flush()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import stagespan
 from stagespan import errors
+from stagespan.harness.standalone.fit import ReplayError
 from stagespan.process import files
 from stagespan.signature import SignatureFile
-from stagespan.signature.fit import ReplayError
 from stagespan.text.escaping import csv_cell
 
 ERRORS = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ needs_sources = pytest.mark.skipif(
 
 # From low to high: a part of the package may import from its own line and the lines before it.
 PARTS = (
-    "errors text settings _core",
+    "errors text settings _core standalone",
     "process",
     "contexts",
     "device",
@@ -43,9 +44,10 @@ TRACE_LEVEL = {part: level for level, parts in enumerate(TRACE) for part in part
 # Modules that need torch; all others import it inside functions.
 NEED_TORCH = {
     *("compat/telefuser/platforms/__init__.py", "compat/telefuser/profiler.py"),
-    *("harness/replay.py", "harness/denoise.py", "harness/own_loop.py", "harness/program.py"),
-    *("harness/loop_state.py", "harness/torch_state.py"),
-    *("signature/contents.py", "signature/values.py"),
+    *("harness/standalone/replay.py", "harness/standalone/denoise.py"),
+    *("harness/standalone/own_loop.py", "harness/standalone/program.py"),
+    *("harness/standalone/loop_state.py", "harness/standalone/torch_state.py"),
+    *("harness/standalone/contents.py", "harness/standalone/values.py"),
 }
 # The same for C++: the folders whose headers each folder may include.
 FOLDERS = {
@@ -57,7 +59,12 @@ FOLDERS = {
 
 
 def part_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return part_with(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def part_with(names: Sequence[str]) -> str:
+    """Return the part with a module: its first folder, except for the modules of scripts."""
+    return "standalone" if tuple(names[:2]) == ("harness", "standalone") else names[0]
 
 
 @functools.cache
@@ -91,7 +98,7 @@ def test_no_part_imports_from_a_higher_one() -> None:
             if not name.startswith("stagespan."):
                 continue
             # THEN it leads to the same or a lower level; only the command line uses public names
-            if LEVEL.get(name.split(".")[1], LEVEL["cli"]) > LEVEL[part]:
+            if LEVEL.get(part_with(name.split(".")[1:]), LEVEL["cli"]) > LEVEL[part]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
 
@@ -146,6 +153,24 @@ def test_no_modules_import_each_other_in_a_cycle() -> None:
         imports = {module: others - set(free) for module, others in imports.items()}
     # THEN no module remains
     assert imports == {}
+
+
+@needs_sources
+def test_modules_of_scripts_need_only_torch_and_the_standard_library() -> None:
+    # GIVEN the modules whose source becomes a part of generated scripts
+    paths = [path for path in (PACKAGE / "harness/standalone").glob("*.py") if path.stem[0] != "_"]
+    known = {f"stagespan.harness.standalone.{path.stem}" for path in paths}
+    wrong = []
+    for path in paths:
+        # WHEN their imports are checked, including those inside functions
+        for name in imported(tree_of(path)):
+            package, module = name.split(".")[0], name.rpartition(".")[0]
+            # THEN each leads to the standard library, to torch, or to a name in one of them; PIL is
+            # needed only for inputs that are its images
+            if package not in {*sys.stdlib_module_names, "torch", "PIL"} and module not in known:
+                wrong.append(f"{path.name} imports {name}")
+    assert len(known) > 10
+    assert wrong == []
 
 
 @needs_sources

@@ -13,9 +13,9 @@ import click
 from stagespan.errors import HarnessError
 from stagespan.harness.config import HarnessConfig, HarnessResult
 from stagespan.harness.live import live_runs
-from stagespan.harness.loading import load, load_stage
+from stagespan.harness.standalone.fit import ReplayError
+from stagespan.harness.standalone.loading import load, load_stage
 from stagespan.signature.describe import printable
-from stagespan.signature.fit import ReplayError
 from stagespan.signature.model import SignatureFile
 from stagespan.text.amounts import counted
 
@@ -257,7 +257,7 @@ def _print_result(result: HarnessResult, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from stagespan.harness.figures import clock_change, idle, profiled_line, spread
+    from stagespan.harness.standalone.figures import clock_change, idle, profiled_line, spread
 
     timing = result.timing_ms
     table = Table(

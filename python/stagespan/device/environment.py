@@ -1,15 +1,15 @@
-"""Facts about the machine, its present speed and the software of this process, for reports."""
+"""Facts about the machine and the software of this process, for reports."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-import time
 from typing import Any, TypedDict
 
 from stagespan import _core
 from stagespan.device import platforms
+from stagespan.harness.standalone.machine import cpu_model
 
 
 class Environment(TypedDict):
@@ -60,19 +60,6 @@ def version() -> str:
     return str(sys.modules["stagespan"].__version__)
 
 
-def cpu_model() -> str | None:
-    """Return the name of the processor from the kernel, or None if it gives none."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                key, _, value = line.partition(":")
-                if key.strip() in ("model name", "Model", "cpu model"):
-                    return value.strip() or None
-    except OSError:
-        pass
-    return None
-
-
 def _device_name(torch: Any, device: platforms.Platform) -> str | None:
     # Only for a device in use, because the name needs a device context.
     if not device.in_use():
@@ -81,18 +68,3 @@ def _device_name(torch: Any, device: platforms.Platform) -> str | None:
         return str(getattr(torch, device.device_type).get_device_name())
     except Exception:
         return None
-
-
-def fixed_computation_ns(loops: int = 4000) -> int:
-    """Run a computation that never changes, and return the CPU time that it took, in ns.
-
-    It takes longer if something outside of this thread slows the processor down: another thread on
-    the same core, another guest of the same host, or a lower clock. The operating system may not
-    see these, and they make all CPU times longer. Files contain this time to compare it with that
-    of another day, so the computation must stay the same.
-    """
-    began = time.thread_time_ns()
-    total = 0
-    for number in range(loops):
-        total += number * number
-    return time.thread_time_ns() - began

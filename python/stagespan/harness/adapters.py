@@ -20,10 +20,12 @@ WHOLE = "whole"
 class ScriptStep:
     """How the generated script makes the same step, without stagespan."""
 
-    modules: tuple[ModuleType, ...]
-    """Modules whose source the script contains; they import only torch and the standard library."""
     expression: str
     """Python expression for the step, for example ``DenoiseStep(stage, inputs)``."""
+    modules: tuple[ModuleType, ...] = ()
+    """Modules with what the expression needs in addition to `stagespan.harness.standalone`. Their
+    source goes into the file beside the script, so they import only that, torch and the standard
+    library."""
 
 
 class StepAdapter(ABC):
@@ -62,16 +64,16 @@ class LoopAdapter(StepAdapter):
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
         """Whether the stage can be called and may use a scheduler."""
-        from stagespan.harness import own_loop
-        from stagespan.harness.steps import function_of
+        from stagespan.harness.standalone import own_loop
+        from stagespan.harness.standalone.steps import function_of
 
         function = function_of(stage)
         return function is not None and bool(own_loop.SchedulerReturns(stage, function))
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
         """Return `matches` with a reason; False if the whole call is wanted."""
-        from stagespan.harness import own_loop
-        from stagespan.harness.steps import function_of
+        from stagespan.harness.standalone import own_loop
+        from stagespan.harness.standalone.steps import function_of
 
         if config.step == WHOLE:
             return Answer(self.name, False, "the whole call was asked for")
@@ -85,19 +87,13 @@ class LoopAdapter(StepAdapter):
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
         """Return a callable that runs the stage up to the end of the wanted step."""
-        from stagespan.harness.own_loop import loop_step
+        from stagespan.harness.standalone.own_loop import loop_step
 
         return loop_step(stage, inputs, self.name, config.step, config.optional)
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
         """Return the source of the same step."""
-        from stagespan.harness import loop_state, own_loop, steps
-        from stagespan.signature import fit
-
-        return ScriptStep(
-            (fit, steps, loop_state, own_loop),
-            f'loop_step(stage, inputs, "{self.name}", step, OPTIONAL)',
-        )
+        return ScriptStep(f'loop_step(stage, inputs, "{self.name}", step, OPTIONAL)')
 
 
 class GenerateAdapter(LoopAdapter):
@@ -107,16 +103,16 @@ class GenerateAdapter(LoopAdapter):
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
         """Whether the stage is a method with "generate" in its name that may call a model."""
-        from stagespan.harness import own_loop
-        from stagespan.harness.steps import function_of
+        from stagespan.harness.standalone import own_loop
+        from stagespan.harness.standalone.steps import function_of
 
         function = function_of(stage)
         return _is_generate(function) and bool(own_loop.ForwardReturns(stage, function))
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
         """Return `matches` with a reason; methods with other names match if a step is wanted."""
-        from stagespan.harness import own_loop
-        from stagespan.harness.steps import function_of
+        from stagespan.harness.standalone import own_loop
+        from stagespan.harness.standalone.steps import function_of
 
         if config.step == WHOLE:
             return Answer(self.name, False, "the whole call was asked for")
@@ -141,7 +137,7 @@ class DenoiseAdapter(StepAdapter):
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
         """Return `matches` with a reason; False if the stage can be called, which is better."""
-        from stagespan.harness.steps import function_of
+        from stagespan.harness.standalone.steps import function_of
 
         if config.step is not None:
             return Answer(self.name, False, "only the stage's own loop has steps to choose from")
@@ -154,7 +150,7 @@ class DenoiseAdapter(StepAdapter):
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
         """Whether there are a model, a scheduler and latents; for a method, also loop arguments."""
-        from stagespan.harness import denoise
+        from stagespan.harness.standalone import denoise
 
         found = denoise.denoiser_of(stage)
         if found is None or denoise.first_name(denoise.SAMPLES, inputs) is None:
@@ -173,16 +169,13 @@ class DenoiseAdapter(StepAdapter):
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
         """Return the first step of a loop of two."""
-        from stagespan.harness.denoise import DenoiseStep
+        from stagespan.harness.standalone.denoise import DenoiseStep
 
         return DenoiseStep(stage, inputs)
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
         """Return the source of the same step."""
-        from stagespan.harness import denoise
-        from stagespan.signature import fit
-
-        return ScriptStep((fit, denoise), "DenoiseStep(stage, inputs)")
+        return ScriptStep("DenoiseStep(stage, inputs)")
 
 
 class CallAdapter(StepAdapter):
@@ -192,7 +185,7 @@ class CallAdapter(StepAdapter):
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
         """Whether the stage can be called."""
-        from stagespan.harness.steps import function_of
+        from stagespan.harness.standalone.steps import function_of
 
         return function_of(stage) is not None
 
@@ -208,16 +201,13 @@ class CallAdapter(StepAdapter):
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
         """Return a callable that calls the whole stage."""
-        from stagespan.harness.steps import CallStep, function_of
+        from stagespan.harness.standalone.steps import CallStep, function_of
 
         return CallStep(function_of(stage), inputs, optional=config.optional)
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
         """Return the source of the same call."""
-        from stagespan.harness import steps
-        from stagespan.signature import fit
-
-        return ScriptStep((fit, steps), "CallStep(function_of(stage), inputs, optional=OPTIONAL)")
+        return ScriptStep("CallStep(function_of(stage), inputs, optional=OPTIONAL)")
 
 
 def _is_generate(function: Any) -> bool:

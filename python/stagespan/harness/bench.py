@@ -32,18 +32,18 @@ from stagespan.harness.first_call import (
 from stagespan.harness.live import live_runs
 from stagespan.harness.output import write_breakdown, write_result, write_script
 from stagespan.harness.script import has_unreplayable
+from stagespan.harness.standalone.fit import ReplayError, bound_by
+from stagespan.harness.standalone.loaded import owner_of
 from stagespan.live.lines import log_info
 from stagespan.process import run
 from stagespan.process.files import module_name, safe_name
 from stagespan.signature.describe import printable
-from stagespan.signature.fit import ReplayError, bound_by
 from stagespan.signature.kinds import losses
-from stagespan.signature.loaded import owner_of
 from stagespan.signature.model import SignatureFile, StageSignature
 
 if TYPE_CHECKING:
-    from stagespan.harness.figures import Run
-    from stagespan.harness.replay import Replay
+    from stagespan.harness.standalone.figures import Run
+    from stagespan.harness.standalone.replay import Replay
 
 _log = logging.getLogger("stagespan")
 
@@ -144,7 +144,7 @@ class StageBenchHarness:
             )
         check_writable(self.output_dir)
         try:
-            from stagespan.harness.replay import Replay
+            from stagespan.harness.standalone.replay import Replay
             from stagespan.signature.mock import captured_device, make_inputs
         except ImportError as error:
             raise HarnessError(
@@ -184,7 +184,7 @@ class StageBenchHarness:
 
     def _make_step(self, inputs: dict[str, Any]) -> Step:
         if self.config.step_fn is not None:
-            from stagespan.harness.steps import FunctionStep
+            from stagespan.harness.standalone.steps import FunctionStep
 
             return FunctionStep(self.config.step_fn, self.stage_instance, inputs)
         if self._adapter is None:
@@ -195,7 +195,7 @@ class StageBenchHarness:
 
     def _what_was_captured(self) -> Any:
         """Return the stage or its captured method. Raises HarnessError if it is another stage."""
-        from stagespan.harness.steps import function_of, with_method
+        from stagespan.harness.standalone.steps import function_of, with_method
         from stagespan.signature.target import method_name, mismatch
 
         captured = self.signature.target
@@ -214,8 +214,9 @@ class StageBenchHarness:
     def _fidelity(
         self, timing: dict[str, Any], launches: int, replay: Replay, runs: list[Run]
     ) -> dict[str, Any]:
-        from stagespan.harness import fidelity, live
-        from stagespan.harness.replay import step_of
+        from stagespan.harness import live
+        from stagespan.harness.standalone import fidelity
+        from stagespan.harness.standalone.replay import step_of
 
         step = step_of(replay.step, runs)
         per_iteration = launches // max(self._profiled, 1)
@@ -232,7 +233,7 @@ class StageBenchHarness:
 
         A stage that has a scheduler but never calls it is replayed by the next adapter.
         """
-        from stagespan.harness.own_loop import NoLoopError
+        from stagespan.harness.standalone.own_loop import NoLoopError
 
         while hasattr(replay.step, "run_between") and self._adapter is not None:
             try:
@@ -246,7 +247,7 @@ class StageBenchHarness:
                 replay.remake()
 
     def _warm_up(self, replay: Replay) -> dict[str, Any]:
-        from stagespan.harness.replay import is_settled
+        from stagespan.harness.standalone.replay import is_settled
 
         warmup = self.config.warmup
         if warmup is None:
@@ -306,7 +307,7 @@ class StageBenchHarness:
         """
         if self._replay is None:
             self.setup()
-        from stagespan.harness.torch_state import threads_set
+        from stagespan.harness.standalone.torch_state import threads_set
 
         with threads_set(self.config.threads, self.signature.context.get("threads")) as sentence:
             return self._profile(sentence)
@@ -317,9 +318,9 @@ class StageBenchHarness:
         replay, config = self._replay, self.config
         assert replay is not None
         from stagespan.device.environment import machine
-        from stagespan.harness.figures import profiled_ratio, spread, summary
-        from stagespan.harness.replay import step_of
-        from stagespan.harness.torch_state import random_state_kept
+        from stagespan.harness.standalone.figures import profiled_ratio, spread, summary
+        from stagespan.harness.standalone.replay import step_of
+        from stagespan.harness.standalone.torch_state import random_state_kept
 
         with recorder_off(), random_state_kept(), self._failures("raised in its single step"):
             init_for_cuda_graphs()
@@ -466,7 +467,7 @@ class StageBenchHarness:
         except StagespanError:
             raise
         except (Exception, SystemExit) as error:  # a stage must not end the harness without a word
-            from stagespan.signature.values import is_out_of_memory
+            from stagespan.harness.standalone.values import is_out_of_memory
 
             if is_out_of_memory(error):
                 raise HarnessError(

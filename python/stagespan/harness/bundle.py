@@ -5,22 +5,19 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import ModuleType
 
 _Part = tuple[set[str], set[str], str]  # the names it defines, the names it uses, its source
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def bundle(
-    modules: Iterable[ModuleType], user: str, functions: Iterable[Callable[..., object]] = ()
-) -> tuple[str, str]:
+def bundle(modules: Iterable[ModuleType], user: str) -> tuple[str, str]:
     """Return the imports, and the source of everything in the modules that ``user`` needs.
 
     ``user`` is Python source. A function, class or constant is included if ``user`` or another
-    included part uses it. Of ``functions``, which may be in other modules, only their own source is
-    included. Imports of stagespan are left out, so the modules must define the names that they
-    import.
+    included part uses it. Imports of stagespan are left out, so the modules must define the names
+    that they import.
     """
     imports: list[ast.Import | ast.ImportFrom] = []
     parts: list[_Part] = []
@@ -28,9 +25,6 @@ def bundle(
         of_module = _parts_of(module)
         imports.extend(of_module[0])
         parts.extend(of_module[1])
-    for function in functions:
-        text = inspect.getsource(function).strip("\n")
-        parts.append(({function.__name__}, _used(ast.parse(text)), text))
     needed = _used(ast.parse(user))
     kept: set[int] = set()
     while True:

@@ -18,7 +18,7 @@ from stagespan.process.files import write_whole
 from stagespan.signature.describe import printable
 
 if TYPE_CHECKING:
-    from stagespan.harness.replay import Replay
+    from stagespan.harness.standalone.replay import Replay
     from stagespan.profiling.controller import Window
 
 _log = logging.getLogger("stagespan")
@@ -101,7 +101,7 @@ def run_first_call(replay: Replay, stage: str, device: str) -> FirstCall:
     """
     import torch
 
-    from stagespan.harness.torch_state import run_context, seed_all, synchronize
+    from stagespan.harness.standalone.torch_state import run_context, seed_all, synchronize
     from stagespan.profiling.controller import profile_window
 
     if not hasattr(torch, "compile"):

@@ -75,7 +75,7 @@ def live_differences(live: Mapping[str, Any], context: Mapping[str, Any]) -> lis
     import torch
 
     from stagespan.device.environment import environment
-    from stagespan.harness import fidelity
+    from stagespan.harness.standalone import fidelity
 
     here: Mapping[str, Any] = {**environment()}
     threads = (context.get("threads"), torch.get_num_threads())

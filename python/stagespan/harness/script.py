@@ -6,20 +6,19 @@ that belong to the stage come first: its inputs, its step, and the function that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from stagespan.device.environment import cpu_model, fixed_computation_ns, machine
-from stagespan.device.table import DEVICE_TYPES
+from stagespan.device.environment import machine
 from stagespan.errors import StagespanError
 from stagespan.harness.adapters import ScriptStep
 from stagespan.harness.bundle import bundle
 from stagespan.harness.config import HarnessConfig
-from stagespan.harness.fidelity import COMPARED
+from stagespan.harness.standalone.fidelity import COMPARED
 from stagespan.signature import source
 from stagespan.signature.capture import capture
 from stagespan.signature.hiding import without_secrets
-from stagespan.signature.kinds import KINDS, losses
+from stagespan.signature.kinds import losses
 from stagespan.signature.kinds.base import source_of
 from stagespan.signature.model import UNREPLAYABLE, StageSignature
 from stagespan.signature.target import method_name
@@ -137,18 +136,26 @@ def script_text(
     code: names and strings become literals, and values become calls of known functions. Raises
     SignatureError if no inputs can be created from the signature.
     """
-    from stagespan.harness import (
+    from stagespan.harness.standalone import (
+        contents,
+        denoise,
         fidelity,
         figures,
+        fit,
+        loaded,
         loading,
-        missing,
+        loop_state,
+        own_loop,
         program,
         replay,
+        running,
         steps,
         torch_state,
+        values,
     )
-    from stagespan.profiling import running
-    from stagespan.signature import contents, fit, loaded, values
+    from stagespan.harness.standalone import (
+        machine as processor,
+    )
     from stagespan.signature.mock import captured_device
 
     made = config.inputs() if callable(config.inputs) else config.inputs
@@ -157,9 +164,11 @@ def script_text(
     for other in signature.variants[: MOST_VARIANTS - 1]:
         variants.setdefault(other.key or str(len(variants)), other)
     extra = step.modules if step is not None else ()
-    measuring = (torch_state, figures, replay, fidelity)
-    shared = (steps, missing, *measuring, loading, running, program)
-    modules = dict.fromkeys((contents, loaded, values, fit, *extra, *shared))
+    stages = (fit, steps, loop_state, own_loop, denoise, *extra)
+    measuring = (processor, torch_state, figures, replay, fidelity)
+    modules = dict.fromkeys(
+        (contents, loaded, values, *stages, *measuring, loading, running, program)
+    )
     constants = {
         "STAGE": signature.stage_name,
         "FILE_STEM": stem,
@@ -168,7 +177,6 @@ def script_text(
         "DEVICE": config.device,
         "DTYPE": config.dtype,
         "CONTEXT": signature.context,
-        "DEVICE_TYPES": list(DEVICE_TYPES),
         "VARIANT": next(iter(variants)),
         "VARIANTS": list(variants),
         "STEP": config.step,
@@ -188,9 +196,7 @@ def script_text(
             warmup=config.warmup, steps=config.profile_steps, timing_steps=config.timing_steps
         ),
     )
-    functions: list[Callable[..., object]] = [cpu_model, fixed_computation_ns]
-    functions += [function for kind in KINDS for function in kind.helpers]
-    imports, helpers = bundle(modules, "".join((*own, _TAIL)), functions)
+    imports, helpers = bundle(modules, "".join((*own, _TAIL)))
     module = module or f"profile_{stem}"
     load = f"from {module} import profile_stage"
     if not module.isidentifier():  # the name is not an identifier, so `import` cannot be used

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from stagespan.device import platforms
-from stagespan.device.environment import fixed_computation_ns
+from stagespan.harness.standalone.machine import fixed_computation_ns
 from stagespan.report.changes import SPEED_CHANGE
 from stagespan.report.noise import Times, relative_noise, relative_times
 

@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from stagespan.harness.standalone.fit import signature_of
 from stagespan.process import imports
-from stagespan.signature.fit import signature_of
 from stagespan.signature.target import is_method_of
 
 _OWN = ("self", "cls", "mcs")

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagespan.errors import HarnessError, SignatureError
-from stagespan.signature import dtypes, values
+from stagespan.harness.standalone import values
+from stagespan.signature import dtypes
 from stagespan.signature.kinds import kind_of, tensors_of
 from stagespan.signature.kinds.base import Builder
 from stagespan.signature.kinds.tensors import SHARED, content_of

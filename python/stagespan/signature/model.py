@@ -72,7 +72,7 @@ class TensorSignature:
     true_fraction: float | None = None
     """Fraction of a bool tensor's elements that are true, from 0 to 1."""
     content: dict[str, Any] | None = None
-    """Description of the values of integer and bool tensors, see `stagespan.signature.contents`."""
+    """Description of the values of integer and bool tensors, see `describe_content`."""
     storage: tuple[str, int, int] | None = None
     """Memory that is shared with other inputs: its name, its size and this tensor's offset in
     bytes."""

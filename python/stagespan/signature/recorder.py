@@ -7,12 +7,12 @@ from typing import Any
 from stagespan import _core
 from stagespan.contexts.context import Call
 from stagespan.device.table import DEVICE_TYPES
+from stagespan.harness.standalone.loaded import owner_of
 from stagespan.process import imports
 from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
 from stagespan.signature.capture import capture, capture_arguments
 from stagespan.signature.cost import cpu_time_ns, was_profiled
 from stagespan.signature.key import key_of
-from stagespan.signature.loaded import owner_of
 from stagespan.signature.model import StageSignature
 from stagespan.signature.store import SCALARS, STORE
 from stagespan.signature.target import callable_of

@@ -33,8 +33,8 @@ torch = pytest.importorskip("torch")
 from harness_stages import Mlp, harness, signature_of  # noqa: E402
 
 from shared_core import on_a_shared_core  # noqa: E402
-from stagespan.harness.figures import idle, profiled_line, spread  # noqa: E402
-from stagespan.harness.torch_state import random_state_kept, seed_in_use  # noqa: E402
+from stagespan.harness.standalone.figures import idle, profiled_line, spread  # noqa: E402
+from stagespan.harness.standalone.torch_state import random_state_kept, seed_in_use  # noqa: E402
 
 
 def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
@@ -186,7 +186,7 @@ def test_the_overhead_of_the_profiler_is_reported(
         perf_counter_ns=lambda: now_ns[0],
         thread_time_ns=lambda: now_ns[0],
     )
-    monkeypatch.setattr("stagespan.harness.replay.time", clocks)
+    monkeypatch.setattr("stagespan.harness.standalone.replay.time", clocks)
 
     # WHEN two iterations are profiled
     signature = signature_of(x=1)

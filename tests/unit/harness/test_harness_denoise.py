@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from stagespan.signature.fit import ReplayError
+from stagespan.harness.standalone.fit import ReplayError
 
 torch = pytest.importorskip("torch")
 
-from stagespan.harness.denoise import DenoiseStep  # noqa: E402
+from stagespan.harness.standalone.denoise import DenoiseStep  # noqa: E402
 
 
 class FlowScheduler:

@@ -9,9 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stagespan.harness import replay  # noqa: E402
-from stagespan.harness.figures import Run, clock_change, summary  # noqa: E402
-from stagespan.harness.replay import Replay  # noqa: E402
+from stagespan.device import table  # noqa: E402
+from stagespan.harness.standalone import replay, torch_state  # noqa: E402
+from stagespan.harness.standalone.figures import Run, clock_change, summary  # noqa: E402
+from stagespan.harness.standalone.replay import Replay  # noqa: E402
 
 
 @pytest.fixture
@@ -158,3 +159,8 @@ def test_the_fixed_computation_runs_before_each_run() -> None:
     assert all(each.fixed_ns is not None and each.fixed_ns >= 0 for each in runs)
     assert run.fastest_fixed_ns is not None
     assert run.fastest_fixed_ns <= min(each.fixed_ns or 0 for each in runs)
+
+
+def test_scripts_know_the_devices_of_the_table() -> None:
+    # GIVEN that the modules of scripts cannot import the table
+    assert torch_state.DEVICE_TYPES == table.DEVICE_TYPES

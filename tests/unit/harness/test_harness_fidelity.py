@@ -16,8 +16,13 @@ import stagespan
 from stagespan.cli import command
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig, StageBenchHarness
-from stagespan.harness.fidelity import differences, fidelity, fidelity_line, likely_reasons
 from stagespan.harness.live import live_differences, live_runs
+from stagespan.harness.standalone.fidelity import (
+    differences,
+    fidelity,
+    fidelity_line,
+    likely_reasons,
+)
 from stagespan.signature.model import SignatureFile
 
 torch = pytest.importorskip("torch")

@@ -22,7 +22,8 @@ from stagespan.signature.source import Group, flat, literal, quoted, render
 torch = pytest.importorskip("torch")
 
 from stagespan.harness.script import script_text  # noqa: E402
-from stagespan.signature import make_inputs, values  # noqa: E402
+from stagespan.harness.standalone import values  # noqa: E402
+from stagespan.signature import make_inputs  # noqa: E402
 from stagespan.signature import mock as mocks  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "first second")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from stagespan.harness.standalone.fit import ReplayError, fit
 from stagespan.signature.bind import bind_arguments
-from stagespan.signature.fit import ReplayError, fit
 
 
 class Stage:

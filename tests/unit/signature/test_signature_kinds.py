@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 from stagespan.errors import SignatureError
-from stagespan.signature import SignatureFile, StageSignature, capture, describe, loaded
+from stagespan.harness.standalone import loaded
+from stagespan.signature import SignatureFile, StageSignature, capture, describe
 from stagespan.signature.capture import capture_arguments
 from stagespan.signature.key import key_of
 from stagespan.signature.kinds import KINDS, kind_of
@@ -31,7 +32,8 @@ from stagespan.signature.source import render
 torch = pytest.importorskip("torch")
 image = pytest.importorskip("PIL.Image")
 
-from stagespan.signature import make_inputs, values  # noqa: E402
+from stagespan.harness.standalone import values  # noqa: E402
+from stagespan.signature import make_inputs  # noqa: E402
 
 
 class Mode(enum.Enum):
@@ -117,7 +119,6 @@ def test_every_kind_is_captured_described_created_and_written_into_a_script(kind
     made = make_inputs(StageSignature("s", {"x": node}))["x"]
     names = {name: getattr(values, name) for name in dir(values)}
     names.update(mock=values.MockInputs(), torch=torch, Path=pathlib.Path)
-    names.update({helper.__name__: helper for helper in kind.helpers})
     names.update({name: getattr(loaded, name) for name in dir(loaded)})
     written = eval(render(source_of(node, "x"), 4), names)
 
@@ -215,31 +216,6 @@ def test_the_largest_values_that_are_captured_completely() -> None:
         "unreplayable": "int",
         "reason": "1025 bits, more than 1024",
     }
-
-
-def test_the_helpers_of_a_kind_are_written_into_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a kind whose source calls a function of its own
-    from stagespan.harness import HarnessConfig
-    from stagespan.harness.script import script_text
-
-    kind = kind_of({"$type": "range"})
-    monkeypatch.setattr(kind, "helpers", (made_by_a_helper,), raising=False)
-    monkeypatch.setattr(kind, "source", lambda node, path: "made_by_a_helper()", raising=False)
-    signature = StageSignature("s", {"x": {"$type": "range", "args": [3]}})
-
-    # WHEN a script is written
-    names: dict[str, Any] = {"__name__": "script"}
-    exec(script_text(signature, None, HarnessConfig(), stem="s"), names)
-
-    # THEN it has the function, and scripts that do not need it leave it out
-    assert names["create_inputs"]() == {"x": [0, 1, 2]}
-    assert "made_by_a_helper" not in script_text(
-        StageSignature("s"), None, HarnessConfig(), stem="s"
-    )
-
-
-def made_by_a_helper() -> list[int]:
-    return list(range(3))
 
 
 def test_kinds_have_distinct_names() -> None:

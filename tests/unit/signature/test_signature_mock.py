@@ -304,7 +304,7 @@ def test_host_tensors_stay_on_the_host() -> None:
     )
 
     # WHEN inputs are created on another device ("meta", which exists on every machine)
-    from stagespan.signature.values import MockInputs
+    from stagespan.harness.standalone.values import MockInputs
 
     mock = MockInputs(device="meta", captured_device="cuda:0")
 

@@ -23,12 +23,12 @@ from stagespan.compat.telefuser.signatures import (
 from stagespan.errors import SignatureError, StagespanError
 from stagespan.harness import HarnessConfig as _Config
 from stagespan.harness import StageBenchHarness as _Harness
-from stagespan.harness.loading import load_stage
+from stagespan.harness.standalone.fit import ReplayError
+from stagespan.harness.standalone.loading import load_stage
 from stagespan.process import run
 from stagespan.process.files import safe_name
 from stagespan.signature import SignatureFile, StageSignature, make_inputs
 from stagespan.signature.describe import printable
-from stagespan.signature.fit import ReplayError
 
 __all__ = ["HarnessConfig", "StageBenchHarness", "StageIOSignature", "TensorSignature", "main"]
 
@@ -117,7 +117,7 @@ class StageBenchHarness:
         if not self._inputs:
             raise RuntimeError("There are no inputs yet: call setup() first.")
         from stagespan.harness.adapters import adapter_for
-        from stagespan.harness.torch_state import run_context
+        from stagespan.harness.standalone.torch_state import run_context
 
         chosen = self._inputs if inputs is None else inputs
         signature = self._stage_signature()

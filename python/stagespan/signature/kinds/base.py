@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from stagespan.errors import SignatureError
+from stagespan.harness.standalone.loaded import main_name
 from stagespan.process import imports
-from stagespan.signature.loaded import main_name
 from stagespan.signature.model import TYPE, UNREPLAYABLE, Unreplayable, is_tensor
 from stagespan.signature.source import Group, Source, call, literal, quoted
 
@@ -62,9 +62,9 @@ class Builder(Protocol):
     """Creates values from nodes, as the kinds of values use it for the values inside them."""
 
     values: Any
-    """The `stagespan.signature.values.MockInputs` that creates tensors and texts."""
+    """The `stagespan.harness.standalone.values.MockInputs` that creates tensors and texts."""
     module: Any
-    """The module `stagespan.signature.values`, which imports torch."""
+    """The module `stagespan.harness.standalone.values`, which imports torch."""
 
     def build(self, node: Any, path: str) -> Any:
         """Return the value of one node. Messages contain ``path``, and it seeds the content."""
@@ -85,10 +85,6 @@ class Kind:
     """Keys of the node whose values go into the key of a signature unchanged."""
     user_text: str | None = None
     """The key of the node whose value can be text of the user."""
-    helpers: tuple[Callable[..., Any], ...] = ()
-    """Functions that the code from `source` calls, in addition to those of
-    `stagespan.signature.values`. Scripts contain their source, so each of them must import what it
-    needs, except torch."""
 
     def matches(self, value: Any) -> bool:
         """Whether this kind captures the value. No earlier kind in ``KINDS`` matched it."""

@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from stagespan.signature import loaded
+from stagespan.harness.standalone import loaded
 from stagespan.signature.kinds.base import (
     PLAIN,
     PLAIN_LIST,

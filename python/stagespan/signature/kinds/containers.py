@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from stagespan.harness.standalone.loaded import path_of
 from stagespan.signature.kinds.base import (
     LOST,
     MAX_ITEMS,
@@ -29,7 +30,6 @@ from stagespan.signature.kinds.base import (
     type_name,
     unreplayable,
 )
-from stagespan.signature.loaded import path_of
 from stagespan.signature.model import TYPE, UNREPLAYABLE
 from stagespan.signature.source import Group, Source, call, literal, quoted
 

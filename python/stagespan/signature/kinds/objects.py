@@ -8,6 +8,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from stagespan.harness.standalone.loaded import is_harmless, path_of
 from stagespan.signature.kinds.base import (
     PLAIN,
     Builder,
@@ -21,7 +22,6 @@ from stagespan.signature.kinds.base import (
     torch_module,
     unreplayable,
 )
-from stagespan.signature.loaded import is_harmless, path_of
 from stagespan.signature.model import TYPE, UNREPLAYABLE
 from stagespan.signature.source import Source, call, quoted
 

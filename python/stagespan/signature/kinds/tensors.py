@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from stagespan.harness.standalone.loaded import path_of
 from stagespan.process import imports
 from stagespan.signature.kinds.base import (
     LOST,
@@ -25,7 +26,6 @@ from stagespan.signature.kinds.base import (
     type_name,
     unreplayable,
 )
-from stagespan.signature.loaded import path_of
 from stagespan.signature.model import TYPE, TensorSignature
 from stagespan.signature.source import Group, Source, call, literal, quoted
 from stagespan.signature.tensors import array_node, tensor_node

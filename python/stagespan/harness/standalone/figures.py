@@ -1,7 +1,4 @@
-"""The figures of several runs, and sentences about them.
-
-The generated scripts contain the source of this module, so it needs only torch.
-"""
+"""The figures of several runs, and sentences about them."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stagespan.device.table import DEVICE_TYPES
-from stagespan.harness.torch_state import is_initialized
+from stagespan.harness.standalone.torch_state import DEVICE_TYPES, is_initialized
 
 BUSY_WAITS = 0.1  # the part of the time waiting for a core from which a machine counts as busy
 IDLE = 0.5  # the part of the time from which an idle thread is reported

@@ -1,7 +1,4 @@
-"""Runs one step of a denoising loop.
-
-The generated scripts contain the source of this module, so it needs only torch.
-"""
+"""Runs one step of a denoising loop."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stagespan.signature.fit import ReplayError, fit, signature_of
+from stagespan.harness.standalone.fit import ReplayError, fit, signature_of
 
 LOOP_STEPS = (2, 10)  # steps of the scheduler's loop, of which only the first one runs
 MODELS = ("dit", "transformer", "unet", "transformer_2")

@@ -1,7 +1,4 @@
-"""Finds classes, functions and attributes by their names. Imports nothing, and runs no user code.
-
-The generated scripts contain the source of this module, so it needs only the standard library.
-"""
+"""Finds classes, functions and attributes by their names, without imports and code of users."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Describes the values of integer and bool tensors briefly, and creates similar tensors.
-
-The generated scripts contain the source of this module, so it needs only torch.
-"""
+"""Describes the values of integer and bool tensors briefly, and creates similar tensors."""
 
 from __future__ import annotations
 

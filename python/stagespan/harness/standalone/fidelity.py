@@ -1,7 +1,4 @@
-"""Compares the time of a replay with the live time.
-
-The generated scripts contain the source of this module, so it imports only the standard library.
-"""
+"""Compares the time of a replay with the live time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Runs one step of a stage's own loop.
 
-The generated scripts contain the source of this module, so it needs only torch.
-
 The stage itself is called, and an exception ends the call after the chosen step. A step is the time
 between two returns of the scheduler's ``step``, or between two returns of the ``forward`` of the
 model that ``generate`` calls for every token.
@@ -21,9 +19,9 @@ from typing import Any
 
 import torch
 
-from stagespan.harness.loop_state import LoopState
-from stagespan.harness.steps import drain, function_of
-from stagespan.signature.fit import ReplayError, fit
+from stagespan.harness.standalone.fit import ReplayError, fit
+from stagespan.harness.standalone.loop_state import LoopState
+from stagespan.harness.standalone.steps import drain, function_of
 
 STEP_COUNTS = (
     "num_inference_steps",

@@ -1,7 +1,4 @@
-"""Loads the object of a name such as ``package.module:name``.
-
-The generated scripts contain the source of this module, so it needs only the standard library.
-"""
+"""Loads the object of a name such as ``package.module:name``."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import sys
 import traceback
 from typing import Any
 
-from stagespan.signature.fit import ReplayError
+from stagespan.harness.standalone.fit import ReplayError
 
 
 def load(target: str) -> Any:

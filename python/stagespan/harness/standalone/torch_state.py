@@ -1,7 +1,4 @@
-"""Sets torch as it was in the live runs, seeds random numbers, and waits for devices.
-
-The generated scripts contain the source of this module, so it needs only torch.
-"""
+"""Sets torch as it was in the live runs, seeds random numbers, and waits for devices."""
 
 from __future__ import annotations
 
@@ -15,7 +12,8 @@ from typing import Any
 
 import torch
 
-from stagespan.device.table import DEVICE_TYPES
+DEVICE_TYPES = ("cuda", "xpu", "npu")
+"""torch's names of the kinds of accelerators, those of `stagespan.device.table`."""
 
 
 def synchronize(device: str = "cpu") -> None:

@@ -1,7 +1,4 @@
-"""Profiles the step of a generated script and prints the result.
-
-The generated scripts contain the source of this module, so it needs only torch.
-"""
+"""Profiles the step of a script and prints the result."""
 
 from __future__ import annotations
 
@@ -18,15 +15,14 @@ from typing import Any
 
 import torch
 
-from stagespan.device.environment import cpu_model
-from stagespan.harness.fidelity import (
+from stagespan.harness.standalone.fidelity import (
     COMPARED,
     differences,
     fidelity,
     fidelity_line,
     likely_reasons,
 )
-from stagespan.harness.figures import (
+from stagespan.harness.standalone.figures import (
     clock_change,
     idle,
     profiled_line,
@@ -34,12 +30,13 @@ from stagespan.harness.figures import (
     spread,
     summary,
 )
-from stagespan.harness.loading import load, load_stage
-from stagespan.harness.replay import Replay, step_of
-from stagespan.harness.torch_state import random_state_kept, threads_set
-from stagespan.profiling.running import was_taken_over
-from stagespan.signature.fit import ReplayError
-from stagespan.signature.values import is_out_of_memory
+from stagespan.harness.standalone.fit import ReplayError
+from stagespan.harness.standalone.loading import load, load_stage
+from stagespan.harness.standalone.machine import cpu_model
+from stagespan.harness.standalone.replay import Replay, step_of
+from stagespan.harness.standalone.running import was_taken_over
+from stagespan.harness.standalone.torch_state import random_state_kept, threads_set
+from stagespan.harness.standalone.values import is_out_of_memory
 
 # Categories of device work in a trace.
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -1,7 +1,4 @@
-"""Runs a step many times and measures it.
-
-The generated scripts contain the source of this module, so it needs only torch.
-"""
+"""Runs a step many times and measures it."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from stagespan.device.environment import fixed_computation_ns
-from stagespan.harness.figures import Run
-from stagespan.harness.torch_state import (
+from stagespan.harness.standalone.figures import Run
+from stagespan.harness.standalone.machine import fixed_computation_ns
+from stagespan.harness.standalone.torch_state import (
     run_context,
     seed_all,
     seed_in_use,

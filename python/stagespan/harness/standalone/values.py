@@ -1,7 +1,4 @@
-"""Creates mock values of a stage's inputs.
-
-The generated scripts contain the source of this module, so it needs only torch.
-"""
+"""Creates mock values of a stage's inputs."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ from typing import Any
 
 import torch
 
-from stagespan.signature.contents import make_content
-from stagespan.signature.loaded import find_loaded, is_harmless, part_at
+from stagespan.harness.standalone.contents import make_content
+from stagespan.harness.standalone.loaded import find_loaded, is_harmless, part_at
 
 # Content is repeated beyond this many elements, because creating it would take too long.
 RANDOM_BLOCK = 1 << 24

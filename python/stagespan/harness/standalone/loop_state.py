@@ -1,8 +1,7 @@
 """Restores what an interrupted loop changes in its stage.
 
 After a loop has been left early, counters and cached features are in the state of the middle of the
-loop, so that the next run would take other steps from the cache. The generated scripts contain the
-source of this module, so it needs only torch.
+loop, so that the next run would take other steps from the cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Callables that run one iteration of a replay.
-
-The generated scripts contain the source of this module, so it needs only the standard library.
-"""
+"""Callables that run one iteration of a replay."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import types
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
-from stagespan.signature.fit import fit
+from stagespan.harness.standalone.fit import fit
 
 UNFINISHED = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
 
