@@ -26,10 +26,10 @@ demo:  ## run the demo: report, signatures, harness, trace, breakdown, script
 	@$(RUN) examples/wan_pipeline/demo.py
 
 test: setup  ## run the checks of every change: linters, C++ and Python tests, docs, demo
-	@$(RUN) tools/check.py
+	@$(RUN) -m nox --parallel 2 -s tests cpp lint docs demo </dev/null
 
 test-all: setup  ## run every check: also other Pythons, TSan, stress, fuzzing, fresh seeds, fresh machines
-	@$(RUN) tools/check.py --all
+	@$(RUN) -m nox --parallel 2 -s tests-all cpp-tsan cpp cpp-fuzz python fresh-machine lint docs demo </dev/null
 
 bench: setup  ## measure what spans and reading traces cost, compared with other tools
 	@sed '/^#/d' requirements-bench.txt | while read -r peer; do \

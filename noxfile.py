@@ -19,13 +19,14 @@ import nox
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-from common import PACKAGE_SOURCES, STATE, VENV, apt_install, fingerprint, in_ci  # noqa: E402
+from common import STATE, VENV, apt_install, in_ci  # noqa: E402
 
 nox.options.default_venv_backend = "none"
 nox.options.reuse_venv = "yes"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False
 nox.options.stop_on_first_error = False
+nox.options.allow_parallel = True
 
 # pyenv's shims fail for versions that are not activated; its interpreters work.
 _PYENV = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
@@ -50,40 +51,15 @@ SANITIZER_OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "second_deadlock_stack=1:halt_on_error=1",
 }
-# The other Pythons run the tests of everything that depends on the interpreter's version: the
-# extension, contexts and decorators, threads, tasks, forks, signals, the end of a process,
-# recordings, signatures and the command line. The following tests do not depend on it and run only
-# in .venv, like all tests with the marker `slow`.
+# The other Pythons do not run tests with the marker `slow`, and those of analyses and pages.
 ONE_PYTHON_IS_ENOUGH = (
-    "fuzz",
-    "gpu",
-    "integration/test_pytest_plugin.py",
-    "integration/test_recordings_of_ranks.py",
-    "integration/test_wrong_clock.py",
-    "npu_standin",
-    "unit/harness",
-    "unit/profiling",
-    "unit/report",
-    "unit/test_docs_links.py",
-    "unit/test_docs_production.py",
-    "unit/test_docs_reference.py",
-    "unit/test_docs_settings.py",
-    "unit/test_import_directions.py",
-    "unit/trace/analyses",
-    "unit/trace/ascend",
-    "unit/trace/compare",
-    "unit/trace/derived",
-    "unit/trace/ncu",
-    "unit/trace/ranks",
-    "unit/trace/read",
-    "unit/trace/render",
+    *("fuzz", "gpu", "npu_standin"),
+    *("unit/harness", "unit/profiling", "unit/report", "unit/trace"),
 )
 
 
-def run_pytest(session: nox.Session, name: str, python: str, *arguments: str) -> None:
-    """Run pytest with an interpreter; tools/check.py prints what it reports."""
-    folder = STATE / "pytest"
-    folder.mkdir(parents=True, exist_ok=True)
+def run_pytest(session: nox.Session, python: str, *arguments: str) -> None:
+    """Run pytest with an interpreter."""
     # Here, because the programs that tests start write no bytecode.
     session.run(python, "-m", "compileall", "-q", "python/stagespan", external=True)
     session.run(
@@ -91,7 +67,7 @@ def run_pytest(session: nox.Session, name: str, python: str, *arguments: str) ->
         *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "worksteal"),
         *(*arguments, *session.posargs),
         # The workers use all cores, so more threads in torch would only wait for each other.
-        env={"STAGESPAN_TEST_REPORT": str(folder / f"{name}.json"), "OMP_NUM_THREADS": "1"},
+        env={"OMP_NUM_THREADS": "1"},
         external=True,
     )
 
@@ -239,40 +215,34 @@ def fresh_machine(session: nox.Session) -> None:
     session.run(python, "-m", "pip", "install", "-q", f"pip=={OLD_PIP}", external=True)
     session.run(interpreter, str(clone / "tools/bootstrap.py"), "--without-torch", external=True)
     with session.chdir(clone):
-        torch_free_tests(session, "3.10", python, "not slow")
+        torch_free_tests(session, python, "not slow")
 
 
 @nox.session(venv_backend="venv", python=list(OTHER_PYTHONS), default=False)
 def python(session: nox.Session) -> None:
     """The tests that need no torch, against a wheel, on another Python."""
     folder = STATE / "wheels" / str(session.python)
-    stamp = folder / "sources"
-    wanted = fingerprint((*PACKAGE_SOURCES, "requirements-test.txt"), session.bin)
-    if not stamp.is_file() or stamp.read_text() != wanted:
-        shutil.rmtree(folder, ignore_errors=True)
-        session.install("-q", "-r", "requirements-test.txt")
-        # Isolated, as `pip install stagespan` builds it for a user.
-        session.run("pip", "wheel", "-q", "--no-deps", "-w", str(folder), ".", silent=True)
-        (wheel,) = folder.glob("*.whl")
-        session.install("-q", str(wheel))
-        session.install("-q", "--force-reinstall", "--no-deps", str(wheel))
-        stamp.write_text(wanted)
+    shutil.rmtree(folder, ignore_errors=True)
+    session.install("-q", "-r", "requirements-test.txt")
+    # Isolated, as `pip install stagespan` builds it for a user.
+    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(folder), ".", silent=True)
     (wheel,) = folder.glob("*.whl")
+    session.install("-q", "--force-reinstall", "--no-deps", str(wheel))
     session.env["STAGESPAN_TEST_WHEEL"] = str(wheel)
-    torch_free_tests(session, str(session.python), "python", "not slow or wheel")
+    torch_free_tests(session, "python", "not slow or wheel")
 
 
-def torch_free_tests(session: nox.Session, version: str, python: str, chosen: str) -> None:
+def torch_free_tests(session: nox.Session, python: str, chosen: str) -> None:
     """Run the tests that depend on the version of Python."""
     # Three workers on two cores, because these tests wait for other processes half of the time.
     ignored = [f"--ignore=tests/{folder}" for folder in ONE_PYTHON_IS_ENOUGH]
-    run_pytest(session, f"python-{version}", python, "-m", chosen, "-n", "3", *ignored)
+    run_pytest(session, python, "-m", chosen, "-n", "3", *ignored)
 
 
 def run_own_tests(session: nox.Session, chosen: str) -> None:
     """Run the Python tests in `.venv`, with torch."""
     install_chromium()
-    run_pytest(session, "python-own", "python", "-n", "3", "-m", chosen)
+    run_pytest(session, "python", "-n", "3", "-m", chosen)
 
 
 @nox.session
@@ -294,6 +264,6 @@ def tests_all(session: nox.Session) -> None:
 def coverage(session: nox.Session) -> None:
     """Which lines of the package the tests run; the report is in build/coverage/index.html."""
     run_pytest(
-        *(session, "coverage", "python", "-n", "3", "-m", "not full"),
+        *(session, "python", "-n", "3", "-m", "not full"),
         *("--cov=stagespan", "--cov-report=html:build/coverage", "--cov-report=term:skip-covered"),
     )

@@ -13,12 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / ".make"
 VENV = ROOT / ".venv"
 
-# The sources of the extension and the package.
+# The sources of the extension.
 COMPILED_SOURCES = (
     *("pyproject.toml", "CMakeLists.txt", "cmake", "csrc"),
     *("python/stagespan/_core.pyi", "python/stagespan/__init__.py"),  # docstrings
 )
-PACKAGE_SOURCES = (*COMPILED_SOURCES, "README.md", "python")
 
 
 def in_ci() -> bool:
