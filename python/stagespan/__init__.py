@@ -8,7 +8,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from stagespan import _core
+try:
+    from stagespan import _core
+except ImportError as _error:
+    from stagespan import without_core as _without_core
+
+    _without_core.install(_error)
+    from stagespan import _core
 from stagespan import settings as _settings
 from stagespan._core import (
     ProfilingContext as ProfilingContext,
@@ -126,6 +132,16 @@ def get_include() -> str:
     return os.path.join(os.path.dirname(_core.__file__), "include")
 
 
+def is_available() -> bool:
+    """Return whether the extension could be imported.
+
+    If it could not, one warning says why, contexts and requests do nothing, decorators return the
+    function that they get, statistics and reports are empty, and everything that reads traces or
+    recordings raises StagespanError.
+    """
+    return _core.__name__ == f"{__name__}._core"
+
+
 __all__ = sorted(  # noqa: PLE0605
     {*_LAZY, *(name for name, value in globals().items() if callable(value) and name[0] != "_")}
 )
@@ -162,13 +178,14 @@ _context.lazy_hook("service", "stagespan.live.service")
 _context.lazy_hook("service", "stagespan.live.recording_updates")
 if _settings.profiler_names():
     _imports.load("stagespan.profiling.unused")  # programs of plain spans start no service
-_dynamo.install()
-_device.install()
-_own_recording.install(__version__)
+if is_available():
+    _dynamo.install()
+    _device.install()
+    _own_recording.install(__version__)
 if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
     _imports.load("stagespan.contexts.threads").propagate_to_threads()
 if _stall_s := _settings.get("STAGESPAN_STALL_S"):
     _imports.load("stagespan.live.stalls").watch(_stall_s)
-if is_debug() or _settings.get("STAGESPAN_TIMING_REPORT") is not None:
+if is_debug() or (is_available() and _settings.get("STAGESPAN_TIMING_REPORT") is not None):
     # The environment asks for reports: they are written even if no debug context runs.
     _context.need("debug")

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import preloaded
-from stagespan import _core
-from stagespan.contexts import dynamo
+from stagespan import _core, without_core
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -129,8 +128,8 @@ def test_members_of_contexts_and_tokens_in_a_graph() -> None:
 @pytest.mark.parametrize(
     ("real", "stand_in"),
     [
-        (_core.Span, dynamo.NoSpan("x", "span")),
-        (_core.Token, dynamo.NoToken("x")),
+        (_core.Span, without_core.NoSpan("x", "span")),
+        (_core.Token, without_core.NoToken("x")),
     ],
 )
 def test_stand_ins_have_all_members(real: type, stand_in: object) -> None:

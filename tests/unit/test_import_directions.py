@@ -20,7 +20,7 @@ needs_sources = pytest.mark.skipif(
 
 # From low to high: a part of the package may import from its own line and the lines before it.
 PARTS = (
-    "errors text settings _core standalone",
+    "errors text settings _core standalone without_core",
     "process",
     "contexts",
     "device",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from stagespan import _core, settings
+from stagespan import _core, is_available, settings, without_core
 from stagespan.process import run
 from stagespan.text.amounts import counted
 
@@ -64,12 +64,13 @@ _Rows = Iterator[tuple[str, State, str]]
 def _recorder() -> _Rows:
     from stagespan.device.environment import version
 
+    python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+    if not is_available():
+        yield "stagespan", "fails", f"{version()}, {without_core.reason()}: nothing is timed"
+        yield "python", "works", python
+        return
     yield "stagespan", "works", f"{version()}, extension {_core.__file__}"
-    yield (
-        "python",
-        "works",
-        f"{platform.python_version()}, {platform.system()} {platform.machine()}",
-    )
+    yield "python", "works", python
     yield _clock(_core.clock_info())
     on = _core.is_enabled()
     yield "spans", "works" if on else "note", "recorded" if on else "off: STAGESPAN_ENABLED=false"
@@ -180,6 +181,9 @@ def _listed(parts: list[str]) -> str:
 def _device(use_device: bool) -> _Rows:
     from stagespan.device import platforms, times
 
+    if not is_available():
+        yield "timing", "absent", "not tested: nothing is timed"
+        return
     driver = _driver()
     yield "driver", "works" if driver else "absent", driver or "no CUDA, ROCm, XPU or Ascend driver"
     here = platforms.loaded_platform()

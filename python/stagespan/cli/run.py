@@ -61,8 +61,11 @@ def command(
     The exit status of the script is kept. The table goes to standard error. Files are written in
     debug mode and with --output.
     """
+    from stagespan import is_available, without_core
     from stagespan.cli import named, script
 
+    if not is_available():
+        without_core.refuse()
     selected = named.named_stages(stages)
     if debug:
         os.environ["STAGESPAN_DEBUG"] = "true"  # also for workers

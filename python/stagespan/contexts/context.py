@@ -302,7 +302,7 @@ def set_debug(on: bool = True) -> None:
         raise SettingsError(f"set_debug() takes True or False, not the text {on!r}.")
     _core.set_debug(bool(on))
     switches.switched()
-    if on:
+    if _core.is_debug():
         need("debug")
 
 

@@ -11,10 +11,10 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from types import CellType, CodeType, TracebackType
+from types import CellType, CodeType
 from typing import Any, TypeVar
 
-from stagespan import _core
+from stagespan import _core, without_core
 from stagespan.process.imports import ImportFinder
 
 _F = TypeVar("_F")
@@ -26,115 +26,11 @@ _skipped: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictiona
 """By their ids, because equal code objects are skipped independently of each other."""
 
 
-class NoSpan:
-    """A context inside a compiled graph: it has all members of a span and measures nothing."""
-
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        *,
-        reset_peak_memory: bool = False,
-        capture_memory: bool = False,
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self.reset_peak_memory = reset_peak_memory
-        self.capture_memory = capture_memory
-
-    def __enter__(self) -> NoSpan:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        return None
-
-    async def __aenter__(self) -> NoSpan:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        return None
-
-    def __call__(self, function: _F) -> _F:
-        return function
-
-    def add(self, **work: float) -> None:
-        return None
-
-    def inputs(self, **arguments: Any) -> None:
-        return None
-
-    def output(self, value: Any) -> None:
-        return None
-
-
-class NoToken:
-    """The token that `begin` returns inside a compiled graph."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.id = 0  # of a span that is not recorded
-
-    def end(self, *, error: bool = False) -> None:
-        """End nothing."""
-
-
-def _span(name: Any = None) -> Any:
-    return name if callable(name) else NoSpan(name, "span")
-
-
-def _profiling_context(
-    name: Any = None, reset_peak_memory: bool = True, *, capture_memory: bool = False
-) -> Any:
-    if callable(name):
-        return name
-    return NoSpan(
-        name, "profiling", reset_peak_memory=reset_peak_memory, capture_memory=capture_memory
-    )
-
-
-def _profiling_context_4_debug(
-    name: Any = None, reset_peak_memory: bool = True, *, capture_memory: bool = False
-) -> Any:
-    if callable(name):
-        return name
-    return NoSpan(name, "debug", reset_peak_memory=reset_peak_memory, capture_memory=capture_memory)
-
-
-def _begin(name: str) -> NoToken:
-    return NoToken(name)
-
-
-def _end(token: NoToken, *, error: bool = False) -> None:
-    return None
-
-
-def _record(name: str, begin_ns: int, end_ns: int, *, error: bool = False) -> None:
-    return None
-
-
-def _call_timed(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
-
-
-_STAND_INS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
-    (_core.span, _span),
-    (_core.ProfilingContext, _profiling_context),
-    (_core.ProfilingContext4Debug, _profiling_context_4_debug),
-    (_core.begin, _begin),
-    (_core.end, _end),
-    (_core.record, _record),
-    (_core.call_timed, _call_timed),
+_STAND_INS = (
+    *("span", "ProfilingContext", "ProfilingContext4Debug", "begin", "end", "record"),
+    "call_timed",
 )
+"""The names of `_core` that compiled code replaces by those of `without_core`."""
 
 
 def _call_timed_unless_compiling(
@@ -201,9 +97,10 @@ def register() -> None:
             _log.debug("This torch has no substitute_in_graph: contexts break compiled graphs.")
             call_cell.cell_contents = _call_timed_unless_compiling
             return
-        for original, stand_in in _STAND_INS:
+        for name in _STAND_INS:
             # The signatures are the same, but that of a C function does not compare equal.
-            substitute(original, skip_signature_check=True)(stand_in)
+            stand_in = getattr(without_core, name)
+            substitute(getattr(_core, name), skip_signature_check=True)(stand_in)
         _skip_left_alone()
         for reference in _skipped.valuerefs():
             if (code := reference()) is not None:

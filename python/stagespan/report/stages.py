@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stagespan._core import StageSummary
 from stagespan.live.statistics import Durations
 from stagespan.report.entries import StageEntry
+
+if TYPE_CHECKING:
+    from stagespan._core import StageSummary
 
 _MS = 1e6
 SEVERAL = "(several)"

@@ -1,0 +1,341 @@
+"""Stands in for the extension where it cannot be imported: a program runs on, and nothing is timed.
+
+It has the names of `_core` that a program needs while the recorder is off. Everything else, such as
+reading traces and recordings, is refused in one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from stagespan.errors import StagespanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_F = TypeVar("_F")
+_reason = "it is not installed"
+
+
+def install(error: ImportError) -> None:
+    """Use this module as `stagespan._core`, and log the reason."""
+    global _reason
+    _reason = str(error)
+    sys.modules["stagespan._core"] = sys.modules[__name__]
+    logging.getLogger("stagespan").warning(
+        "stagespan: %s: nothing is timed, and the program runs as without stagespan (logged once).",
+        reason(),
+    )
+
+
+def reason() -> str:
+    """Return why nothing is timed."""
+    return f"the extension cannot be imported ({_reason})"
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name.startswith("__"):  # what Python itself asks of a module
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    refuse()
+
+
+def refuse() -> NoReturn:
+    """Raise the StagespanError of everything that needs the extension."""
+    raise StagespanError(
+        f"This needs stagespan's extension, and {reason()}: install stagespan for this Python on a"
+        " machine that it supports."
+    )
+
+
+# --- contexts ---------------------------------------------------------------------------------
+
+
+class NoSpan:
+    """A context that measures nothing and has all members of a span."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        *,
+        reset_peak_memory: bool = False,
+        capture_memory: bool = False,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.reset_peak_memory = reset_peak_memory
+        self.capture_memory = capture_memory
+
+    def __enter__(self) -> NoSpan:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        return None
+
+    async def __aenter__(self) -> NoSpan:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        return None
+
+    def __call__(self, function: _F) -> _F:
+        return function
+
+    def add(self, **work: float) -> None:
+        return None
+
+    def inputs(self, **arguments: Any) -> None:
+        return None
+
+    def output(self, value: Any) -> None:
+        return None
+
+
+class NoToken:
+    """The token of a span that is not recorded."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.id = 0
+
+    def end(self, *, error: bool = False) -> None:
+        """End nothing."""
+
+
+def span(name: Any = None) -> Any:
+    """Return a context that measures nothing, or the function that it decorates."""
+    return name if callable(name) else NoSpan(name, "span")
+
+
+def ProfilingContext(
+    name: Any = None, reset_peak_memory: bool = True, *, capture_memory: bool = False
+) -> Any:
+    """Return a context that measures nothing, or the function that it decorates."""
+    if callable(name):
+        return name
+    return NoSpan(
+        name, "profiling", reset_peak_memory=reset_peak_memory, capture_memory=capture_memory
+    )
+
+
+def ProfilingContext4Debug(
+    name: Any = None, reset_peak_memory: bool = True, *, capture_memory: bool = False
+) -> Any:
+    """Return a context that measures nothing, or the function that it decorates."""
+    if callable(name):
+        return name
+    return NoSpan(name, "debug", reset_peak_memory=reset_peak_memory, capture_memory=capture_memory)
+
+
+def queued(name: str, /) -> NoSpan:
+    """Return a context that measures nothing."""
+    return NoSpan(name, "span")
+
+
+batch_span = queued
+
+
+def begin(name: str, /, *, kind: str = "execution") -> NoToken:
+    """Return the token of a span that is not recorded."""
+    return NoToken(name)
+
+
+def call_timed(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call `function` with the other arguments."""
+    return function(*args, **kwargs)
+
+
+def end(token: Any, *, error: bool = False) -> None:
+    """End nothing."""
+
+
+def record(name: str, begin_ns: int, end_ns: int, *, error: bool = False) -> None:
+    """Record nothing."""
+
+
+Span, Token = NoSpan, NoToken
+MISSING: Any = object()
+
+
+# --- switches and hooks, which have no effect ---------------------------------------------------
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing, and return None: there is no path, no request and no stage either."""
+
+
+enable = disable = set_debug = lost_add = require_main_interpreter = _nothing
+hooks_set_contexts = hooks_set_decorator = hooks_set_torch_callback = memory_set_hook = _nothing
+profiler_set_names = profiler_set_annotated_names = service_set_start = _nothing
+recording_describe_process = recording_describe_worker = recording_end = _nothing
+recording_why_not_in = device_drop_completions = memory_forget_peak_rss = _nothing
+innermost_stage = request_inheritance = segment_wait = timed_by = memory_never_free = _nothing
+termination_unwatch = termination_await = termination_watch_stops = termination_mark_stop = _nothing
+
+
+def is_enabled() -> bool:
+    """Return False: nothing is recorded."""
+    return False
+
+
+is_debug = recording_is_cut_off = is_enabled
+
+
+def termination_watch(write: Callable[[], None]) -> bool:
+    """Return False: signals end the process as they do without stagespan."""
+    return False
+
+
+# --- requests, which are current as usual -------------------------------------------------------
+
+_request: contextvars.ContextVar[Any] = contextvars.ContextVar("stagespan_request", default=None)
+
+
+def request_variable() -> contextvars.ContextVar[Any]:
+    """Return the context variable that contains the current request, or None."""
+    return _request
+
+
+def request_enter(number: int, request: Any, /) -> contextvars.Token[Any]:
+    """Make a request current. Returns what `request_leave` takes."""
+    return _request.set(request)
+
+
+request_adopt = request_enter
+
+
+def request_leave(entered: contextvars.Token[Any], request: Any, /) -> None:
+    """Undo `request_enter`, in the context in which it was called."""
+    # A token that was used already, or in another context, is refused.
+    with contextlib.suppress(RuntimeError, ValueError):
+        _request.reset(entered)
+
+
+def _zero() -> int:
+    return 0
+
+
+request_number = segment_now = recording_boot = _zero
+
+
+# --- results ------------------------------------------------------------------------------------
+
+_SPAN_FIELDS = {
+    "stage": "u4",
+    "thread": "u4",
+    "begin_ns": "i8",
+    "end_ns": "i8",
+    "id": "u8",
+    "parent": "u8",
+    "request": "u8",
+    "suspended_ns": "i8",
+    "depth": "u2",
+    "flags": "u2",
+    "device_elapsed_ns": "f8",
+    "device_queue_ns": "f8",
+    "device_tail_ns": "f8",
+}
+
+
+class SpanCursor:
+    """The position of a reader of no spans."""
+
+    overwritten = 0
+
+    def __init__(self, *, from_now: bool = False) -> None: ...
+
+
+class Snapshot:
+    """The statistics of no stages, also as a packed snapshot."""
+
+    size_bytes = 0
+
+    def __init__(self) -> None:
+        self.time_ns = time.time_ns()
+
+    def stages(self, kind: int = 0) -> dict[str, Any]:
+        """Return an empty dict."""
+        return {}
+
+    def since(self, earlier: Snapshot) -> Snapshot:
+        """Return this snapshot."""
+        return self
+
+    pack = unpack = lambda self: self
+
+
+PackedSnapshot, snapshot = Snapshot, Snapshot
+
+
+def spans(*, since: SpanCursor | None = None) -> Any:
+    """Return no spans, with the fields that spans have."""
+    import numpy as np
+
+    return np.empty(0, np.dtype(list(_SPAN_FIELDS.items()), align=True))
+
+
+def _no_list(*args: Any) -> list[Any]:
+    return []
+
+
+def _no_dict() -> dict[str, Any]:
+    return {}
+
+
+open_spans = stage_names = stage_kinds = device_drain_completions = _no_list
+lost = arena_info = clock_info = memory_peak_rss_bytes = _no_dict
+
+
+def request_figures(request: int, since_ns: int) -> tuple[list[Any], bool]:
+    """Return no figures, which are complete."""
+    return [], True
+
+
+# --- what the package asks of the recorder --------------------------------------------------------
+
+now_ns = time.time_ns
+FLAG_ERROR = FLAG_RECORDED = FLAG_CAPTURED = FLAG_FIRST_OF_SHAPE = 0
+KIND_SHIFT = 0
+# Nothing is reserved, so each value of these settings is valid.
+RING_SPANS_DEFAULT = RING_SPANS_LEAST = REQUESTS_DEFAULT = REQUESTS_LEAST = 0
+RING_SPANS_MOST = REQUESTS_MOST = 10**9
+
+
+def settings_whole_number(text: str) -> int | None:
+    """Return the number in a text of up to 18 digits, by the rules of the extension."""
+    digits = text.strip(" \t\n\r\f\v").removeprefix("+")
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= 18
+    return int(digits) if is_number else None
+
+
+def device_every(every: int = 0) -> int:
+    """Return the number that is passed."""
+    return every
+
+
+_woken = threading.Event()
+
+
+def service_wait(timeout_s: float) -> bool:
+    """Sleep until `service_wake` is called or the time is over."""
+    return _woken.wait(timeout_s)
+
+
+service_wake = _woken.set
