@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recording import in_child, lost
+from recording import in_child, lost, python
 
 import stagespan
 from stagespan import (
@@ -447,6 +447,54 @@ def test_a_fork_inside_of_a_request(tmp_path: Path) -> None:
     # THEN the ids are different, and each child has its own recording
     assert len({one[0] for one in (*children, parent)}) == 3
     assert [one[1] for one in children] == [["child", "child"]] * 2
+
+
+def test_a_hop_to_a_forked_child_does_not_come_back(folder: Path, tmp_path: Path) -> None:
+    program = """
+        import os, stagespan
+        with stagespan.request("r"):
+            carrier = stagespan.inject()
+            if os.fork() == 0:
+                with stagespan.extract(carrier), stagespan.span("work"):
+                    pass
+                os._exit(0)
+            os.wait()
+    """
+    python(program, tmp_path, STAGESPAN_RECORDING="keep")
+    (found,) = timelines([recording.open(path) for path in folder.glob("*.stagespan")])
+    assert found.causes == []
+    assert [one.segment["origin"] for one in found.segments] == ["root", "remote"]
+    assert found.where["execution", "work"] > 0
+
+
+@pytest.mark.parametrize("kind", ["batch", "queue"])
+def test_a_process_that_ends_in_a_batch_or_a_wait(kind: str, folder: Path, tmp_path: Path) -> None:
+    # GIVEN a worker that has left its request, and ends while a batch or a list still has it
+    program = f"""
+        import os, stagespan
+        with stagespan.request("r"):
+            carrier = stagespan.inject()
+            if os.fork() == 0:
+                with stagespan.extract(carrier) as remote, stagespan.span("prefill"):
+                    pass
+                if {kind!r} == "batch":
+                    serving = stagespan.batch("forward", [remote])
+                    serving.__enter__()
+                else:
+                    with remote:
+                        token = stagespan.begin("forward", kind="queue")
+                os._exit(3)
+            os.wait()
+    """
+    python(program, tmp_path, STAGESPAN_RECORDING="keep")
+    (found,) = timelines([recording.open(path) for path in folder.glob("*.stagespan")])
+    # THEN the segment has not ended before the process did
+    assert found.causes == ["process ended"]
+    assert found.segments[1].segment["status"] == "abandoned"
+    assert [(span.stage, span.kind, span.is_open) for span in found.segments[1].spans] == [
+        ("prefill", "execution", False),
+        ("forward", kind, True),
+    ]
 
 
 def test_hashes_instead_of_ids(tmp_path: Path) -> None:

@@ -492,5 +492,6 @@ class Carried:
         _core.request_leave(adopted, self._request)
 
 
-# The parent reports its own requests.
+# The parent reports its own requests, and hops to a child do not come back to the root there.
 forks.after_in_child(finished_requests.clear)
+forks.after_in_child(open_roots.clear)

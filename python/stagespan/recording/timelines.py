@@ -180,11 +180,18 @@ class _Process:
         return None if unix_ns is None else unix_ns - self._offset_ns
 
     def _stretch(self, segment: Segment) -> Stretch:
+        spans = list(self._spans_of(segment["number"]))
+        is_received = segment["origin"] != "root"
+        # Batches, and waits in a list, go on after `with remote:` was left.
+        if is_received and segment["status"] == "ok" and any(span.is_open for span in spans):
+            has_ended = self.recording.state not in ("alive", "unknown")
+            segment = segment.copy()
+            segment["end_ns"] = None
+            segment["status"] = "abandoned" if has_ended else "open"
         begin_ns = segment["begin_ns"] or segment["received_ns"] or self.recording.begin_ns
         end_ns = segment["end_ns"]
         begin = begin_ns - self._offset_ns
         end = self._now_ns if end_ns is None else end_ns - self._offset_ns
-        spans = list(self._spans_of(segment["number"]))
         return Stretch(self.recording, segment, begin, max(begin, end), spans)
 
     def _spans_of(self, number: int) -> Iterator[TimedSpan]:
