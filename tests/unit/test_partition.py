@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stagespan.recording.partition import ORDER, Part, partition
+from stagespan.recording.partition import ORDER, Part, partition, pieces
 
 _TIMES = st.one_of(
     st.integers(-30, 60), st.integers(-(2**62), 2**62), st.integers(0, 3).map(lambda n: n * 2**60)
@@ -27,6 +29,13 @@ def check(begin: int, length: int, parts: list[Part]) -> None:
 
     assert sum(found.values()) == length
     assert all(ns > 0 for ns in found.values())
+    # The pieces are the same time in order, without gaps.
+    in_order = list(pieces(begin, begin + length, parts))
+    ends = [begin, *(piece.end_ns for piece in in_order)]
+    assert [piece.begin_ns for piece in in_order] == ends[:-1]
+    assert ends[-1] == begin + length
+    owners = [(piece.kind, piece.name) for piece in in_order]
+    assert all(one != other for one, other in itertools.pairwise(owners))
 
 
 @given(begin=_TIMES, length=st.integers(0, 80), parts=st.lists(_PARTS, max_size=12))

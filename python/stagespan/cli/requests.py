@@ -31,6 +31,7 @@ _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
 @click.option("--id", "id_", metavar="ID", help="Show the timeline of the requests with this id.")
 @click.option("--status", type=click.Choice(_STATUSES), help="Show only requests that ended so.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--html", metavar="FILE", help="Write a page with timelines (needs plotly) instead.")
 @click.option(
     "--perfetto",
     metavar="FILE",
@@ -43,6 +44,7 @@ def command(
     id_: str | None,
     status: str | None,
     as_json: bool,
+    html: str | None,
     perfetto: str | None,
 ) -> None:
     """Show where the time of requests went: execution, hand-off, queue, and the rest.
@@ -80,12 +82,18 @@ def command(
         named = f" with the id {id_!r}" if id_ is not None else ""
         click.echo(f"There are no requests{named} in {len(read):,} recordings.")
         return
-    if perfetto is not None:
+    if html is not None or perfetto is not None:
         from stagespan.cli.output import write_to
-        from stagespan.recording import dump
 
-        ran_in = {id(segment.recording) for one in found for segment in one.segments}
-        write_to(perfetto, dump.as_perfetto(*(one for one in read if id(one) in ran_in)))
+        if html is not None:
+            from stagespan.recording import requests_page
+
+            write_to(html, requests_page.page(found, shown, lost))
+        if perfetto is not None:
+            from stagespan.recording import dump
+
+            ran_in = {id(segment.recording) for one in found for segment in one.segments}
+            write_to(perfetto, dump.as_perfetto(*(one for one in read if id(one) in ran_in)))
         return
     if id_ is not None:
         for one in shown:

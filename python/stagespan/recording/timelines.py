@@ -74,6 +74,8 @@ class Stretch:
     error_ns: int = 0
     is_discarded: bool = False
     """Whether it, or a segment that led to it, has the status discarded."""
+    parts: list[Part] = field(default_factory=list)
+    """Its spans and hops, on the clock of the root."""
 
 
 @dataclass
@@ -295,7 +297,9 @@ def _joined(
         for process, one in returns.get(stretch.segment["segment"] or "", ())
     ]
     _place(root, segments, own_returns)
-    hops, parts, out_and_back_ns = _hops(root, segments, own_returns, known)
+    for stretch in segments:
+        stretch.parts = []
+    hops, out_and_back_ns = _hops(root, segments, own_returns, known)
     received_ns = root.segment["received_ns"]
     begin_ns, end_ns = root.begin_ns, root.end_ns
     if received_ns is not None:
@@ -318,7 +322,8 @@ def _joined(
                 late += kind == "execution"
                 continue
             reach = (stretch.depth, span.depth, span.begin_ns)
-            parts.append(Part(kind, span.stage, begin, end, reach))
+            stretch.parts.append(Part(kind, span.stage, begin, end, reach))
+    parts = [part for stretch in segments for part in stretch.parts]
     chunked = [one for one in segments if one.segment["chunks"]]
     times = [(one.segment["first_chunk_ns"], one.segment["begin_ns"]) for one in chunked]
     firsts = [first - began for first, began in times if first is not None and began is not None]
@@ -410,8 +415,9 @@ def _clock(recording: Recording) -> object:
 
 def _hops(
     root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, known: dict[str, Stretch]
-) -> tuple[list[Hop], list[Part], list[int]]:
-    hops, parts, out_and_back_ns = [], [], []
+) -> tuple[list[Hop], list[int]]:
+    """Return the hops and round trips of a request, and add the parts of the hops."""
+    hops, out_and_back_ns = [], []
     arrivals = [(one, one.recording, one.segment, False) for one in segments]
     arrivals += [(to, process.recording, one, True) for to, process, one in returns]
     for stretch, recording, segment, is_return in arrivals:
@@ -447,10 +453,10 @@ def _hops(
         at = received + stretch.offset_ns
         # What was before a root is in no recording.
         if sent_ns is not None and sent_ns < at and (stretch is not root or is_return):
-            parts.append(Part("handoff", queue, sent_ns, at, reach))
+            stretch.parts.append(Part("handoff", queue, sent_ns, at, reach))
         until = stretch.end_ns if entered is None else entered
-        parts.append(Part("queue", queue, at, until + stretch.offset_ns, reach))
-    return hops, parts, out_and_back_ns
+        stretch.parts.append(Part("queue", queue, at, until + stretch.offset_ns, reach))
+    return hops, out_and_back_ns
 
 
 def _hand_off(

@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import json
 import re
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ def filled(shown: dict[str, Any]) -> str:
         "charts": charts,
         "charts_hash": charts_hash,
         "script": script,
+        "title": escape(shown["words"]["page"]),
+        "as_text": escape(shown["words"]["as_text"]),
     }
     # In one pass, so that inserted text is not searched again.
     return _SLOT.sub(lambda found: parts[found[1]], _file("page.html"))

@@ -31,6 +31,13 @@ MOST_ROWS = 5_000
 """The most rows of a table. All rows are in --json and --markdown, as the page says."""
 LONGEST_TEXT = 2_000
 LONGEST_SHOWN = 70
+WORDS = {
+    "page": "Trace analysis",
+    "timeline": "Timeline of steps, stages, device and host",
+    "axis": "time since the start of the trace",
+    "as_text": "stagespan analyze --markdown",
+}
+"""What a page calls itself, its timeline and its time, and the command that prints it."""
 _EXACT = 1 << 53
 
 
@@ -43,6 +50,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
     shown = drawn(timeline(trace))
     own = [isinstance(result, Titled) for result in analysis.results.values()]
     return {
+        "words": WORDS,
         "title": shortened(name_of(Path(trace.path)), 120),
         "summary": summary(analysis),
         "made_by": f"stagespan {metadata.version('stagespan')}",

@@ -21,7 +21,7 @@ function bullet(colour, text) {
 }
 
 function head() {
-  document.title = `${DATA.title}: ${DATA.verdict ? DATA.verdict.word : "trace analysis"}`;
+  document.title = `${DATA.title}: ${DATA.verdict ? DATA.verdict.word : DATA.words.page.toLowerCase()}`;
   document.getElementById("title").textContent = DATA.title;
   const notes = DATA.notes.slice(DATA.incomplete ? 1 : 0);
   document.getElementById("made").textContent =
@@ -118,7 +118,7 @@ function timeline() {
   const [size, unit] = timeUnit(DATA.window_ns);
   const names = DATA.rows.map(plain);
   const few = window.innerWidth < 720;
-  timelineNode = chart(made, "Timeline of steps, stages, device and host", () => {
+  timelineNode = chart(made, DATA.words.timeline, () => {
     const known = timelineNode && timelineNode.layout;
     const [begin, end] = known ? timelineNode.layout.xaxis.range : [0, DATA.window_ns / size];
     const cells = Math.max(Math.round((timelineNode.clientWidth - (few ? 60 : 140)) / CELL_PX), 60);
@@ -129,7 +129,7 @@ function timeline() {
     return [timelineTraces(begin * size, end * size, cells, size), {
       barmode: "overlay", hovermode: "closest", dragmode: few ? "pan" : "zoom",
       height: 80 + 32 * names.length, margin: { l: 8, r: 12, t: 30, b: 34 },
-      xaxis: { title: { text: `time since the start of the trace (${unit})` }, zeroline: false,
+      xaxis: { title: { text: `${DATA.words.axis} (${unit})` }, zeroline: false,
         range: [begin, end] },
       yaxis: { tickvals: names.map((_, row) => row), ticktext: names, range: [names.length - 0.45, -0.55],
         fixedrange: true, showgrid: false, zeroline: false, tickfont: { size: few ? 9 : 12 } },
@@ -145,8 +145,9 @@ function timeline() {
     });
     notes.before(rowLegend());
     const rowNotes = ROWS.map((row) => row.note).filter(Boolean);
-    notes.textContent = ["The height of a bar is its busy share. Drag to zoom, double-click to show"
-      + " everything. Click a time on this page to show it here.", ...rowNotes].join(" ");
+    notes.textContent = ["The height of a bar is its busy share. Drag to zoom, double-click to show everything.",
+      MAIN.querySelector("button.at") && "Click a time on this page to show it here.", ...rowNotes]
+      .filter(Boolean).join(" ");
   });
 }
 

@@ -8,7 +8,6 @@ const CELL_PX = 2.5;
 const LEAST_SHARE = 0.02; // half a pixel, so that small parts stay visible
 
 const OTHER_STAGES = "#a9b1bc";
-const KIND_NAMES = ["computing", "communicating", "copying"];
 
 let ROWS = null;
 
@@ -155,5 +154,5 @@ function rowColours() {
 function rowLegend() {
   return element("ul", { class: "legend" }, ...[...rowColours().values()]
     .filter(([, words]) => words !== null)
-    .map(([name, words]) => bullet(KIND_NAMES.includes(name) ? `var(--${name})` : colourOf(name), words)));
+    .map(([name, words]) => bullet(variable(`--${name}`) ? `var(--${name})` : colourOf(name), words)));
 }
