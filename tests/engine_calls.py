@@ -16,7 +16,7 @@ class WithStagespan(Calls):
 
     def end(self, request: Any, status: str) -> None:
         request.set_status(status)
-        request.__exit__()
+        request.__exit__(None, None, None)
 
     def send(self, request: Any, queue: str, attempt: int = 1) -> Carrier:
         return stagespan.inject(queue=queue, attempt=attempt)
@@ -30,7 +30,7 @@ class WithStagespan(Calls):
     def leave(self, request: Any, status: str = "ok") -> None:
         if status != "ok":
             request.set_status(status)
-        request.__exit__()
+        request.__exit__(None, None, None)
 
     def wait(self, request: Any) -> Any:
         return stagespan.begin("waiting", kind="queue")
@@ -50,7 +50,7 @@ class WithStagespan(Calls):
         return batch
 
     def end_batch(self, requests: list[Any], token: Any) -> None:
-        token.__exit__()
+        token.__exit__(None, None, None)
 
     def chunk(self, request: Any) -> None:
         request.chunk()
