@@ -145,6 +145,79 @@ def test_a_page_of_a_process_that_ends_meanwhile(folder: Path) -> None:
     assert message == "The process has ended: this is its last known state."
 
 
+# --- what waits and runs --------------------------------------------------------------------------
+
+LOADED = """
+    import stagespan, threading, time
+    received = []
+    for i in range(4):
+        with stagespan.request(f"r{i}"):
+            received.append(stagespan.extract(stagespan.inject(queue="tasks")))
+    carrier = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
+    received.append(stagespan.extract(carrier))  # without a queue of its own
+    stop, started = threading.Event(), threading.Semaphore(0)
+
+    def wait():
+        with stagespan.request("w"), stagespan.queued("replica"):
+            started.release()
+            stop.wait()
+
+    def work():
+        with stagespan.queued("scheduler"), stagespan.span("done"):
+            pass
+        with stagespan.batch("forward", []), stagespan.span("inner"):
+            started.release()
+            stop.wait()
+
+    for function in (wait, wait, work):
+        threading.Thread(target=function, daemon=True).start()
+        started.acquire()
+    with received[3]:
+        pass
+    with received[0]:
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_pages_show_what_waits_and_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setenv("STAGESPAN_JOB", "loaded")
+    process = start(LOADED)
+    try:
+        ready(process)
+        rows = json.loads(command_here("ps", "--json").stdout)["processes"]
+        listed = command_here("ps").stdout
+        job = json.loads(command_here("ps", "--job", "loaded", "--json").stdout)["load"]
+        text = command_here("ps", "--job", "loaded").stdout
+        page = command_here("top", str(process.pid), "--once", "--interval", "0.1").stdout
+        of_job = command_here("top", "--job", "loaded", "--once", "--interval", "0.1").stdout
+    finally:
+        end(process)
+    (row,) = (row for row in rows if row["pid"] == process.pid)
+    for load in (row, job):
+        assert load["waiting"] == {"replica": 2, "tasks": 2, "default": 1}
+        assert load["running"] == {"forward": 1, "inner": 1}
+        # that of the carrier, and two that wait; r0 to r3 have ended, though not what came back
+        assert load["open_requests"] == 3
+        assert load["oldest_request_ns"] > load["longest_ns"]["replica"]
+        assert load["oldest_waiter_ns"] == max(load["longest_ns"].values())
+        assert load["longest_ns"]["tasks"] > load["longest_ns"]["replica"]
+    found = cells(listed, str(process.pid))
+    assert found["requests"] == "3"
+    assert "   forward 1, inner 1   replica 2, tasks 2, default 1   " in listed
+    assert "3 requests are open, the oldest for " in text
+    assert "Waiting: replica 2 (the oldest for " in text
+    for shown in (page, of_job):
+        assert "3 requests are open, the oldest for " in shown
+        assert cells(shown, "forward")["running"] == "1"
+        assert cells(shown, "done")["running"] == ""
+        lines = [line.split()[:2] for line in shown.splitlines()]
+        assert [*sorted(lines)].count(["tasks", "2"]) == 1
+        assert ["replica", "2"] in lines
+        assert ["scheduler", "0"] in lines
+
+
 # --- widths ---------------------------------------------------------------------------------------
 
 WIDE = """

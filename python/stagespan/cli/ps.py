@@ -95,6 +95,7 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
                 "stage": position.stages[-1] if position else None,
                 "stages": list(position.stages) if position else [],
                 "elapsed_ns": position.elapsed_ns if position else None,
+                **summary.load([recording]).as_dict(),
                 "warnings": recording.warnings(),
             }
         )
@@ -111,6 +112,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
     now_ns = time.time_ns()
     names = "pid state program rank job pipeline age spans spans/s errors in for"
+    names += " requests oldest running waiting longest"
     columns: dict[str, list[str]] = {name: [] for name in names.split()}
     for row in rows:
         rate, elapsed = row["spans_per_s"], row["elapsed_ns"]
@@ -128,6 +130,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             f"{row['errors']:,}" if row["errors"] else "",
             row["stage"] or "",
             "" if elapsed is None else duration(elapsed),
+            *_load_cells(row),
         )
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(one_line(cell))
@@ -137,9 +140,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
         Column(
             name,
             column,
-            is_flexible=name in ("program", "job", "pipeline", "in"),
-            is_number=name in ("spans", "spans/s", "errors"),
-            optional=name in ("rank", "job", "pipeline", "age", "spans"),
+            is_flexible=name in ("program", "job", "pipeline", "in", "running", "waiting"),
+            is_number=name in ("spans", "spans/s", "errors", "requests"),
+            optional=2 if name == "running" else name in _OPTIONAL,
         )
         for name, column in columns.items()
         if any(column)
@@ -150,6 +153,25 @@ def _print(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         for warning in row["warnings"]:
             click.echo(wrapped(f"{row['pid']}: {warning}"))
+
+
+_OPTIONAL = ("rank", "job", "pipeline", "age", "spans", "requests")
+
+
+def _load_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the open requests of a process, what runs and waits, and the ages of the oldest."""
+    from stagespan.text.amounts import duration
+
+    if not row["open_requests"] and not row["waiting"]:
+        return ("",) * 5
+    oldest, longest = row["oldest_request_ns"], row["oldest_waiter_ns"]
+    return (
+        f"{row['open_requests']:,}",
+        "" if oldest is None else duration(oldest),
+        ", ".join(f"{name} {n:,}" for name, n in row["running"].items()),
+        ", ".join(f"{name} {n:,}" for name, n in row["waiting"].items()),
+        "" if longest is None else duration(longest),
+    )
 
 
 def _stalled(found: list[Recording], seconds: float, stage: str | None, as_json: bool) -> int:

@@ -130,14 +130,22 @@ def _nested(spans: list[RecordedOpenSpan]) -> list[tuple[int, RecordedOpenSpan]]
 def print_job(job: str, as_json: bool) -> None:
     """Print the ranks of a job side by side."""
     from stagespan.recording import jobs, ranks, summary
+    from stagespan.recording.texts import open_requests, waiting
+    from stagespan.text.console import wrapped
 
     job_ranks = ranks.ranks(ranks.of_job(job))
-    stats = jobs.job(job).stats()
+    of_job = jobs.job(job)
+    stats = of_job.stats()
+    load = summary.load(of_job.recordings)
     if as_json:
         stages = {name: summary.stage_dict(stage) for name, stage in stats.items()}
-        print_json({"schema_version": 1, "job": job, **ranks.as_dict(job_ranks), "stages": stages})
+        page = {**ranks.as_dict(job_ranks), "load": load.as_dict(), "stages": stages}
+        print_json({"schema_version": 1, "job": job, **page})
         return
     _print_ranks(job_ranks)
+    for sentence in (open_requests(load), waiting(load)):
+        if sentence is not None:
+            click.echo(wrapped(sentence, "  "))
     click.echo("Statistics of all processes")
     _print_stats(stats)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,9 +12,12 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from stagespan import _core
 from stagespan.errors import StagespanError
+from stagespan.live.kinds import Kind, number_of
 from stagespan.process import imports
 from stagespan.recording import ranks, reading, summary
+from stagespan.recording.texts import open_requests
 from stagespan.text.amounts import duration
 from stagespan.text.escaping import one_line
 from stagespan.text.tables import Column, fitted_table
@@ -24,6 +29,11 @@ if TYPE_CHECKING:
 _ORDERS = ("share", "rate", "p99", "name")
 _KEPT_S = 10.0
 _MOST_THREADS = 8
+_MOST_QUEUES = 8
+_OPTIONAL = {"runs": 2, "running": 3, "p50": 1}
+"""Columns that are left out if the page is too narrow, the largest number first."""
+_EXECUTIONS: tuple[Kind, ...] = ("execution", "batch")
+_KINDS: tuple[Kind, ...] = (*_EXECUTIONS, "queue")
 
 
 class _Reading(NamedTuple):
@@ -38,9 +48,9 @@ class _Reading(NamedTuple):
 class _Window(NamedTuple):
     """The spans that ended in the last seconds."""
 
-    stats: Stats
+    stats: dict[Kind, Stats]
     seconds: float
-    self_ns: dict[str, int]
+    self_ns: dict[Kind, dict[str, int]]
     """The time of each stage without that of its children."""
 
 
@@ -148,10 +158,19 @@ class Page:
         if self._message:
             body.append(Text(one_line(self._message), no_wrap=True, overflow="ellipsis"))
             used += 1
+        load = summary.load(kept[-1].recording for kept in shown)
+        if (about_requests := open_requests(load)) is not None:
+            body.append(Text(about_requests, no_wrap=True, overflow="ellipsis"))
+            used += 1
         rows = self._position_rows(shown_ranks)
+        queues = self._queues(shown, load, width)
         # Each table has a header of two rows, and an empty row above and below.
-        left = None if height is None else height - used - min(len(rows), _MOST_THREADS) - 8
-        body.append(self._stages(shown, width, left))
+        used += min(len(rows), _MOST_THREADS) + 8 + (queues.row_count + 4 if queues else 0)
+        body.append(
+            self._stages(shown, width, None if height is None else height - used, load.running)
+        )
+        if queues is not None:
+            body.append(queues)
         body.append(self._position_table(rows[:_MOST_THREADS], width, len(rows)))
         return body
 
@@ -169,13 +188,19 @@ class Page:
         state = "ended" if self._message and recording.state == "alive" else recording.state
         return f"{recording.pid} {recording.program}, {state}{rank}{age}{frozen}"
 
-    def _stages(self, shown: list[list[_Reading]], width: int, most: int | None) -> Table:
-        rows = [row for kept in shown for row in self._changes(kept)]
+    def _stages(
+        self,
+        shown: list[list[_Reading]],
+        width: int,
+        most: int | None,
+        running: dict[str, int],
+    ) -> Table:
+        rows = [row for kept in shown for kind in _EXECUTIONS for row in self._changes(kept, kind)]
         total_ns = sum(row.self_ns for row in rows) or 1
-        merged: dict[str, list[_Change]] = {}
-        for row in rows:
-            if self.filter.lower() in row.name.lower():
-                merged.setdefault(row.name, []).append(row)
+        merged = self._by_name(rows)
+        for name in running:  # of which no run has ended
+            if name not in merged and self._is_wanted(name):
+                merged[name] = [_Change(name, 0.0, 0, 0, None, 0)]
         are_ranks = _are_ranks(shown)
         lines = [_line(name, changes, total_ns, are_ranks) for name, changes in merged.items()]
         order = _ORDERS[self._order]
@@ -190,10 +215,11 @@ class Page:
             del lines[max(most, 1) :]
         columns = [Column("stage", [one_line(line.name) for line in lines], is_flexible=True)]
         columns += [
-            Column(title, cells, is_number=True, optional=title in ("runs", "p50"))
+            Column(title, cells, is_number=True, optional=_OPTIONAL.get(title, 0))
             for title, cells in (
                 ("runs/s", [f"{line.rate:,.1f}" for line in lines]),
                 ("runs", [f"{line.count:,}" for line in lines]),
+                ("running", [_count(running.get(line.name, 0)) for line in lines]),
                 ("p50", [_shown(line.p50_ns or None) for line in lines]),
                 ("p95", [_shown(line.p95_ns or None) for line in lines]),
                 ("p99", [_shown(line.p99_ns or None) for line in lines]),
@@ -202,24 +228,63 @@ class Page:
                 ("errors", [f"{line.errors:,}" if line.errors else "" for line in lines]),
                 ("device", [_shown(line.device_ns) for line in lines]),
             )
-            if title not in ("errors/s", "errors", "device") or any(cells)
+            if title not in ("running", "errors/s", "errors", "device") or any(cells)
         ]
         return fitted_table(columns, width)
 
-    def _changes(self, kept: list[_Reading]) -> list[_Change]:
+    def _is_wanted(self, name: str) -> bool:
+        return self.filter.lower() in name.lower()
+
+    def _by_name(self, rows: Iterable[_Change]) -> dict[str, list[_Change]]:
+        merged: dict[str, list[_Change]] = {}
+        for row in rows:
+            if self._is_wanted(row.name):
+                merged.setdefault(row.name, []).append(row)
+        return merged
+
+    def _queues(self, shown: list[list[_Reading]], load: summary.Load, width: int) -> Table | None:
+        """Return the queues: what waits in each, and the waits that ended in the last seconds."""
+        merged = self._by_name(row for kept in shown for row in self._changes(kept, "queue"))
+        names = sorted({*merged, *filter(self._is_wanted, load.waiting)})
+        if not names:
+            return None
+        names.sort(key=lambda name: -load.waiting.get(name, 0))
+        lines = [_line(name, merged.get(name, []), 1, _are_ranks(shown)) for name in names]
+        del lines[_MOST_QUEUES:]
+        return fitted_table(
+            [
+                Column("queue", [one_line(line.name) for line in lines], is_flexible=True),
+                *(
+                    Column(title, cells, is_number=True)
+                    for title, cells in (
+                        ("waiting", [f"{load.waiting.get(line.name, 0):,}" for line in lines]),
+                        ("longest", [_shown(load.longest_ns.get(line.name)) for line in lines]),
+                        ("waits/s", [f"{line.rate:,.1f}" for line in lines]),
+                        ("p50", [_shown(line.p50_ns or None) for line in lines]),
+                        ("p95", [_shown(line.p95_ns or None) for line in lines]),
+                        ("p99", [_shown(line.p99_ns or None) for line in lines]),
+                    )
+                ),
+            ],
+            width,
+        )
+
+    def _changes(self, kept: list[_Reading], kind: Kind) -> list[_Change]:
         """Return the activity of each stage in the last seconds before the latest reading."""
         first, last = kept[0], kept[-1]
         statistics = imports.load("stagespan.live.statistics")
         seconds = last.at_s - first.at_s
         if last.window is not None:
-            recent, seconds, own = last.window
+            recent, seconds = last.window.stats[kind], last.window.seconds
+            own = last.window.self_ns[kind]
         elif seconds <= 0:
-            recent, own = last.recording.stats(), {}
+            recent, own = last.recording.stats(kind=kind), {}
         else:
             between = last.recording.snapshot().since(first.recording.snapshot())
-            recent = statistics.of_recording(between, {}, 0)
+            recent = statistics.of_recording(between, {}, 0, kind)
             own = {
-                name: stage.total_ns - stage.children_ns for name, stage in between.stages().items()
+                name: stage.total_ns - stage.children_ns
+                for name, stage in between.stages(number_of(kind)).items()
             }
         return [
             _Change(
@@ -230,7 +295,7 @@ class Page:
                 recent.get(name),
                 max(own.get(name, 0), 0),
             )
-            for name, stage in last.recording.stats().items()
+            for name, stage in last.recording.stats(kind=kind).items()
         ]
 
     def _position_rows(self, shown_ranks: list[ranks.Rank]) -> list[_PositionRow]:
@@ -282,15 +347,23 @@ def _window(recording: Recording, observed_s: float) -> _Window | None:
         return None
     names = recording.stage_names()
     statistics = imports.load("stagespan.live.statistics")
-    own: dict[str, int] = dict.fromkeys(names, 0)
-    lengths = spans["end_ns"] - spans["begin_ns"]
-    stages = dict(zip(spans["id"].tolist(), spans["stage"].tolist(), strict=True))
-    rows = (column.tolist() for column in (spans["stage"], spans["parent"], lengths))
-    for stage, parent, length in zip(*rows, strict=True):
-        own[names[stage]] += length
-        if parent in stages:
-            own[names[stages[parent]]] -= length
-    return _Window(statistics.of_spans(spans, names, {}, seconds), seconds, own)
+    numbers = (spans["flags"] >> _core.KIND_SHIFT).tolist()
+    lengths = (spans["end_ns"] - spans["begin_ns"]).tolist()
+    ids, stages, parents = (spans[name].tolist() for name in ("id", "stage", "parent"))
+    places = {id_: place for place, id_ in enumerate(ids)}
+    own: dict[int, Counter[str]] = {number_of(kind): Counter() for kind in _KINDS}
+    for number, stage, parent, length in zip(numbers, stages, parents, lengths, strict=True):
+        if number not in own:
+            continue
+        own[number][names[stage]] += length
+        around = places.get(parent)
+        if around is not None and numbers[around] in own:
+            own[numbers[around]][names[stages[around]]] -= length
+    of_kind = {
+        kind: spans[spans["flags"] >> _core.KIND_SHIFT == number_of(kind)] for kind in _KINDS
+    }
+    stats = {kind: statistics.of_spans(of, names, {}, seconds) for kind, of in of_kind.items()}
+    return _Window(stats, seconds, {kind: own[number_of(kind)] for kind in _KINDS})
 
 
 class _PositionRow(NamedTuple):
@@ -299,6 +372,10 @@ class _PositionRow(NamedTuple):
     label: str
     stages: tuple[str, ...]
     elapsed: str
+
+
+def _count(count: int) -> str:
+    return f"{count:,}" if count else ""
 
 
 def _shown(ns: float | None) -> str:

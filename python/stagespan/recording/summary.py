@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.live.statistics import DEVICE_FIGURES, FIGURES, StageStats
@@ -87,6 +88,61 @@ def _latest_spans(recording: Recording) -> dict[int, NDArray[np.void]]:
         for begin, end in zip(begins, ends, strict=True)
         if begin < end
     }
+
+
+class Load(NamedTuple):
+    """What runs and waits in processes that are alive. Times are None if nothing is open."""
+
+    running: dict[str, int]
+    """Open executions and batches by stage."""
+    waiting: dict[str, int]
+    """Requests that wait, by queue: received and not entered, or inside of `queued`."""
+    longest_ns: dict[str, int]
+    """How long the oldest of those waits, by queue."""
+    open_requests: int
+    oldest_request_ns: int | None
+    """The time since the begin of the oldest open request."""
+
+    @property
+    def oldest_waiter_ns(self) -> int | None:
+        """How long the oldest waiter of all queues waits."""
+        return max(self.longest_ns.values(), default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as JSON types."""
+        return {**self._asdict(), "oldest_waiter_ns": self.oldest_waiter_ns}
+
+
+def load(recordings: Iterable[Recording]) -> Load:
+    """Return what runs and waits in processes at the time of their copies, all together."""
+    running: Counter[str] = Counter()
+    waits: defaultdict[str, list[int]] = defaultdict(list)
+    ages_ns: defaultdict[object, int] = defaultdict(int)
+    for recording in recordings:
+        now_ns = recording.read_ns
+        if recording.state not in ("alive", "unknown") or now_ns is None:
+            continue
+        for span in recording.open_spans():
+            if span["kind"] == "queue":
+                waits[span["stage"]].append(now_ns - span["begin_ns"])
+            elif span["kind"] in ("execution", "batch"):
+                running[span["stage"]] += 1
+        for one in recording.segments():
+            if one["status"] != "open":
+                continue
+            since_ns = one["received_ns"] or one["begin_ns"] or now_ns
+            if one["begin_ns"] is None:
+                waits[one["queue"] or ""].append(now_ns - since_ns)
+            if one["origin"] != "return":
+                request = one["trace_id"] or (recording.path, one["number"])
+                ages_ns[request] = max(ages_ns[request], now_ns - since_ns)
+    return Load(
+        running=dict(running.most_common()),
+        waiting={queue: len(ages) for queue, ages in waits.items()},
+        longest_ns={queue: max(ages) for queue, ages in waits.items()},
+        open_requests=len(ages_ns),
+        oldest_request_ns=max(ages_ns.values(), default=None),
+    )
 
 
 def finished_spans(recording: Recording) -> int:

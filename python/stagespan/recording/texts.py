@@ -5,8 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from stagespan.text.amounts import counted, duration
+from stagespan.text.escaping import one_line
+
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording, State
+    from stagespan.recording.summary import Load
 
 _STATES: dict[State, str] = {
     "alive": "is alive",
@@ -37,3 +41,20 @@ def clock(ns: int | None) -> str:
     except (OverflowError, ValueError, OSError):
         return "unknown"
     return f"{local}.{ns % 10**9 // 10**6:03d}"
+
+
+def open_requests(load: Load) -> str | None:
+    """Return a sentence about open requests; None if there are none."""
+    if load.oldest_request_ns is None:
+        return None
+    are_open = counted(load.open_requests, "request is open", "requests are open")
+    return f"{are_open}, the oldest for {duration(load.oldest_request_ns)}."
+
+
+def waiting(load: Load) -> str | None:
+    """Return a sentence about what waits; None if nothing does."""
+    queues = [
+        f"{one_line(queue)} {n:,} (the oldest for {duration(load.longest_ns[queue])})"
+        for queue, n in load.waiting.items()
+    ]
+    return f"Waiting: {', '.join(queues)}." if queues else None
