@@ -54,3 +54,11 @@ class WithStagespan(Calls):
 
     def chunk(self, request: Any) -> None:
         request.chunk()
+
+
+class WithStagespanOff(WithStagespan):
+    """Calls stagespan while the recorder is off."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(role)
+        stagespan.disable()

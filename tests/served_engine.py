@@ -409,7 +409,8 @@ def serve(folder: str, calls_name: str) -> None:
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=schedule, args=(folder, calls_name))
     process.start()
-    listener = socket.socket()
+    # With the protocol, asyncio sends small parts of answers at once.
+    listener = socket.socket(proto=socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen(64)
     config = uvicorn.Config(Front(folder, calls), log_level="error", lifespan="off")  # type: ignore[arg-type]

@@ -99,3 +99,25 @@ def test_the_benchmark_of_profilers_prints_each_case() -> None:
     figures = {case: float(figure) for case, figure in rows}
     assert {"span, named for annotate", "model under the profiler with shapes"} <= figures.keys()
     assert min(figures.values()) > 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_service_loses_no_record(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    pytest.importorskip("zmq", reason="pyzmq is not installed")
+    target = tmp_path / "figures.json"
+    arguments = ["--turns", "1", "--requests", "16", "--json", target]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.service", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    # THEN the recordings had every request and chunk (otherwise it fails)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(target.read_text())
+    assert {"no records", "stagespan, off", "stagespan"} <= found.keys()
+    assert "OpenTelemetry" in done.stdout  # measured, or named as skipped
+    for turns in found.values():
+        assert min(turns[0].values()) > 0
