@@ -30,7 +30,6 @@ from stagespan._core import (
     queued as queued,
     record as record,
     span as span,
-    spans as spans,
     stage_names as stage_names,
 )
 from stagespan.contexts import context as _context
@@ -43,9 +42,9 @@ from stagespan.contexts.context import (
 from stagespan.contexts.requests import (
     current_request as current_request,
     request as request,
-    request_ids as request_ids,
 )
 from stagespan.device import times as _device
+from stagespan.live.finished_spans import spans as spans
 from stagespan.live.open_spans import open_spans as open_spans
 from stagespan.process import imports as _imports
 from stagespan.process import own_recording as _own_recording

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from stagespan import _core
-from stagespan.contexts.requests import current_request
+from stagespan.contexts.requests import current_request, shown_id
 
 
 class RequestFilter(logging.Filter):
@@ -28,7 +28,7 @@ class RequestFilter(logging.Filter):
         """Set the attributes; no record is left out."""
         current = current_request()
         values = {
-            "request": None if current is None else current.id,
+            "request": None if current is None else shown_id(current.id),
             "stage": _core.innermost_stage(),
             "trace_id": None if current is None else current.trace_id,
         }

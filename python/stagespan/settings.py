@@ -220,8 +220,8 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "choice",
         "plain",
-        "how recordings and files show the ids of requests; hash means 16 hexadecimal digits "
-        "of a hash; read when the first request begins",
+        "how recordings, files and log lines show the ids of requests; hash means 16 "
+        "hexadecimal digits of a hash; read when the first request begins",
         ("plain", "hash"),
     ),
     Variable(

@@ -159,7 +159,7 @@ def test_a_thread_with_many_open_requests_loses_no_span(in_which: str) -> None:
         in_thread(work)
     # THEN each is counted, and belongs to its own request
     assert count("inside") == count("in the last context") == 5
-    ids = stagespan.request_ids()
+    ids = {row["request"]: row["request_id"] for row in stagespan.spans()}
     (last,) = {span.request for span in recorded("inside")}
     assert ids[last] == f"r{requests - 1}"
     (last,) = {span.request for span in recorded("in the last context")}

@@ -16,6 +16,7 @@ from recording import eventually, in_child, lost
 
 import stagespan
 from stagespan import SpanCursor, _core, request, span
+from stagespan.contexts.requests import known_requests
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -239,21 +240,35 @@ def test_a_forked_child_reads_its_own_spans(tmp_path: Path) -> None:
 # --- requests -------------------------------------------------------------------------------------
 
 
-def test_request_numbers_map_to_their_ids() -> None:
-    with request("first"):
+def test_spans_have_the_ids_of_their_requests() -> None:
+    with request("first") as first:
         work("in the first")
         with request("second") as second:
             work("in the second")
-            ids = stagespan.request_ids()
-            assert ids[second.number] == "second"
+            assert ids_of("in the second") == [("second", second.trace_id)]
+        with stagespan.queued("in the queue"):
+            pass
     work("in none")
 
-    ids, names = stagespan.request_ids(), stagespan.stage_names()
-    found = {names[row["stage"]]: ids.get(int(row["request"])) for row in stagespan.spans()}
-
-    assert found == {"in the first": "first", "in the second": "second", "in none": None}
+    assert ids_of("in the first") == [("first", first.trace_id)]
+    assert ids_of("in the second") == [("second", second.trace_id)]
+    assert ids_of("in none") == [(None, None)]
     reported = stagespan.timing_report()["requests"][-2:]
-    assert {one["request_number"]: one["request_id"] for one in reported}.items() <= ids.items()
+    assert {(one["request_id"], one["trace_id"]) for one in reported} == {
+        ("first", first.trace_id),
+        ("second", second.trace_id),
+    }
+    found = stagespan.spans()
+    (wait,) = found[found["kind"] == "queue"]
+    assert (wait["request_id"], wait["request"]) == ("first", first.number)
+    assert set(found["kind"]) == {"execution", "queue"}
+
+
+def ids_of(stage: str) -> list[tuple[str | None, str | None]]:
+    """Return the request and trace ids of the spans of a stage."""
+    found = stagespan.spans()
+    mine = found[found["stage"] == stagespan.stage_names().index(stage)]
+    return list(zip(mine["request_id"], mine["trace_id"], strict=True))
 
 
 def test_ids_of_requests_take_bounded_memory() -> None:
@@ -262,18 +277,17 @@ def test_ids_of_requests_take_bounded_memory() -> None:
         for i in range(17_000):
             with request(f"r{i}"):
                 pass
-
-        assert stagespan.request_ids()[long.number] == "long"
-        assert len(stagespan.request_ids()) <= 16_384 + 1024 + 1
         work("in the long one")
-        assert stagespan.open_spans() == []
         left_open = stagespan.begin("left open")
-    assert stagespan.request_ids()[long.number] == "long"
-    number = long.number
+        trace_id = long.trace_id
+        assert ids_of("in the long one") == [("long", trace_id)]
+        assert len(known_requests()) <= 16_384 + 1024 + 1
     del long
-    assert stagespan.request_ids()[number] == "long"
+    assert ids_of("in the long one") == [("long", trace_id)]
     # AND a span that is still open has the id of its request
-    assert [one["request"] for one in stagespan.open_spans()] == ["long"]
+    assert [(one["request"], one["trace_id"]) for one in stagespan.open_spans()] == [
+        ("long", trace_id)
+    ]
     stagespan.end(left_open)
 
 

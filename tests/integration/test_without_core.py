@@ -94,7 +94,7 @@ def test_all_public_names_are_there(tmp_path: Path) -> None:
 
 
 def test_spans_have_the_same_fields() -> None:
-    assert without_core.spans().dtype == stagespan.spans().dtype
+    assert without_core.spans().dtype == _core.spans().dtype
     assert stagespan.is_available()
 
 

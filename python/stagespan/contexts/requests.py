@@ -82,9 +82,9 @@ _HALF = (1 << 64) - 1
 _NEW_TRACE_FLAGS = 3
 """Sampled, and with a random trace id."""
 _numbers = itertools.count(1)
-# Numbers and ids. Each dict is used as a ring, and copied in one call without a lock.
-_begun_ids: dict[int, tuple[int, str]] = {}
-_ended_ids: dict[int, tuple[int, str]] = {}
+# Numbers, ids and trace ids. Each dict is used as a ring, and copied in one call without a lock.
+_begun_ids: dict[int, tuple[int, str, str | None]] = {}
+_ended_ids: dict[int, tuple[int, str, str | None]] = {}
 _ends = itertools.count()
 _alive: weakref.WeakValueDictionary[int, request] = weakref.WeakValueDictionary()
 open_roots: weakref.WeakValueDictionary[str, request] = weakref.WeakValueDictionary()
@@ -144,11 +144,11 @@ class request:
                 f"the request {self.id!r} is already open: create a new one for each unit of work."
             )
         _alive[self.number] = self
-        _begun_ids[self.number % MOST_REQUEST_IDS] = (self.number, self.id)
         if _core.is_enabled():
             self._begin()
         else:
             self._begin_ns = 0
+        _begun_ids[self.number % MOST_REQUEST_IDS] = (self.number, self.id, self.trace_id)
         self._entered = _core.request_enter(self.number, self)
         return self
 
@@ -187,7 +187,8 @@ class request:
         self._end(status_of(kind))
 
     def _end(self, status: int) -> None:
-        _ended_ids[next(_ends) % MOST_FINISHED_REQUESTS] = (self.number, self.id)
+        ended = (self.number, self.id, self.trace_id)
+        _ended_ids[next(_ends) % MOST_FINISHED_REQUESTS] = ended
         if self.trace_id is not None and open_roots.get(self.trace_id) is self:
             open_roots.pop(self.trace_id, None)
         if self._begin_ns == 0:
@@ -381,44 +382,29 @@ def current_request() -> request | None:
     return found
 
 
-def request_ids() -> dict[int, str]:
-    """Return the ids of requests by number, as in `spans()["request"]`.
+def known_requests() -> dict[int, tuple[str, str | None]]:
+    """Return the ids and trace ids of requests by number.
 
-    The result contains all open requests, the latest 16,384 that have begun, and the latest 1,024
-    that have ended. Spans outside of requests have the number 0, which has no id.
+    These are all open requests, the latest 16,384 that have begun, and the latest 1,024 that have
+    ended.
     """
-    alive = (reference() for reference in _alive.valuerefs())
-    found = {one.number: one.id for one in alive if one is not None}
-    found.update(_ended_ids.copy().values())
-    found.update(_begun_ids.copy().values())
-    return dict(sorted(found.items()))
+    alive = [reference() for reference in _alive.valuerefs()]
+    found = [(one.number, one.id, one.trace_id) for one in alive if one is not None]
+    found += _ended_ids.copy().values()
+    found += _begun_ids.copy().values()
+    return {number: (id_, trace_id) for number, id_, trace_id in found}
 
 
-def id_of(number: int) -> str | None:
-    """Return the id of the request with this number; None for 0 and for unknown numbers."""
-    if number == 0:
-        return None
+def known_request(number: int) -> tuple[str, str | None]:
+    """Return the id and the trace id of a request; an empty id if its number is not known."""
     begun = _begun_ids.get(number % MOST_REQUEST_IDS)
     if begun is not None and begun[0] == number:
-        return begun[1]
+        return begun[1:]
     alive = _alive.get(number)
     if alive is not None:
-        return alive.id
-    return next((name for ended, name in _ended_ids.copy().values() if ended == number), None)
-
-
-def trace_id_of(number: int) -> str | None:
-    """Return the trace id of the request with this number, None for 0 and for unknown numbers.
-
-    The latest 1,024 requests that have ended are known.
-    """
-    alive: request | None = _alive.get(number)
-    if alive is not None:
-        return alive.trace_id
-    for finished in list(finished_requests.copy())[::-1]:
-        if finished["number"] == number:
-            return finished["trace_id"]
-    return None
+        return alive.id, alive.trace_id
+    ended = (one[1:] for one in _ended_ids.copy().values() if one[0] == number)
+    return next(ended, ("", None))
 
 
 _this_process = object()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from types import FrameType
 
+from stagespan.contexts.requests import shown_id
 from stagespan.live import lines, open_spans, service
 
 _MOST_FRAMES = 20
@@ -57,7 +58,7 @@ def _line(span: open_spans.OpenSpan, spans: Iterable[open_spans.OpenSpan]) -> st
     name = "' in '".join(path)
     request = ""
     if span["request"] is not None:
-        request = f" for request {lines.one_line(span['request'])}"
+        request = f" for request {lines.one_line(shown_id(span['request']))}"
     line = f"[Profiler] '{name}' has been open for {span['elapsed_ns'] / 1e9:.1f} s{request}"
     if span["detached"]:
         return f"{line}; no thread runs it at the moment"

@@ -245,6 +245,9 @@ class Recording:
     def spans(self) -> NDArray[np.void]:
         """Return the latest spans of each thread, ordered by begin, as `stagespan.spans` does.
 
+        The kind of a span is that of its stage (`stage_kinds`), and the ids of a request are those
+        with its number in `requests`.
+
         Raises StagespanError if the recording was opened without its spans.
         """
         if not self._everything:
