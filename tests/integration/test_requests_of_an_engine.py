@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from recorded_process import recordings_in
+from recorded_process import command_here, recordings_in
 
 from stagespan import recording
 from stagespan.recording.timelines import Timeline, timelines
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 CLOCK_ERROR_NS = 20_000
 """What the conversion of clocks may add to a boundary."""
 STAMPS_VARIABLE = "ENGINE_STAMPS"
+JOB = "engine"
 REQUESTS = 200
 STEPS = 6
 KILL, EXIT = 70, 130
@@ -66,6 +67,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     variables = {
         "STAGESPAN_RECORDING_DIR": str(folder),
         "STAGESPAN_RECORDING": "keep",
+        "STAGESPAN_JOB": JOB,
         STAMPS_VARIABLE: str(stamps),
         "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS / "integration")]),
     }
@@ -138,6 +140,20 @@ def test_every_total_is_the_sum_of_its_parts(engine: Engine) -> None:
     for one in engine.timelines.values():
         assert sum(one.where.values()) == one.total_ns
         assert min(one.where.values()) >= 0
+
+
+def test_the_command_shows_every_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(engine.folder))
+    done = command_here("requests", "--json", "--slowest", str(REQUESTS), "--job", JOB)
+    page = json.loads(done.stdout)
+    assert page["count"] == len(page["requests"]) == REQUESTS
+    for one in page["requests"]:
+        assert sum(part["ns"] for part in one["where"]) == one["total_ns"]
+        parts = [one[f"{kind}_ns"] for kind in ("execution", "handoff", "queue", "unattributed")]
+        assert sum(parts) == one["total_ns"]
+    hops = {row["queue"]: row["count"] for row in page["hops"]}
+    assert set(hops) == {"scheduler", "worker", "replies"}
+    assert sum(hops.values()) == len({key for what, key in engine.stamps if what == "receive"})
 
 
 def _boundaries(one: Timeline) -> Iterator[tuple[str, str, int, int]]:

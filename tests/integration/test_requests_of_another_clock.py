@@ -1,0 +1,129 @@
+"""Requests to a worker whose CLOCK_MONOTONIC is hours ahead, as on another host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from recorded_process import recordings_in
+
+from stagespan import recording
+from stagespan.recording.timelines import Timeline, timelines
+
+AHEAD_S = 36_000
+AHEAD_NS = AHEAD_S * 10**9
+CLOCK_ERROR_NS = 20_000
+_IN_NAMESPACE = ("unshare", "--time", f"--monotonic={AHEAD_S}")
+
+WORKER = """
+    import json, sys, time, stagespan
+    for line in sys.stdin:
+        carrier = json.loads(line)
+        received = [time.monotonic_ns()]
+        remote = stagespan.extract(carrier)
+        received.append(time.monotonic_ns())
+        time.sleep(0.001)
+        with remote, stagespan.span("work"):
+            time.sleep(0.002)
+        sent = [time.monotonic_ns()]
+        carrier = remote.inject(queue="replies")
+        sent.append(time.monotonic_ns())
+        print(json.dumps([received, sent, carrier]), flush=True)
+"""
+FRONT = """
+    import json, subprocess, sys, time, stagespan
+    worker = subprocess.Popen(
+        json.loads(sys.argv[1]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    for i in range(8):
+        with stagespan.request(f"r{i}"):
+            sent = [time.monotonic_ns()]
+            carrier = stagespan.inject(queue="tasks")
+            sent.append(time.monotonic_ns())
+            worker.stdin.write(json.dumps(carrier) + chr(10))
+            worker.stdin.flush()
+            received_there, sent_back, carrier = json.loads(worker.stdout.readline())
+            received = [time.monotonic_ns()]
+            remote = stagespan.extract(carrier)
+            received.append(time.monotonic_ns())
+            with remote, stagespan.span("render"):
+                pass
+        print(json.dumps([sent, received_there, sent_back, received]))
+    worker.stdin.close()
+    worker.wait()
+"""
+
+Pair = tuple[int, int]
+
+
+class Stamps(NamedTuple):
+    """Ns before and after each call, each on the clock of its process."""
+
+    sent: Pair
+    received_there: Pair
+    sent_back: Pair
+    received: Pair
+
+    def out(self) -> Pair:
+        """The least and the longest time that the hand-off to the worker can have taken."""
+        (first, last), (sent, sent_last) = self.received_there, self.sent
+        return first - AHEAD_NS - sent_last, last - AHEAD_NS - sent
+
+    def back(self) -> Pair:
+        """The least and the longest time that the hand-off of the reply can have taken."""
+        (first, last), (sent, sent_last) = self.received, self.sent_back
+        return first + AHEAD_NS - sent_last, last + AHEAD_NS - sent
+
+
+@pytest.fixture
+def trips(folder: Path, tmp_path: Path) -> list[tuple[Timeline, Stamps]]:
+    """Return each request with the stamps of its round trip."""
+    try:
+        subprocess.run([*_IN_NAMESPACE, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"unshare --time does not work here ({error}): run the tests as root")
+    (tmp_path / "worker.py").write_text(textwrap.dedent(WORKER))
+    (tmp_path / "front.py").write_text(textwrap.dedent(FRONT))
+    worker = json.dumps([*_IN_NAMESPACE, sys.executable, str(tmp_path / "worker.py")])
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "front.py"), worker],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "STAGESPAN_RECORDING": "keep"},
+    )
+    stamps = [Stamps(*json.loads(line)) for line in done.stdout.splitlines()]
+    found = timelines(recording.open(one.path) for one in recordings_in(folder))
+    return list(zip(found, stamps, strict=True))
+
+
+def _is_within(found_ns: int, limits: Pair, error_ns: int) -> bool:
+    return limits[0] - error_ns <= found_ns <= limits[1] + error_ns
+
+
+def test_hand_offs_between_two_clocks(trips: list[tuple[Timeline, Stamps]]) -> None:
+    for one, stamps in trips:
+        assert one.causes == []
+        assert sum(one.where.values()) == one.total_ns
+        # THEN both hand-offs together are known without a common clock
+        (both_ns,) = one.out_and_back_ns
+        limits = tuple(map(sum, zip(stamps.out(), stamps.back(), strict=True)))
+        assert _is_within(both_ns, (limits[0], limits[1]), 2 * CLOCK_ERROR_NS)
+        # THEN each of them is known within its error, which is at most half of both
+        assert [(hop.queue, hop.is_return) for hop in one.hops] == [
+            ("tasks", False),
+            ("replies", True),
+        ]
+        for hop, part in zip(one.hops, (stamps.out(), stamps.back()), strict=True):
+            assert hop.hand_off_ns is not None
+            assert 0 < hop.error_ns <= both_ns // 2 + 1
+            assert _is_within(hop.hand_off_ns, part, hop.error_ns + CLOCK_ERROR_NS)
+        # THEN the worker's time needs no other clock
+        assert one.where["queue", "tasks"] >= 1_000_000 - CLOCK_ERROR_NS
+        assert one.where["execution", "work"] >= 2_000_000 - CLOCK_ERROR_NS
