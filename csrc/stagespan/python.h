@@ -34,8 +34,9 @@ namespace detail {
 STAGESPAN_DETAIL_OWN inline const Api* g_api = nullptr;
 }
 
-/// Finds the recorder of the installed stagespan. If stagespan is missing or too old, timers do nothing, so an
-/// extension does not need to depend on stagespan. Returns whether it was found. Never leaves an exception set.
+/// Finds the recorder of the installed stagespan. If stagespan is missing, timers do nothing, so an extension does not
+/// need to depend on stagespan. The same holds if it has another version of this interface, and a RuntimeWarning says
+/// so. Returns whether it was found. Never leaves an exception set.
 STAGESPAN_DETAIL_OWN inline bool attach() {
   if (detail::g_api != nullptr) return true;
   PyObject* module = PyImport_ImportModule("stagespan._core");
@@ -45,7 +46,16 @@ STAGESPAN_DETAIL_OWN inline bool attach() {
   // The table lives as long as the process, so it outlives the capsule.
   Py_XDECREF(capsule);
   Py_XDECREF(module);
-  if (api == nullptr || api->version != kApiVersion || api->size_bytes < sizeof(Api)) return false;
+  if (api == nullptr) return false;
+  if (api->version != kApiVersion || api->size_bytes < sizeof(Api)) {
+    PyErr_WarnEx(
+        PyExc_RuntimeWarning,
+        "An extension was built with headers of stagespan that the installed version does not support: its C++ "
+        "scopes are not timed. Install a newer stagespan, or build the extension with the headers of this one.",
+        1);
+    PyErr_Clear();  // warnings can be errors
+    return false;
+  }
   detail::g_api = api;
   return true;
 }
