@@ -97,6 +97,12 @@ def install_chromium() -> None:
         apt_install("chromium")
 
 
+def install_prometheus() -> None:
+    """Install a Prometheus. Without one, the tests that ask a real one are skipped."""
+    if shutil.which("prometheus") is None:
+        apt_install("prometheus")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Format, style and types: the hooks of .pre-commit-config.yaml on all files."""
@@ -242,6 +248,7 @@ def torch_free_tests(session: nox.Session, python: str, chosen: str) -> None:
 def run_own_tests(session: nox.Session, chosen: str) -> None:
     """Run the Python tests in `.venv`, with torch."""
     install_chromium()
+    install_prometheus()
     run_pytest(session, "python", "-n", "3", "-m", chosen)
 
 

@@ -163,6 +163,7 @@ py::dict info(const Recording& recording) {
   result["stop_is_final"] = (stop & kStopIsFinal) != 0;
   result["stop_ns"] = header.stop_unix_ns.load(std::memory_order_relaxed);
   result["is_locked"] = header.is_locked != 0;
+  result["is_deferred"] = header.is_deferred.load(std::memory_order_relaxed) != 0;
   result["rank"] = of.rank >= 0 ? py::object(py::int_(of.rank)) : py::object(py::none());
   result["world_size"] = of.world_size != 0 ? py::object(py::int_(of.world_size)) : py::object(py::none());
   result["job"] = field_text(of.job);

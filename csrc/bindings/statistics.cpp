@@ -6,6 +6,8 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include "object.h"
 #include "reading.h"
@@ -40,6 +42,22 @@ py::list buckets_of(const Distribution& of, double ns_per_tick) {
   for (const auto& [bucket, count] : of.buckets) add(bucket == kBuckets - 1 ? high : bucket_value(bucket), count);
   if (of.buckets.empty() && of.count != 0)
     add(static_cast<double>(of.sum_ticks) / static_cast<double>(of.count), of.count);
+  return result;
+}
+
+/// How many durations are in the groups of buckets up to each one. `groups` has the group of each bucket, ascending.
+py::list cumulative_of(const Distribution& of, const py::bytes& groups, std::size_t size) {
+  const auto group_of = static_cast<std::string_view>(groups);
+  if (group_of.size() != kBuckets || static_cast<unsigned char>(group_of.back()) >= size ||
+      !std::is_sorted(group_of.begin(), group_of.end(),
+                      [](char a, char b) { return static_cast<unsigned char>(a) < static_cast<unsigned char>(b); }))
+    throw py::value_error("groups must be " + std::to_string(kBuckets) + " ascending numbers below the size");
+  std::vector<std::uint64_t> counts(size);
+  for (const auto& [bucket, count] : of.buckets) counts[static_cast<unsigned char>(group_of[bucket])] += count;
+  const NoCollection by_allocations;
+  py::list result;
+  std::uint64_t sum = 0;
+  for (const std::uint64_t count : counts) result.append(sum += count);
   return result;
 }
 
@@ -135,7 +153,13 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("p95_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.95); })
       .def_property_readonly("p99_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.99); })
       .def("quantile_ns", &DeviceSummary::quantile_ns, py::arg("q"))
-      .def("buckets_ns", [](const DeviceSummary& view) { return buckets_of(*view.of, 1); });
+      .def("buckets_ns", [](const DeviceSummary& view) { return buckets_of(*view.of, 1); })
+      .def(
+          "cumulative",
+          [](const DeviceSummary& view, const py::bytes& groups, std::size_t size) {
+            return cumulative_of(*view.of, groups, size);
+          },
+          py::arg("groups"), py::arg("size"));
 
   // Has the attributes of a Summary for host time, which is stored in ticks.
   py::class_<StageView>(module, "StageSummary")
@@ -154,6 +178,12 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("p99_ns", [](const StageView& view) { return view.quantile_ns(0.99); })
       .def("quantile_ns", &StageView::quantile_ns, py::arg("q"))
       .def("buckets_ns", [](const StageView& view) { return buckets_of(view.host(), view.snapshot->ns_per_tick); })
+      .def(
+          "cumulative",
+          [](const StageView& view, const py::bytes& groups, std::size_t size) {
+            return cumulative_of(view.host(), groups, size);
+          },
+          py::arg("groups"), py::arg("size"))
       .def_property_readonly("errors", [](const StageView& view) { return view.figures().errors; })
       .def_property_readonly("suspended_ns",
                              [](const StageView& view) { return view.ns(view.figures().suspended_ticks); })
@@ -168,6 +198,8 @@ void define_statistics(py::module_& module) {
 
   py::class_<Snapshot, std::shared_ptr<Snapshot>>(module, "Snapshot")
       .def_property_readonly("time_ns", [](const Snapshot& snapshot) { return snapshot.unix_ns; })
+      .def_property_readonly("ns_per_tick", [](const Snapshot& snapshot) { return snapshot.ns_per_tick; })
+      .def_property_readonly("resets", [](const Snapshot& snapshot) { return snapshot.resets; })
       .def("stages", stages, py::arg("kind") = 0)
       .def(
           "since",
@@ -185,6 +217,11 @@ void define_statistics(py::module_& module) {
       .def("unpack", [](const PackedSnapshot& packed) { return std::make_shared<Snapshot>(packed.unpack()); });
 
   module.def("snapshot", fresh_snapshot);
+  module.def("histogram_bounds", [] {
+    std::vector<std::uint64_t> bounds(kBuckets + 1);
+    for (std::uint32_t bucket = 0; bucket <= kBuckets; ++bucket) bounds[bucket] = bucket_low(bucket);
+    return bounds;
+  });
 }
 
 }  // namespace stagespan::python

@@ -53,6 +53,8 @@ constexpr std::uint64_t kLeastFreeBytes = 256ULL << 20;  // a container's small 
 constexpr int kMostTries = 16;
 constexpr int kMostNames = 10;
 constexpr std::string_view kSuffix = ".stagespan";
+// An exporter holds a lock on this file of the folder. Processes add the names of recordings that they remove then.
+constexpr const char* kExporterFile = ".exporter";
 
 /// A file that is open while this object exists.
 class Open {
@@ -490,6 +492,48 @@ bool is_of_dead_process(int folder, const std::string& name, std::uint64_t own_n
   return start == 0 || (process->second != 0 && process->second != start);
 }
 
+/// The exporter of a folder's recordings, if there is one.
+class Exporter {
+ public:
+  explicit Exporter(int folder) noexcept
+      : file_(openat(folder, kExporterFile, O_WRONLY | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)),
+        is_there_(file_ && is_locked(file_.get()).value_or(false)) {}
+  bool is_there() const noexcept { return is_there_; }
+  /// Tells it that a recording that it may not have read has been removed.
+  void tell_removed(std::string name) const noexcept {
+    if (!is_there_) return;
+    name.push_back('\n');
+    const ssize_t written = write(file_.get(), name.data(), name.size());
+    static_cast<void>(written);  // nothing else can be done
+  }
+
+ private:
+  Open file_;
+  bool is_there_;
+};
+
+/// The recordings of dead processes.
+std::vector<Leftover> leftovers_in(const Folder& folder) {
+  struct stat own{};
+  stat("/proc/self/ns/pid", &own);
+  std::vector<Leftover> found;
+  while (const dirent* const entry = readdir(folder.get())) {
+    std::string name = entry->d_name;
+    struct stat status{};
+    if (fstatat(folder.fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode) ||
+        !is_of_dead_process(folder.fd(), name, own.st_ino))
+      continue;
+    found.push_back({std::move(name), std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
+                     static_cast<std::uint64_t>(status.st_blocks) * 512});
+  }
+  return found;
+}
+
+std::uint64_t bytes_of(const std::vector<Leftover>& leftovers) {
+  return std::accumulate(leftovers.begin(), leftovers.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const Leftover& one) { return sum + one.bytes; });
+}
+
 }  // namespace
 
 void RecordingFile::end(ArenaHeader& header) noexcept {
@@ -500,10 +544,17 @@ void RecordingFile::end(ArenaHeader& header) noexcept {
   // Set before the others are examined: of two that end at the same time, each may see the other one alive. Both files
   // stay then, and are leftovers.
   header.is_deferred.store(1, std::memory_order_release);
-  if (job_goes_on(header)) return;
-  struct stat status{};
-  if (lstat(place_.path.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_)
-    unlink(place_.path.c_str());
+  try {
+    const Folder folder(folder_);
+    if (!folder) return;
+    const Exporter exporter(folder.fd());
+    if (exporter.is_there() && bytes_of(leftovers_in(folder)) + place_.reserved_bytes <= kLeftoverBytes) return;
+    if (job_goes_on(header)) return;
+    struct stat status{};
+    if (lstat(place_.path.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_) return;
+    if (unlink(place_.path.c_str()) == 0) exporter.tell_removed(place_.path.substr(folder_.size() + 1));
+  } catch (const std::exception&) {  // too little memory
+  }
 }
 
 // Whether another process of the same job lives. If not, removes the files of those that have ended before.
@@ -546,24 +597,13 @@ void RecordingFile::tidy() noexcept {
     const Folder folder(folder_);
     if (!folder) return;
     const int fd = folder.fd();
-    struct stat own{};
-    stat("/proc/self/ns/pid", &own);
-    std::vector<Leftover> dead;
-    while (const dirent* const entry = readdir(folder.get())) {
-      std::string name = entry->d_name;
-      struct stat status{};
-      if (fstatat(fd, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode) ||
-          !is_of_dead_process(fd, name, own.st_ino))
-        continue;
-      dead.push_back({std::move(name), std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
-                      static_cast<std::uint64_t>(status.st_blocks) * 512});
-    }
+    std::vector<Leftover> dead = leftovers_in(folder);
     const auto is_newer = [](const Leftover& a, const Leftover& b) { return a.modified_ns > b.modified_ns; };
     std::sort(dead.begin(), dead.end(), is_newer);
-    const bool has_many = dead.size() > kLeftoverFiles || std::accumulate(dead.begin(), dead.end(), std::uint64_t{0},
-                                                                          [](std::uint64_t sum, const Leftover& one) {
-                                                                            return sum + one.bytes;
-                                                                          }) > kLeftoverBytes;
+    // An exporter itself removes those that it has read.
+    const Exporter exporter(fd);
+    const std::size_t most_files = exporter.is_there() ? dead.size() : kLeftoverFiles;
+    const bool has_many = dead.size() > most_files || bytes_of(dead) > kLeftoverBytes;
     if (has_many) {
       // Normal stops, such as those of each deployment of a service, do not push out crashes.
       std::uint32_t crashes = 0;
@@ -577,8 +617,9 @@ void RecordingFile::tidy() noexcept {
     for (std::size_t i = 0; i < dead.size(); ++i) {
       bytes += dead[i].bytes;
       // A file without its final name was never completed.
-      if (i >= kLeftoverFiles || bytes > kLeftoverBytes || dead[i].name.front() == '.')
-        unlinkat(fd, dead[i].name.c_str(), 0);
+      const bool is_complete = dead[i].name.front() != '.';
+      if (i < most_files && bytes <= kLeftoverBytes && is_complete) continue;
+      if (unlinkat(fd, dead[i].name.c_str(), 0) == 0 && is_complete) exporter.tell_removed(dead[i].name);
     }
   } catch (const std::exception&) {
   }

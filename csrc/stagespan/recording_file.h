@@ -91,14 +91,15 @@ class RecordingFile {
   const RecordingPlace& place() const noexcept { return place_; }
 
   /// Called when the process exits: removes the file unless it is to be kept. While another process of the same job
-  /// lives, the file stays, because requests may have parts in both; the last one removes those that have stayed.
+  /// lives, the file stays, because requests may have parts in both; the last one removes those that have stayed. While
+  /// an exporter holds its lock on the folder, the file stays too, and the exporter removes it.
   void end(ArenaHeader& header) noexcept;
 
   /// In a forked child: closes the parent's file, which is not mapped here.
   void forget_after_fork() noexcept;
 
   /// Removes the leftovers of dead processes except the newest ones, crashes before normal stops. Never removes the
-  /// file of a live process.
+  /// file of a live process. While an exporter holds its lock on the folder, only their bytes are limited.
   void tidy() noexcept;
 
  private:

@@ -58,6 +58,7 @@ class Copier {
   void take_header();
   void take_figures();
   void take_slots();
+  void take_blocks(std::uint32_t first, std::uint32_t count);
   void take_threads(RecordingParts parts);
   void take_segments();
   void take_links();
@@ -194,6 +195,20 @@ void Copier::take_slots() {
   }
 }
 
+void Copier::take_blocks(std::uint32_t first, std::uint32_t count) {
+  StatsBlock* const blocks = copy_.arena.blocks() + first;
+  take(blocks, std::uint64_t{count} * sizeof(StatsBlock));
+  load_fence();
+  std::byte again[offsetof(StatsBlock, suspended_ticks)];
+  for (StatsBlock* block = blocks; block < blocks + count; ++block) {
+    if (plain(block->latest) == 0) continue;
+    read_to(again, offset_of(block), sizeof(again));
+    // If another span has ended meanwhile, the latest one may also be in its bucket by now. It is left out, so that no
+    // span is counted twice.
+    if (std::memcmp(again, static_cast<const void*>(block), sizeof(again)) != 0) block->latest.store(0, relaxed);
+  }
+}
+
 void Copier::take_figures() {
   const ArenaView arena = copy_.arena;
   for (int attempt = 0; attempt < kMostTries; ++attempt) {
@@ -215,7 +230,7 @@ void Copier::take_figures() {
     for (std::uint32_t first = 0; first < blocks_; first += kBlocksAtOnce) {
       const std::uint32_t count = std::min(kBlocksAtOnce, blocks_ - first);
       if (plain(header().block_pieces[first / kBlocksAtOnce]) != kPieceRecorded) continue;
-      take(arena.blocks() + first, std::uint64_t{count} * sizeof(StatsBlock));
+      take_blocks(first, count);
       std::fill_n(block_is_missing_.begin() + first, count, std::uint8_t{0});
     }
     take(arena.work_keys(), offset_of(arena.detached()) - offset_of(arena.work_keys()));

@@ -563,6 +563,11 @@ class Summary:
     def buckets_ns(self) -> list[tuple[float, int]]:
         """Return the middle of each bucket of the histogram in ns, ascending, and how many runs are
         in it."""
+    def cumulative(self, groups: bytes, size: int) -> list[int]:
+        """Return how many runs are in the groups of buckets up to each of ``size`` groups.
+
+        ``groups`` has the group of each bucket, ascending. Raises ValueError if it has not.
+        """
 
 class StageSummary:
     """One stage's figures of at least one run, host time in ns."""
@@ -592,6 +597,11 @@ class StageSummary:
     def buckets_ns(self) -> list[tuple[float, int]]:
         """Return the middle of each bucket of the histogram in ns, ascending, and how many runs are
         in it."""
+    def cumulative(self, groups: bytes, size: int) -> list[int]:
+        """Return how many runs are in the groups of buckets up to each of ``size`` groups.
+
+        ``groups`` has the group of each bucket, ascending. Raises ValueError if it has not.
+        """
     @property
     def errors(self) -> int: ...
     @property
@@ -618,6 +628,12 @@ class Snapshot:
 
     @property
     def time_ns(self) -> int: ...
+    @property
+    def ns_per_tick(self) -> float:
+        """The unit of the histograms of host times."""
+    @property
+    def resets(self) -> int:
+        """How often the figures had been set to zero."""
     def stages(self, kind: int = 0) -> dict[str, StageSummary]:
         """The stages of a kind that have run at least once, by name."""
     def since(self, earlier: Snapshot) -> Snapshot:
@@ -641,6 +657,8 @@ class PackedSnapshot:
     def unpack(self) -> Snapshot: ...
 
 def snapshot() -> Snapshot: ...
+def histogram_bounds() -> list[int]:
+    """Return the lowest duration of each bucket, in ticks, and the end of the last one."""
 
 @final
 class SpanCursor:

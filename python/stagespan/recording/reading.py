@@ -144,17 +144,23 @@ class Recording:
     ns.
     """
 
-    def __init__(self, path: str, *, everything: bool = True) -> None:
+    def __init__(self, path: str, *, everything: bool = True, handle: int | None = None) -> None:
+        """Read the file at ``path``, or the open file ``handle``, which stays open."""
         self.path = path
         """The file that was read."""
         self._everything = everything
-        handle = _open_file(path)
+        is_own = handle is None
+        handle = _open_file(path) if handle is None else handle
         try:
             self._copy = _core.recording_read(handle, os.fsencode(path), everything)
             self._is_deleted = _is_deleted(path, handle)
             info: dict[str, Any] = self._copy.info()
             self.state: State = _state(info, handle)
             """Whether the process is alive, or how it ended."""
+            # Its last threads may still record after the end that it has written.
+            self._has_gone = self.state == "died" or (
+                self.state == "exited" and not is_locked(handle)
+            )
             self.stop_signal: str | None = _stop_signal(info, self._copy.open_spans())
             """The signal, such as ``SIGTERM``, that ended the process or asked it to end; None if
             there was none that is known."""
@@ -163,7 +169,8 @@ class Recording:
         except MemoryError:
             raise StagespanError(f"{path} is too large to be read.") from None
         finally:
-            os.close(handle)
+            if is_own:
+                os.close(handle)
         # If threads are not in the file, their spans may have been open.
         is_whole = not (info["missing_bytes"] or info["damaged"] or info["threads_not_in_file"])
         is_idle = is_whole and not self._copy.open_spans()
@@ -310,6 +317,33 @@ class Recording:
         return self._copy.links()
 
     @property
+    def is_exact(self) -> bool:
+        """Whether no figures were being moved when it was read, and the file is whole."""
+        return not (self._info["is_moving"] or self._info["missing_bytes"])
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether the process has ended cleanly and has left its file to others to be removed."""
+        return bool(self._info["is_deferred"])
+
+    @property
+    def service(self) -> str:
+        """What it is called in metrics: its job, or else the program that the user started."""
+        return self.job or str(self._info["program"]) or "(unknown)"
+
+    @property
+    def identity(self) -> str:
+        """What identifies the process and its recording: no other one has the same text."""
+        info = self._info
+        numbers = (info["boot"], info["pid_namespace"], self.pid, info["start_ticks"])
+        return "-".join(f"{number:x}" for number in (*numbers, self.begin_ns))
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether the process has ended, so that the recording does not change any more."""
+        return self._has_gone
+
+    @property
     def clock(self) -> int:
         """The identity of its CLOCK_MONOTONIC: equal in processes that share it, 0 if unknown."""
         return int(self._info["clock"])
@@ -425,7 +459,7 @@ def recordings(*, spans: bool = False) -> list[Recording]:
     recordings of ended processes except for the newest 256 in each folder.
     """
     found = []
-    for path in _paths():
+    for path in recording_paths():
         try:
             found.append(Recording(path, everything=spans))
         except StagespanError:
@@ -436,7 +470,8 @@ def recordings(*, spans: bool = False) -> list[Recording]:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _folders() -> list[str]:
+def recording_folders() -> list[str]:
+    """Return the folders whose recordings this process may read, its own ones first."""
     folder = settings.get("STAGESPAN_RECORDING_DIR")
     folders = [os.path.abspath(folder)] if folder else []
     folders.append(_core.recording_default_folder())
@@ -454,7 +489,7 @@ def _folders() -> list[str]:
 
 def _files() -> Iterator[tuple[str, int, int]]:
     """Yield the files of all folders, each with the process id and start time in its name."""
-    for folder in _folders():
+    for folder in recording_folders():
         if os.path.islink(folder):
             continue
         try:
@@ -467,7 +502,12 @@ def _files() -> Iterator[tuple[str, int, int]]:
                 yield os.path.join(folder, name), int(match[1]), int(match[2])
 
 
-def _paths() -> Iterator[str]:
+def recording_paths(*, memory: bool = True) -> Iterator[str]:
+    """Yield the paths of the recordings that `recordings` returns.
+
+    Without ``memory``, those are left out that have no name in a file system. Finding these takes
+    longer, because all processes are examined.
+    """
     ended: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for path, pid, start_ticks in _files():
         modified_ns = _modified_ns_if_ended(path, pid, start_ticks)
@@ -477,6 +517,8 @@ def _paths() -> Iterator[str]:
             ended[os.path.dirname(path)].append((modified_ns, path))
     for found in ended.values():
         yield from (path for _, path in heapq.nlargest(_MOST_ENDED, found))
+    if not memory:
+        return
     try:
         processes = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
     except OSError:
@@ -500,7 +542,7 @@ def _modified_ns_if_ended(path: str, pid: int, start_ticks: int) -> int | None:
         return None
     try:
         # The id of a process in another container is not its id here, but it holds a lock.
-        return os.fstat(handle).st_mtime_ns if _is_locked(handle) is False else None
+        return os.fstat(handle).st_mtime_ns if is_locked(handle) is False else None
     finally:
         os.close(handle)
 
@@ -697,15 +739,15 @@ def _state(info: dict[str, Any], handle: int) -> State:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         namespace = 0
-    is_locked = _is_locked(handle) if info["is_locked"] else None
+    held = is_locked(handle) if info["is_locked"] else None
     is_running = _runs(info["pid"], info["start_ticks"])
     if namespace != info["pid_namespace"] or is_running is None or not _shows_this_namespace():
         # Process ids of another container cannot be compared with those here, but the lock can be
         # checked.
-        return "unknown" if is_locked is None else ("alive" if is_locked else "died")
+        return "unknown" if held is None else ("alive" if held else "died")
     if not is_running:
         return "died"
-    if is_locked is False and not _maps(info["pid"], os.fstat(handle)):
+    if held is False and not _maps(info["pid"], os.fstat(handle)):
         return "died"  # the process has called exec and runs another program
     return "alive"
 
@@ -736,7 +778,7 @@ def _stop_signal(info: dict[str, Any], open_spans: list[dict[str, Any]]) -> str 
         return f"signal {number}"
 
 
-def _is_locked(handle: int) -> bool | None:
+def is_locked(handle: int) -> bool | None:
     """Whether the process that created a file still holds its lock; None if that is unknown.
 
     The system releases the lock when the process ends, however it ends.

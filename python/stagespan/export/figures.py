@@ -1,0 +1,182 @@
+"""The sums of a process that a monitoring system reads, in buckets that are equal everywhere."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stagespan import _core
+from stagespan.live.kinds import number_of
+
+if TYPE_CHECKING:
+    from stagespan.recording import Recording
+
+# Every sixth bound of a histogram of nanoseconds: four an octave, from 1 us to 1,100 s.
+BOUNDS_NS: tuple[int, ...] = (
+    *((mantissa << exponent) >> 5 for exponent in range(10, 40) for mantissa in (32, 38, 44, 52)),
+    1 << 40,
+)
+"""The upper bounds of the buckets. Durations beyond the last one are in one more bucket."""
+
+_MOST_OTHERS = 1 << 16
+OTHER = "(other)"
+"""The name of what is beyond a limit."""
+
+_KINDS = {
+    "stage": "execution",
+    "batch": "batch",
+    "queue": "queue",
+    "handoff": "handoff",
+    "first_chunk": "first_chunk",
+}
+"""The families of durations, and the kind of stage that each of them shows."""
+
+
+class Histogram(msgspec.Struct, array_like=True):
+    """Durations that were counted. ``below[i]`` is the number of those below ``BOUNDS_NS[i]``."""
+
+    below: list[int]
+    """One more than `BOUNDS_NS`; the last one is the count."""
+    sum_ns: int
+
+    def combined(self, other: Histogram, how: Callable[[int, int], int]) -> Histogram:
+        """Return what ``how`` makes of each pair of numbers."""
+        return Histogram(list(map(how, self.below, other.below)), how(self.sum_ns, other.sum_ns))
+
+
+class Figures(msgspec.Struct):
+    """Sums of a process, or of several. All of them only rise."""
+
+    durations: dict[str, dict[str, Histogram]] = {}
+    """By family, and by stage."""
+    amounts: dict[str, dict[str, dict[str, float]]] = {}
+    """By family, by stage or cause, and by unit."""
+
+    def add(self, other: Figures) -> None:
+        """Add the figures of another process."""
+        for family, stage, histogram in other.histograms():
+            mine = self.durations.setdefault(family, {})
+            known = mine.get(stage)
+            mine[stage] = histogram.combined(known, operator.add) if known else histogram
+        for family, stage, unit, amount in other.numbers():
+            units = self.amounts.setdefault(family, {}).setdefault(stage, {})
+            units[unit] = units.get(unit, 0) + amount
+
+    def raise_to(self, later: Figures) -> None:
+        """Take the higher one of each pair of numbers.
+
+        A reading of a process that runs may lack its latest spans, which an earlier one had.
+        """
+        for family, stage, histogram in later.histograms():
+            mine = self.durations.setdefault(family, {})
+            known = mine.get(stage)
+            mine[stage] = histogram.combined(known, max) if known else histogram
+        for family, stage, unit, amount in later.numbers():
+            units = self.amounts.setdefault(family, {}).setdefault(stage, {})
+            units[unit] = max(units.get(unit, 0), amount)
+
+    def without(self, earlier: Figures) -> Figures:
+        """Return what was added since an earlier state of the same figures."""
+        rest = Figures({}, {})
+        for family, stage, histogram in self.histograms():
+            before = earlier.durations.get(family, {}).get(stage)
+            now = histogram.combined(before, operator.sub) if before else histogram
+            rest.durations.setdefault(family, {})[stage] = now
+        for family, stage, unit, amount in self.numbers():
+            before_amount = earlier.amounts.get(family, {}).get(stage, {}).get(unit, 0)
+            rest.amounts.setdefault(family, {}).setdefault(stage, {})[unit] = amount - before_amount
+        return rest
+
+    def histograms(self) -> Iterator[tuple[str, str, Histogram]]:
+        """Yield (family, stage, histogram)."""
+        for family, stages in self.durations.items():
+            for stage, histogram in stages.items():
+                yield family, stage, histogram
+
+    def numbers(self) -> Iterator[tuple[str, str, str, float]]:
+        """Yield (family, stage or cause, unit, amount)."""
+        for family, stages in self.amounts.items():
+            for stage, units in stages.items():
+                for unit, amount in units.items():
+                    yield family, stage, unit, amount
+
+
+class Names:
+    """The names that are exported. What comes after the limit is summed as ``(other)``."""
+
+    def __init__(self, most: int, known: Iterable[str] = ()) -> None:
+        self._most = most
+        self.known = dict.fromkeys(known)
+        """The names, in the order of their first appearance."""
+        self._others: set[int] = set()
+
+    @property
+    def others(self) -> int:
+        """How many different names are summed, as far as they were counted."""
+        return len(self._others)
+
+    def shown(self, name: str) -> str:
+        """Return the name, or ``(other)``. A name that was shown once is always shown."""
+        if name in self.known:
+            return name
+        if len(self.known) >= self._most:
+            if len(self._others) < _MOST_OTHERS:
+                self._others.add(hash(name))
+            return OTHER
+        self.known[name] = None
+        return name
+
+
+@lru_cache(maxsize=16)
+def groups_of(ns_per_tick: float) -> bytes:
+    """Return the bucket in `BOUNDS_NS` of each bucket of a recording.
+
+    It is that of the middle. In a recording in ticks of 1 ns, the bounds coincide.
+    """
+    bounds = _core.histogram_bounds()
+    middles = ((low + high - 1) / 2 * ns_per_tick for low, high in itertools.pairwise(bounds))
+    return bytes(bisect.bisect_right(BOUNDS_NS, middle) for middle in middles)
+
+
+def figures_of(recording: Recording, ns_per_tick: float, stages: Names, units: Names) -> Figures:
+    """Return the figures of a recording.
+
+    ``ns_per_tick`` must be the same for all readings of a process, because a bucket near a bound
+    would otherwise move to the other side.
+    """
+    found = Figures({}, {})
+    snapshot = recording.snapshot()
+
+    def add(family: str, name: str, of: _core.Summary | _core.StageSummary, groups: bytes) -> None:
+        below = of.cumulative(groups, len(BOUNDS_NS) + 1)
+        # A span that ends now may be counted before it is in a bucket.
+        below[-1] = max(below[-1], of.count)
+        one = Histogram(below, of.total_ns)
+        mine = found.durations.setdefault(family, {})
+        mine[name] = mine[name].combined(one, operator.add) if name in mine else one
+
+    def count(family: str, name: str, unit: str, amount: float) -> None:
+        mine = found.amounts.setdefault(family, {}).setdefault(name, {})
+        mine[unit] = mine.get(unit, 0) + amount
+
+    for family, kind in _KINDS.items():
+        for name, stage in snapshot.stages(number_of(kind)).items():
+            shown = stages.shown(name)
+            add(family, shown, stage, groups_of(ns_per_tick))
+            if family not in ("stage", "batch"):
+                continue
+            if stage.device_elapsed_ns is not None:  # already in nanoseconds
+                add("device", shown, stage.device_elapsed_ns, groups_of(1.0))
+            count("errors", shown, "", stage.errors)
+            for unit, amount in stage.work.items():
+                count("work", shown, units.shown(unit), amount)
+    for cause, lost in recording.lost().items():
+        if lost:
+            count("lost", cause, "", lost)
+    return found

@@ -1,0 +1,489 @@
+"""All processes that record on this machine, as a monitoring system sees them from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import struct
+import threading
+import time
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from stagespan import settings
+from stagespan.errors import StagespanError
+from stagespan.export.figures import BOUNDS_NS, Figures, Histogram, Names
+from stagespan.export.totals import MOST_STAGES, MOST_UNITS, Gauges, Group, Process, Totals
+from stagespan.process.files import write_whole
+from stagespan.recording.reading import Recording, is_locked, recording_folders, recording_paths
+
+_LOGGER = logging.getLogger("stagespan")
+
+_MOST_LEFTOVERS = 16
+_LEFTOVER_BYTES = 256 << 20
+"""The same limits as those of the processes, which do not remove leftovers while they are read."""
+_FEWEST_SECONDS = 0.5
+"""Between two readings, however often a monitoring system asks."""
+_MEMORY_SECONDS = 5.0
+"""Between two searches for recordings without a file, which examine all processes."""
+_LOCK_FILE = ".exporter"
+STATE_FILE = ".export-state.json"
+_F_OFD_SETLK = 37
+_MOST_REMOVED_BYTES = 1 << 20
+_SCHEMA_VERSION = 1
+_BUCKETS = len(BOUNDS_NS) + 1
+
+
+class _Leftover(NamedTuple):
+    """The recording of an ended process that is in the totals."""
+
+    path: str
+    inode: tuple[int, int]
+    job: str | None
+    is_deferred: bool
+    is_crash: bool
+
+
+class _SavedHistogram(msgspec.Struct, array_like=True):
+    family: str
+    stage: str
+    sum_ns: int
+    steps: list[int]
+    """Pairs of a bucket and the number from it on."""
+
+
+class _SavedFigures(msgspec.Struct, forbid_unknown_fields=True):
+    histograms: list[_SavedHistogram]
+    amounts: dict[str, dict[str, dict[str, float]]]
+
+
+class _SavedProcess(msgspec.Struct, forbid_unknown_fields=True):
+    identity: str
+    group: Group
+    ns_per_tick: float
+    resets: int
+    figures: _SavedFigures
+    given: _SavedFigures
+
+
+class _State(msgspec.Struct, forbid_unknown_fields=True):
+    schema_version: int
+    stages: list[str]
+    units: list[str]
+    retained: list[tuple[Group, _SavedFigures]]
+    processes: list[_SavedProcess]
+    folded: list[str]
+    """Identities of ended processes whose figures are in ``retained``, and whose file exists."""
+
+
+def _saved(figures: Figures) -> _SavedFigures:
+    rows = []
+    for family, stage, histogram in figures.histograms():
+        steps = [0, histogram.below[0]]
+        for i, (before, now) in enumerate(pairwise(histogram.below), 1):
+            if now != before:
+                steps += [i, now]
+        rows.append(_SavedHistogram(family, stage, histogram.sum_ns, steps))
+    return _SavedFigures(rows, figures.amounts)
+
+
+def _restored(saved: _SavedFigures) -> Figures:
+    found = Figures({}, saved.amounts)
+    for one in saved.histograms:
+        below: list[int] = []
+        ends = [*one.steps[2::2], _BUCKETS]
+        for number, end in zip(one.steps[1::2], ends, strict=True):
+            below += [number] * (end - len(below))
+        if len(below) != _BUCKETS:
+            raise ValueError(f"a histogram has {len(below)} buckets instead of {_BUCKETS}")
+        found.durations.setdefault(one.family, {})[one.stage] = Histogram(below, one.sum_ns)
+    return found
+
+
+class Node:
+    """The processes that record on this machine, and the totals of those that have ended.
+
+    While this object exists, it holds a lock in each folder of recordings. Processes that end then
+    leave their file, and this object removes it after reading it.
+    """
+
+    def __init__(self, state: str | os.PathLike[str] | None = None) -> None:
+        """Lock the folders, and read the state that an earlier exporter has left.
+
+        Raises StagespanError if another exporter reads the same recordings, or if the folder of
+        recordings cannot be read.
+        """
+        self._lock = threading.RLock()
+        self._locks: dict[str, int] = {}
+        self._removed_at: dict[str, int] = {}
+        self._processes: dict[str, Process] = {}
+        self._totals = Totals()
+        self._folded: dict[str, _Leftover | None] = {}
+        """The ended processes that are in the totals, and have a file; None if that was not found
+        yet."""
+        self._resumed: dict[str, _SavedProcess] = {}
+        self._unreadable: dict[str, int] = {}
+        """How often the recordings that cannot be read were tried."""
+        self._lost: Counter[str] = Counter()
+        self._read_at = self._memory_at = -1e9
+        self._state_is_written = True
+        self.folder = recording_folders()[0]
+        self._state_path = Path(state or os.path.join(self.folder, STATE_FILE))
+        try:
+            self._lock_folders(must=True)
+            self._read_state()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- folders ----------------------------------------------------------------------------------
+
+    def _lock_folders(self, *, must: bool = False) -> None:
+        for folder in _folders():
+            if folder in self._locks or os.path.islink(folder):
+                continue
+            if folder == self.folder and not os.path.isdir(folder):
+                with contextlib.suppress(OSError):
+                    os.mkdir(folder, 0o700)
+            try:
+                self._locks[folder] = _locked(os.path.join(folder, _LOCK_FILE))
+                self._removed_at[folder] = 0
+            except BlockingIOError:
+                if must and folder == self.folder:
+                    raise StagespanError(
+                        f"Another `stagespan export` reads the recordings in {folder}: stop it "
+                        "first, or let it export everything."
+                    ) from None
+            except OSError as error:
+                if must and folder == self.folder:
+                    raise StagespanError(
+                        f"The recordings in {folder} cannot be read: {error.strerror}. Run the "
+                        "exporter as the user of the processes, or as root."
+                    ) from None
+
+    def _count_removed(self) -> None:
+        """Count the recordings that processes have removed before they were read."""
+        paths = [one.path for one in self._processes.values()]
+        paths += [one.path for one in self._folded.values() if one is not None]
+        seen = set(map(os.path.basename, paths))
+        for folder, handle in self._locks.items():
+            try:
+                text = os.pread(handle, _MOST_REMOVED_BYTES, self._removed_at[folder])
+            except OSError:
+                continue
+            lines, _, _ = text.rpartition(b"\n")
+            if not lines:
+                continue
+            self._removed_at[folder] += len(lines) + 1
+            names = lines.decode(errors="replace").split("\n")
+            self._lost["recording"] += sum(name not in seen for name in names)
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def _discover(self) -> None:
+        self._lock_folders()
+        now = time.monotonic()
+        memory = now - self._memory_at >= _MEMORY_SECONDS
+        if memory:
+            self._memory_at = now
+        known = {_inode(one.handle): one for one in self._processes.values()}
+        done = {one.inode for one in self._folded.values() if one is not None}
+        folders = set(_folders())
+        paths = [
+            path
+            for path in recording_paths(memory=memory)
+            if path.startswith("/proc/") or os.path.dirname(path) in folders
+        ]
+        for path in paths:
+            handle = _opened(path)
+            if handle is None:
+                continue
+            inode = _inode(handle)
+            if inode not in done and inode not in known:
+                try:
+                    if self._add(path, handle, inode):
+                        continue
+                except StagespanError as error:
+                    self._note_unreadable(path, str(error))
+            os.close(handle)
+        self._unreadable = {path: n for path, n in self._unreadable.items() if path in paths}
+
+    def _add(self, path: str, handle: int, inode: tuple[int, int]) -> bool:
+        """Take a recording that was found. Returns False if it needs not to be held open."""
+        first = Recording(path, everything=False, handle=handle)
+        self._unreadable.pop(path, None)
+        if first.identity in self._folded:
+            self._folded[first.identity] = _leftover(first, inode)
+            return False
+        if first.identity in self._processes:
+            return False
+        process = Process(first, handle)
+        process.group = self._totals.admitted(process.group)
+        self._processes[first.identity] = self._resume(process)
+        return True
+
+    def _note_unreadable(self, path: str, why: str) -> None:
+        """Count a recording that cannot be read, unless its process is just starting or ending."""
+        times = self._unreadable.get(path, 0) + 1
+        self._unreadable[path] = times
+        if times == 2 and os.path.exists(path):
+            self._lost["unreadable"] += 1
+            _LOGGER.warning("%s", why)
+
+    def _resume(self, process: Process) -> Process:
+        saved = self._resumed.pop(process.identity, None)
+        if saved is not None:
+            process.ns_per_tick, process.resets = saved.ns_per_tick, saved.resets
+            process.group = saved.group
+            process.figures = _restored(saved.figures)
+            process.given = _restored(saved.given)
+        return process
+
+    def _end(self, process: Process) -> None:
+        """Add the figures of a process that has ended to the totals."""
+        self._totals.fold(process)
+        del self._processes[process.identity]
+        self._folded[process.identity] = _leftover(process.latest, _inode(process.handle))
+        os.close(process.handle)
+
+    def _read_all(self, *, ended_only: bool = False) -> None:
+        for process in list(self._processes.values()):
+            if ended_only and is_locked(process.handle):
+                continue
+            try:
+                copy = process.read()
+                if copy.has_gone:
+                    copy = process.read()  # now it does not change any more
+            except StagespanError as error:
+                # Another program has cut it off. The process does not record any more.
+                self._lost["unreadable"] += 1
+                _LOGGER.warning("%s", error)
+                self._end(process)
+                continue
+            self._totals.update(process, copy)
+            if copy.has_gone:
+                self._end(process)
+
+    def read(self) -> None:
+        """Read all recordings again, unless that was done a moment ago.
+
+        Raises StagespanError if the state cannot be written: what was read is then not lost.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if now - self._read_at < _FEWEST_SECONDS:
+                return
+            self._discover()
+            self._count_removed()
+            self._read_all()
+            self._add_resumed()
+            self._read_at = time.monotonic()
+            self._write_state()
+            self._tidy()
+
+    def poll(self) -> None:
+        """Find processes that have begun, and read those that have ended for the last time."""
+        with self._lock:
+            before = len(self._processes), len(self._folded)
+            self._discover()
+            self._count_removed()
+            self._read_all(ended_only=True)
+            if before != (len(self._processes), len(self._folded)):
+                self._write_state()
+                self._tidy()
+
+    def _add_resumed(self) -> None:
+        """Add the last figures of processes that have ended without leaving a file."""
+        if not self._resumed or self._memory_at < self._read_at:
+            return
+        for saved in self._resumed.values():
+            rest = _restored(saved.figures).without(_restored(saved.given))
+            self._totals.retained.setdefault(saved.group, Figures({}, {})).add(rest)
+            self._lost["recording"] += 1
+        self._resumed.clear()
+
+    # --- leftovers --------------------------------------------------------------------------------
+
+    def _tidy(self) -> None:
+        """Remove recordings that are in the totals, as the processes do while there is no exporter.
+
+        Those that the processes would keep stay: 16 of processes that have not ended cleanly, and
+        of processes whose job still has live ones.
+        """
+        jobs = {one.latest.job for one in self._processes.values() if one.latest.job}
+        by_folder: defaultdict[str, list[tuple[bool, int, int, str]]] = defaultdict(list)
+        for identity, leftover in list(self._folded.items()):
+            status = None if leftover is None else _status(leftover)
+            if leftover is None or status is None:
+                del self._folded[identity]
+                continue
+            folder = os.path.dirname(leftover.path)
+            if folder not in self._locks:
+                continue
+            if leftover.is_deferred and leftover.job not in jobs:
+                _unlink(leftover.path)
+                continue
+            by_folder[folder].append(
+                (leftover.is_crash, status.st_mtime_ns, status.st_blocks * 512, leftover.path)
+            )
+        for leftovers in by_folder.values():
+            total_bytes = 0
+            for i, (_, _, size_bytes, path) in enumerate(sorted(leftovers, reverse=True)):
+                total_bytes += size_bytes
+                if i >= _MOST_LEFTOVERS or total_bytes > _LEFTOVER_BYTES:
+                    _unlink(path)
+
+    # --- the state --------------------------------------------------------------------------------
+
+    def _read_state(self) -> None:
+        try:
+            data = self._state_path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StagespanError(
+                f"The state in {self._state_path} cannot be read: {error.strerror}. Name another "
+                "file with --state."
+            ) from None
+        try:
+            state = msgspec.json.decode(data, type=_State)
+            if state.schema_version != _SCHEMA_VERSION:
+                raise ValueError(f"its version is {state.schema_version}")
+            retained = {group: _restored(one) for group, one in state.retained}
+            for one in state.processes:
+                _restored(one.figures), _restored(one.given)
+        except ValueError as error:
+            _LOGGER.warning(
+                "%s is not a state of this version (%s): counters begin at 0.",
+                self._state_path,
+                error,
+            )
+            return
+        self._totals.stages = Names(MOST_STAGES, state.stages)
+        self._totals.units = Names(MOST_UNITS, state.units)
+        self._totals.retained = retained
+        self._totals.groups = dict.fromkeys(group for group, _ in state.retained)
+        self._totals.groups.update(dict.fromkeys(one.group for one in state.processes))
+        self._resumed = {one.identity: one for one in state.processes}
+        self._folded = dict.fromkeys(state.folded)
+
+    def _write_state(self) -> None:
+        processes = [
+            _SavedProcess(
+                one.identity,
+                one.group,
+                one.ns_per_tick,
+                one.resets,
+                _saved(one.figures),
+                _saved(one.given),
+            )
+            for one in self._processes.values()
+        ]
+        state = _State(
+            _SCHEMA_VERSION,
+            list(self._totals.stages.known),
+            list(self._totals.units.known),
+            [(group, _saved(one)) for group, one in self._totals.retained.items()],
+            [*processes, *self._resumed.values()],
+            list(self._folded),
+        )
+        try:
+            write_whole(self._state_path, msgspec.json.encode(state), private=True)
+            self._state_is_written = True
+        except OSError as error:
+            if self._state_is_written:
+                _LOGGER.warning(
+                    "The state cannot be written to %s (%s): if the exporter ends now, processes "
+                    "that have ended are missing in its counters.",
+                    self._state_path,
+                    error.strerror,
+                )
+            self._state_is_written = False
+
+    # --- what is shown ----------------------------------------------------------------------------
+
+    def totals(self) -> dict[Group, Figures]:
+        """Return the figures by group, of all processes that have been read."""
+        with self._lock:
+            return self._totals.sums(self._processes.values())
+
+    def lost(self) -> dict[str, int]:
+        """Return what the exporter itself has lost, by cause."""
+        with self._lock:
+            return dict(self._lost)
+
+    def gauges(self) -> Gauges:
+        """Return what is going on in the live processes, as they were last read."""
+        with self._lock:
+            return self._totals.gauges(self._processes.values())
+
+    def close(self) -> None:
+        """Release the locks. The state has been written by the last `read`."""
+        with self._lock:
+            for handle in [*self._locks.values(), *(p.handle for p in self._processes.values())]:
+                os.close(handle)
+            self._locks.clear()
+            self._processes.clear()
+
+
+def _folders() -> list[str]:
+    """Return the folders that are read: the one that is set, or else the default ones."""
+    folders = recording_folders()
+    return folders[:1] if settings.get("STAGESPAN_RECORDING_DIR") else folders
+
+
+def _locked(path: str) -> int:
+    """Open a file and lock it. Raises BlockingIOError if another process has the lock."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    handle = os.open(path, flags, 0o600)
+    try:
+        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        try:
+            fcntl.fcntl(handle, _F_OFD_SETLK, request)
+        except PermissionError as error:  # the system may say EACCES instead of EAGAIN
+            raise BlockingIOError(*error.args) from None
+        owner = os.stat(os.path.dirname(path)).st_uid
+        if os.fstat(handle).st_uid != owner:
+            os.fchown(handle, owner, -1)  # so that the owner's processes can see the lock
+        os.ftruncate(handle, 0)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _opened(path: str) -> int | None:
+    follow = 0 if path.startswith("/proc/") else os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
+    except OSError:
+        return None
+
+
+def _inode(handle: int) -> tuple[int, int]:
+    status = os.fstat(handle)
+    return status.st_dev, status.st_ino
+
+
+def _leftover(copy: Recording, inode: tuple[int, int]) -> _Leftover:
+    return _Leftover(copy.path, inode, copy.job, copy.is_deferred, copy.state == "died")
+
+
+def _status(leftover: _Leftover) -> os.stat_result | None:
+    """Return the status of a file; None if it has been removed or replaced."""
+    try:
+        status = os.lstat(leftover.path)
+    except OSError:
+        return None
+    return status if (status.st_dev, status.st_ino) == leftover.inode else None
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

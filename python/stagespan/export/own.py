@@ -1,0 +1,62 @@
+"""This process, as a monitoring system sees it."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from stagespan import _core
+from stagespan.errors import StagespanError
+from stagespan.export.figures import Figures
+from stagespan.export.totals import Gauges, Group, Process, Totals
+from stagespan.recording.reading import open_recording
+
+
+class Own:
+    """The recording of this process, which is read like that of another one."""
+
+    def __init__(self) -> None:
+        """Raises StagespanError if this process has no recording."""
+        if _core.recording_place()["kind"] in ("off", "memory"):
+            raise StagespanError(
+                "This process has no recording to export: remove STAGESPAN_RECORDING=off, or see "
+                "`stagespan doctor`."
+            )
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        # A lock that another thread held during a fork would stay locked in the child.
+        self._lock = threading.Lock()
+        self._totals = Totals()
+        self._process: Process | None = None
+
+    def read(self) -> None:
+        """Read the recording again."""
+        if os.getpid() != self._pid:
+            self._begin()
+        try:
+            copy = open_recording(self._pid, spans=False)
+        except StagespanError:  # no span was opened yet
+            return
+        with self._lock:
+            if self._process is None:
+                self._process = Process(copy)
+            self._totals.update(self._process, copy)
+
+    def _processes(self) -> list[Process]:
+        return [] if self._process is None else [self._process]
+
+    def totals(self) -> dict[Group, Figures]:
+        """Return the figures of this process."""
+        with self._lock:
+            return self._totals.sums(self._processes())
+
+    def lost(self) -> dict[str, int]:
+        """Return nothing: what the process has lost is in its figures."""
+        return {}
+
+    def gauges(self) -> Gauges:
+        """Return what is going on in this process."""
+        with self._lock:
+            return self._totals.gauges(self._processes())

@@ -1,0 +1,201 @@
+"""Metrics for Prometheus, by the collector interface of ``prometheus_client``."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from stagespan.errors import StagespanError
+from stagespan.export.figures import BOUNDS_NS, Figures
+from stagespan.export.node import Node
+from stagespan.export.own import Own
+from stagespan.export.totals import Gauges, Group
+
+try:
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.core import (
+        REGISTRY,
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
+except ImportError as error:
+    raise StagespanError(
+        "Metrics for Prometheus need prometheus_client (the extra 'export'): install it with "
+        "`pip install prometheus_client`."
+    ) from error
+
+if TYPE_CHECKING:
+    from threading import Thread
+    from wsgiref.simple_server import WSGIServer
+
+_GROUP = ("service", "pipeline", "rank")
+_BOUNDS = (*(repr(bound / 1e9) for bound in BOUNDS_NS), "+Inf")
+
+
+class _Family(NamedTuple):
+    key: str
+    name: str
+    text: str
+
+
+_DURATIONS = (
+    _Family("stage", "stagespan_stage_duration_seconds", "Host time of the runs of a stage."),
+    _Family(
+        "device",
+        "stagespan_stage_device_duration_seconds",
+        "Time from begin to end of the runs of a stage on its device.",
+    ),
+    _Family("queue", "stagespan_stage_queue_duration_seconds", "Waits inside a process."),
+    _Family(
+        "batch",
+        "stagespan_batch_duration_seconds",
+        "Host time of runs that serve several requests.",
+    ),
+    _Family(
+        "first_chunk",
+        "stagespan_request_time_to_first_chunk_seconds",
+        "Time from the begin of a request in a process to its first chunk.",
+    ),
+)
+
+
+class RecordingCollector:
+    """Reads recordings each time Prometheus asks, and yields what they contain as metrics."""
+
+    def __init__(self, source: Node | Own) -> None:
+        self._source = source
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the registry does not have to read recordings to check names."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the recordings, and yield their figures."""
+        self._source.read()
+        yield from families(self._source.totals(), self._source.lost(), self._source.gauges())
+
+
+def register(registry: CollectorRegistry = REGISTRY) -> RecordingCollector:
+    """Add the figures of this process to a registry of ``prometheus_client``.
+
+    They are read from the process's recording each time the registry is collected, also in a forked
+    child. Nothing is started, and no port is opened. ``registry.unregister`` takes the returned
+    collector. In a service of several processes, use ``stagespan export`` instead, which adds them.
+
+    Raises:
+        StagespanError: If this process has no recording, because STAGESPAN_RECORDING is off.
+
+    Example:
+        ```python
+        from prometheus_client import start_http_server
+        from stagespan.export import prometheus
+
+        prometheus.register()
+        start_http_server(9464, addr="127.0.0.1")
+        ```
+    """
+    collector = RecordingCollector(Own())
+    registry.register(collector)
+    return collector
+
+
+def families(
+    totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges
+) -> Iterator[Metric]:
+    """Yield figures as metrics."""
+    for key, name, text in _DURATIONS:
+        durations = HistogramMetricFamily(name, text, labels=("stage", *_GROUP))
+        for group, figures in totals.items():
+            for stage, histogram in figures.durations.get(key, {}).items():
+                buckets = list(zip(_BOUNDS, histogram.below, strict=True))
+                durations.add_metric((stage, *group), buckets, histogram.sum_ns / 1e9)
+        yield durations
+    errors = CounterMetricFamily(
+        "stagespan_stage_errors_total",
+        "Runs of a stage that have raised an exception.",
+        labels=("stage", *_GROUP),
+    )
+    work = CounterMetricFamily(
+        "stagespan_stage_work_total",
+        "Work that runs of a stage have counted.",
+        labels=("stage", "unit", *_GROUP),
+    )
+    losses = CounterMetricFamily(
+        "stagespan_lost_total",
+        "What was lost, by cause.",
+        labels=("cause", *_GROUP),
+    )
+    for cause, number in lost.items():
+        losses.add_metric((cause, "", "", ""), number)
+    for group, figures in totals.items():
+        for family, name, unit, amount in figures.numbers():
+            if family == "errors":
+                errors.add_metric((name, *group), amount)
+            elif family == "work":
+                work.add_metric((name, unit, *group), amount)
+            else:
+                losses.add_metric((name, *group), amount)
+    yield from (errors, work, losses)
+    yield from _gauges(gauges)
+
+
+def _gauges(gauges: Gauges) -> Iterator[Metric]:
+    running = GaugeMetricFamily(
+        "stagespan_stage_running", "Runs of a stage that have not ended.", labels=("stage", *_GROUP)
+    )
+    for (group, stage), number in gauges.running.items():
+        running.add_metric((stage, *group), number)
+    waiting = GaugeMetricFamily(
+        "stagespan_queue_waiting",
+        "Waits in a queue that have not ended.",
+        labels=("stage", *_GROUP),
+    )
+    for (group, stage), number in gauges.waiting.items():
+        waiting.add_metric((stage, *group), number)
+    oldest = GaugeMetricFamily(
+        "stagespan_oldest_request_age_seconds",
+        "Age of the oldest request that has not ended.",
+        labels=_GROUP,
+    )
+    for group, age_ns in gauges.oldest_ns.items():
+        oldest.add_metric(group, age_ns / 1e9)
+    up = GaugeMetricFamily(
+        "stagespan_process_up", "Live processes of a service that record.", labels=("service",)
+    )
+    for service, number in gauges.up.items():
+        up.add_metric((service,), number)
+    unnamed = GaugeMetricFamily(
+        "stagespan_stages_not_named",
+        "Stages that are summed as (other), because there are too many.",
+        value=gauges.unnamed,
+    )
+    yield from (running, waiting, oldest, up, unnamed)
+
+
+class Server:
+    """Serves metrics by HTTP until `close`."""
+
+    def __init__(self, node: Node, host: str, port: int) -> None:
+        """Open the port. Raises StagespanError if that is not possible."""
+        registry = CollectorRegistry()
+        registry.register(RecordingCollector(node))
+        self._server: WSGIServer
+        self._thread: Thread
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, socket.gaierror) as error:
+            raise StagespanError(
+                f"Metrics cannot be served at {host}:{port}: {error.strerror}. Pass another "
+                "address, as in --prometheus 127.0.0.1:9465."
+            ) from None
+        self.port: int = self._server.server_port
+        """The port; a free one if 0 was asked for."""
+
+    def close(self) -> None:
+        """Close the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(1)

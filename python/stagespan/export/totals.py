@@ -1,0 +1,147 @@
+"""The figures of several processes together, in a bounded number of series."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from stagespan.export.figures import OTHER, Figures, Names, figures_of
+from stagespan.recording.reading import Recording
+
+MOST_STAGES = 200
+"""The most stages that are exported by name; the others are summed."""
+MOST_UNITS = 100
+_MOST_GROUPS = 256
+
+
+class Group(NamedTuple):
+    """The labels of a process."""
+
+    service: str
+    pipeline: str
+    rank: str
+
+
+class Gauges(msgspec.Struct):
+    """What is going on in live processes."""
+
+    running: Counter[tuple[Group, str]]
+    """Open spans by stage."""
+    waiting: Counter[tuple[Group, str]]
+    """Waits by queue."""
+    oldest_ns: dict[Group, int]
+    """The age of the oldest open request."""
+    up: Counter[str]
+    """Live processes by service."""
+    unnamed: int
+    """The number of stages that are summed as ``(other)``."""
+
+
+class Process:
+    """A process whose recording is read again and again."""
+
+    def __init__(self, first: Recording, handle: int = -1) -> None:
+        self.identity = first.identity
+        self.handle = handle
+        """Its open file, which stays readable after it was removed; -1 if it is not held open."""
+        self.path = first.path
+        self.ns_per_tick = first.snapshot().ns_per_tick
+        self.resets = first.snapshot().resets
+        self.group = group_of(first)
+        self.figures = Figures({}, {})
+        """Since the process began, or since its figures were last set to zero."""
+        self.given = Figures({}, {})
+        """The part of them that is already in the totals of another group."""
+        self.latest = first
+
+    def read(self) -> Recording:
+        """Return a new copy, also if the file has been removed. Raises StagespanError."""
+        return Recording(self.path, everything=False, handle=self.handle)
+
+    def rest(self) -> Figures:
+        """Return the figures that belong to the present group."""
+        return self.figures.without(self.given)
+
+
+def group_of(recording: Recording) -> Group:
+    """Return the labels of a process."""
+    rank = "" if recording.rank is None else str(recording.rank)
+    return Group(recording.service, recording.pipeline, rank)
+
+
+class Totals:
+    """The figures of processes that are read again and again, and of those that have ended."""
+
+    def __init__(self) -> None:
+        self.stages, self.units = Names(MOST_STAGES), Names(MOST_UNITS)
+        self.retained: dict[Group, Figures] = {}
+        """The figures of processes that have ended, or that had other labels before."""
+        self.groups: dict[Group, None] = {}
+
+    def update(self, process: Process, copy: Recording) -> None:
+        """Take a new copy of a process's recording."""
+        process.latest = copy
+        if not copy.is_exact and not copy.has_gone:
+            return
+        resets = copy.snapshot().resets
+        if resets != process.resets:
+            self.fold(process)
+            process.figures, process.given = Figures({}, {}), Figures({}, {})
+            process.resets = resets
+        group = self.admitted(group_of(copy))
+        if group != process.group:
+            self.fold(process)
+            process.given = Figures({}, {})
+            process.given.add(process.figures)
+            process.group = group
+        process.figures.raise_to(figures_of(copy, process.ns_per_tick, self.stages, self.units))
+
+    def admitted(self, group: Group) -> Group:
+        """Return the labels that a process is shown with."""
+        if group in self.groups:
+            return group
+        if len(self.groups) >= _MOST_GROUPS:
+            return Group(OTHER, OTHER, "")
+        self.groups[group] = None
+        return group
+
+    def fold(self, process: Process) -> None:
+        """Add the figures of a process that ends, or changes its labels, for good."""
+        self.retained.setdefault(process.group, Figures({}, {})).add(process.rest())
+
+    def sums(self, processes: Iterable[Process]) -> dict[Group, Figures]:
+        """Return all figures by group."""
+        found: dict[Group, Figures] = {}
+        for group, figures in self.retained.items():
+            found.setdefault(group, Figures({}, {})).add(figures)
+        for process in processes:
+            found.setdefault(process.group, Figures({}, {})).add(process.rest())
+        return found
+
+    def gauges(self, processes: Iterable[Process]) -> Gauges:
+        """Return what is going on in live processes, as they were last read."""
+        found = Gauges(Counter(), Counter(), {}, Counter(), self.stages.others)
+        for group in self.retained:
+            found.up[group.service] += 0
+        for process in processes:
+            self._add_gauges(process, found)
+        return found
+
+    def _add_gauges(self, process: Process, found: Gauges) -> None:
+        copy, group = process.latest, process.group
+        found.up[group.service] += 1
+        for span in copy.open_spans():
+            counts = found.waiting if span["kind"] == "queue" else found.running
+            counts[group, self.stages.shown(span["stage"])] += 1
+        for segment in copy.segments():
+            if segment["origin"] == "return" or segment["end_ns"] is not None:
+                continue
+            begin_ns = segment["begin_ns"]
+            if begin_ns is None:
+                found.waiting[group, self.stages.shown(segment["queue"] or "")] += 1
+            elif copy.read_ns is not None and segment["origin"] == "root":
+                age_ns = copy.read_ns - begin_ns
+                found.oldest_ns[group] = max(found.oldest_ns.get(group, 0), age_ns)

@@ -1,0 +1,183 @@
+"""Starts an exporter and a Prometheus, and workers whose durations are known."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from recorded_process import ready
+
+WORKERS = """
+import json, multiprocessing, os, random, signal, sys, time
+import stagespan
+
+def durations_ns(seed, count):
+    drawn = random.Random(seed)
+    return [int(drawn.lognormvariate(15, 1)) for _ in range(count)]
+
+def worker(seed, count, how):
+    now = time.time_ns()
+    for i, duration in enumerate(durations_ns(seed, count)):
+        stagespan.record("decode", now - duration, now, error=i % 10 == 0)
+    with stagespan.span("outer") as outer:
+        outer.add(tokens=7)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if how == "exit":
+        os._exit(0)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    print("ready", flush=True)
+    for line in sys.stdin:
+        seed, count, how = json.loads(line)
+        child = context.Process(target=worker, args=(seed, count, how))
+        child.start()
+        child.join()
+        print(child.exitcode, flush=True)
+"""
+
+
+def durations_ns(seed: int, count: int) -> list[int]:
+    """Return what a worker of `WORKERS` records as `decode`."""
+    drawn = random.Random(seed)
+    return [int(drawn.lognormvariate(15, 1)) for _ in range(count)]
+
+
+def quantile(values: list[int], q: float) -> int:
+    """Return the q quantile."""
+    return sorted(values)[math.ceil(q * len(values)) - 1]
+
+
+@contextmanager
+def exporter(*options: str, port: int = 0, **variables: str) -> Iterator[tuple[Any, int]]:
+    """Run `stagespan export` until the block ends; yield its process and its port."""
+    import os
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stagespan", "export", "--prometheus", str(port), *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
+    )
+    try:
+        found = re.search(r":(\d+)/metrics", ready(process))
+        assert found is not None
+        yield process, int(found[1])
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
+
+
+def get(url: str, accept: str = "text/plain") -> str:
+    """Return the text at an address."""
+    request = urllib.request.Request(url, headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return str(reply.read().decode())
+
+
+def scraped(port: int) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Return the samples of an exporter by name and by labels."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(get(f"http://127.0.0.1:{port}/metrics")):
+        for sample in family.samples:
+            labels = tuple(sorted((k, v) for k, v in sample.labels.items() if v))
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+def of(
+    samples: dict[str, dict[tuple[tuple[str, str], ...], float]], metric: str, **labels: str
+) -> float | None:
+    """Return the sum of the samples that have these labels; None if there are none."""
+    wanted = set(labels.items())
+    values = [v for of_sample, v in samples.get(metric, {}).items() if wanted <= set(of_sample)]
+    return sum(values) if values else None
+
+
+def until(condition: Callable[[], Any], seconds: float = 20) -> Any:
+    """Wait until a condition holds, and return its value."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not come to be within the time"
+        time.sleep(0.05)
+    return value
+
+
+class Prometheus:
+    """A real Prometheus that scrapes one port."""
+
+    def __init__(self, program: str, folder: Path, target: int, port: int) -> None:
+        config = folder / "prometheus.yml"
+        config.write_text(
+            "global: {scrape_interval: 300ms, scrape_timeout: 300ms}\n"
+            "scrape_configs:\n"
+            "- job_name: node\n"
+            f"  static_configs: [{{targets: ['127.0.0.1:{target}']}}]\n"
+        )
+        self.url = f"http://127.0.0.1:{port}"
+        self._process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--enable-feature=exemplar-storage",
+                "--log.level=error",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / "log").open("w"),
+        )
+        until(self._is_ready, 60)
+
+    def _is_ready(self) -> bool:
+        assert self._process.poll() is None, "Prometheus has ended"
+        try:
+            get(f"{self.url}/-/ready")
+        except (OSError, urllib.error.HTTPError):
+            return False
+        return True
+
+    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """Return the labels and the value of each series of an expression now."""
+        address = f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+        result = json.loads(get(address))["data"]["result"]
+        return [(one["metric"], float(one["value"][1])) for one in result]
+
+    def series(self, expression: str, window: str = "10m") -> list[list[float]]:
+        """Return all samples of each series that an expression selects."""
+        address = f"{self.url}/api/v1/query?"
+        address += urllib.parse.urlencode({"query": f"{expression}[{window}]"})
+        result = json.loads(get(address))["data"]["result"]
+        return [[float(value) for _, value in one["values"]] for one in result]
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        finally:
+            self._process.kill()

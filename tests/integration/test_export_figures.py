@@ -1,0 +1,118 @@
+"""Tests of the figures that exporters read from a process that runs."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_process import end, ready, start
+
+from stagespan import recording
+from stagespan.export.figures import BOUNDS_NS, OTHER, Figures, Histogram, Names, figures_of
+from stagespan.recording import Recording
+
+
+def read(copy: Recording, ns_per_tick: float | None = None) -> Figures:
+    rate = copy.snapshot().ns_per_tick if ns_per_tick is None else ns_per_tick
+    return figures_of(copy, rate, Names(200), Names(100))
+
+
+def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Path) -> None:
+    # GIVEN a process that records bursts of spans of very different durations
+    process = start(
+        """
+        import stagespan, time
+        print("ready", flush=True)
+        while input() != "end":
+            now = time.time_ns()
+            for n in range(20_000):
+                stagespan.record("s", now - (10_000 if n % 2 else 10_000_000), now)
+            print("done", flush=True)
+        """
+    )
+    ready(process)
+    assert process.stdin is not None
+    seen, rate = Figures({}, {}), None
+    for burst in range(1, 4):
+        # WHEN it is read all the time during a burst
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        for _ in range(20):
+            try:
+                copy = recording.open(process.pid, spans=False)
+            except Exception:  # it has not recorded yet
+                continue
+            rate = rate or copy.snapshot().ns_per_tick
+            seen.raise_to(read(copy, rate))
+        ready(process)
+        # THEN what was seen is at most what there is after the burst, in each bucket
+        last = read(recording.open(process.pid, spans=False), rate)
+        final = last.durations["stage"]["s"]
+        assert final.below[-1] == 20_000 * burst
+        if "stage" in seen.durations:
+            assert all(
+                a <= b for a, b in zip(seen.durations["stage"]["s"].below, final.below, strict=True)
+            )
+        # THEN half of the spans are in each of the two buckets
+        counts = [now - before for before, now in pairwise([0, *final.below])]
+        assert sorted(counts)[-2:] == [10_000 * burst, 10_000 * burst]
+    process.stdin.write("end\n")
+    end(process)
+
+
+def test_counts_are_exact_at_the_bounds_of_a_clock_in_nanoseconds(folder: Path) -> None:
+    # GIVEN a process whose clock counts nanoseconds, with durations around each bound
+    process = start(
+        """
+        import stagespan, time
+        from stagespan.export.figures import BOUNDS_NS
+        now = time.time_ns()
+        for bound in BOUNDS_NS:
+            stagespan.record("s", now - bound + 1, now)
+            stagespan.record("s", now - bound, now)
+        print("ready", flush=True)
+        input()
+        """,
+        STAGESPAN_CLOCK="monotonic",
+    )
+    ready(process)
+    figures = read(recording.open(process.pid, spans=False), 1.0)
+    # THEN each bound separates them
+    assert figures.durations["stage"]["s"].below == [
+        *(1 + 2 * i for i in range(len(BOUNDS_NS))),
+        2 * len(BOUNDS_NS),
+    ]
+    end(process)
+
+
+histograms = st.lists(
+    st.integers(0, 10), min_size=len(BOUNDS_NS) + 1, max_size=len(BOUNDS_NS) + 1
+).map(lambda counts: Histogram(list(accumulate(counts)), sum(counts)))
+parts = st.dictionaries(st.sampled_from("abc"), histograms).map(
+    lambda stages: Figures({"stage": stages}, {"work": {s: {"n": 1.5} for s in stages}})
+)
+
+
+@given(parts, parts)
+def test_what_is_added_is_what_remains_without_the_earlier_part(a: Figures, b: Figures) -> None:
+    # WHEN figures are added THEN taking the first part off leaves the second one
+    both = Figures({}, {})
+    both.add(a)
+    both.add(b)
+    rest = both.without(a)
+    for family, stage, histogram in b.histograms():
+        assert rest.durations[family][stage] == histogram
+    # THEN the higher of a part and the whole is the whole
+    a_then_both = Figures({}, {})
+    a_then_both.raise_to(a)
+    a_then_both.raise_to(both)
+    assert dict(a_then_both.durations.get("stage", {})) == dict(both.durations.get("stage", {}))
+
+
+def test_names_beyond_the_limit_are_counted_once() -> None:
+    names = Names(2, ["a"])
+    shown = [names.shown(name) for name in ("b", "c", "a", "d", "c", "b")]
+    assert shown == ["b", OTHER, "a", OTHER, OTHER, "b"]
+    assert names.others == 2

@@ -1,0 +1,342 @@
+"""Tests of `stagespan export --prometheus`: counts of all processes, also of those that ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporting import (
+    WORKERS,
+    Prometheus,
+    durations_ns,
+    exporter,
+    get,
+    of,
+    quantile,
+    scraped,
+    until,
+)
+from recorded_process import end, ready, start
+
+from stagespan import recording
+
+pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+
+DURATION = "stagespan_stage_duration_seconds"
+ENDS = ("return", "kill", "term", "exit")
+
+
+@pytest.fixture
+def workers(folder: Path) -> Iterator[Any]:
+    """Return a process that starts workers; give it [seed, spans, how they end]."""
+    process = start(WORKERS, STAGESPAN_JOB="svc")
+    ready(process)
+
+    def run(seed: int, count: int, how: str) -> None:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([seed, count, how]) + "\n")
+        process.stdin.flush()
+        ready(process)
+
+    yield run
+    end(process)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def counts(port: int) -> tuple[float | None, ...]:
+    samples = scraped(port)
+    return (
+        of(samples, f"{DURATION}_count", stage="decode", service="svc"),
+        of(samples, f"{DURATION}_count", stage="outer", service="svc"),
+        of(samples, "stagespan_stage_errors_total", stage="decode"),
+        of(samples, "stagespan_stage_work_total", stage="outer", unit="tokens"),
+    )
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_worker_that_has_ended_is_counted(folder: Path, workers: Any, how: str) -> None:
+    # GIVEN an exporter and two workers that have ended
+    with exporter() as (_, port):
+        for seed in range(2):
+            workers(seed, 50, how)
+        # WHEN it is asked THEN all that they did is counted, and stays so
+        expected = (100, 2, 10, 14)
+        assert until(lambda: counts(port) == expected)
+        assert of(scraped(port), "stagespan_process_up", service="svc") == 0
+        # THEN no file stays of processes that have ended cleanly
+        assert len(list(folder.glob("*.stagespan"))) == (0 if how == "return" else 2)
+
+
+def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
+    # GIVEN a process with finished and open spans, an open request and a wait
+    process = start(
+        """
+        import stagespan, time
+        for n in range(100):
+            with stagespan.span("decode") as span:
+                pass
+        with stagespan.request("r"), stagespan.span("outer"), stagespan.queued("replica"):
+            print("ready", flush=True)
+            input()
+        """,
+        STAGESPAN_JOB="svc",
+        STAGESPAN_PIPELINE_NAME="wan",
+        RANK="3",
+        WORLD_SIZE="4",
+    )
+    ready(process)
+    with exporter() as (_, port):
+        samples = scraped(port)
+        # THEN counts equal those of the recording, with the labels of the process
+        labels = {"service": "svc", "pipeline": "wan", "rank": "3"}
+        stats = recording.open(process.pid).stats()["decode"]
+        assert of(samples, f"{DURATION}_count", stage="decode", **labels) == stats.count == 100
+        total_s = of(samples, f"{DURATION}_sum", stage="decode", **labels)
+        assert total_s == pytest.approx(stats.total_ns / 1e9, rel=1e-6)
+        buckets = samples[f"{DURATION}_bucket"]
+        last = max(v for k, v in buckets.items() if ("le", "+Inf") not in k)
+        assert last == 100
+        # THEN what is open is shown
+        assert of(samples, "stagespan_stage_running", stage="outer", **labels) == 1
+        assert of(samples, "stagespan_queue_waiting", stage="replica", **labels) == 1
+        assert of(samples, "stagespan_oldest_request_age_seconds", **labels) > 0
+        assert of(samples, "stagespan_process_up", service="svc") == 1
+        # THEN there are no labels that Prometheus sets or that change with each process
+        names = {name for one in samples.values() for labels in one for name, _ in labels}
+        assert not names & {"job", "instance", "pid", "id"}
+    end(process)
+
+
+def test_counters_go_on_after_the_exporter_was_killed(folder: Path, workers: Any) -> None:
+    # GIVEN an exporter that has counted a worker that lives on, and is killed
+    with exporter() as (process, port):
+        workers(1, 30, "return")
+        workers(2, 30, "kill")
+        assert until(lambda: counts(port)[0] == 60)
+        process.kill()
+        process.wait()
+    # WHEN a worker ends while there is none, and a new one starts
+    workers(3, 30, "kill")
+    with exporter() as (_, port):
+        # THEN nothing is counted twice, and nothing that has left its file is missing
+        assert until(lambda: counts(port)[0] == 90)
+        workers(4, 10, "return")
+        assert until(lambda: counts(port)[0] == 100)
+
+
+def test_recordings_stay_only_while_an_exporter_reads_them(folder: Path, workers: Any) -> None:
+    # GIVEN many killed workers, which would push each other out without an exporter
+    with exporter() as (process, port):
+        process.send_signal(signal.SIGSTOP)
+        for seed in range(20):
+            workers(seed, 1, "kill")
+        assert len(list(folder.glob("*.stagespan"))) == 20
+        # WHEN the exporter reads them
+        process.send_signal(signal.SIGCONT)
+        assert until(lambda: counts(port)[0] == 20)
+        # THEN it keeps as many of them as the processes would
+        assert until(lambda: len(list(folder.glob("*.stagespan"))) == 16)
+    # THEN a process that ends after the exporter leaves nothing
+    before = set(folder.glob("*.stagespan"))
+    workers(21, 1, "return")
+    assert set(folder.glob("*.stagespan")) <= before
+
+
+def test_a_second_exporter_is_refused(folder: Path) -> None:
+    with exporter():
+        second = subprocess.run(
+            [sys.executable, "-m", "stagespan", "export", "--prometheus", "0"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert second.returncode == 2
+    assert f"reads the recordings in {folder}" in second.stderr
+
+
+def test_a_port_that_is_taken_is_refused_in_one_sentence(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "stagespan", "export", "--prometheus", f"127.0.0.1:{port}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"127.0.0.1:{port}" in done.stderr
+
+
+def test_recordings_that_cannot_be_read_are_counted(folder: Path, workers: Any) -> None:
+    # GIVEN a file that is not a recording, an empty one, and one of another version
+    (folder / "999999-1.stagespan").write_bytes(os.urandom(4096))
+    (folder / "999998-1.stagespan").write_bytes(b"")
+    workers(1, 5, "kill")
+    (found,) = [one for one in folder.glob("*.stagespan") if not one.name.startswith("99999")]
+    data = bytearray(found.read_bytes()[:65536])
+    data[8] = 99
+    (folder / "999997-1.stagespan").write_bytes(data)
+    with exporter() as (process, port):
+        # WHEN it is asked THEN the others are counted, and what cannot be read is counted too
+        assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="unreadable") == 3)
+        assert counts(port)[0] == 5
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=10)
+    assert errors.count("\n") == 3
+    assert process.returncode == 0
+
+
+def test_stages_beyond_the_limit_are_summed(folder: Path) -> None:
+    # GIVEN a process with more stages than are exported
+    process = start(
+        """
+        import stagespan
+        for n in range(1000):
+            with stagespan.span(f"stage {n}"):
+                pass
+        print("ready", flush=True)
+        input()
+        """,
+        STAGESPAN_JOB="svc",
+    )
+    ready(process)
+    with exporter() as (_, port):
+        samples = scraped(port)
+    end(process)
+    names = {dict(labels)["stage"] for labels in samples[f"{DURATION}_count"]}
+    assert len(names) == 201
+    assert of(samples, f"{DURATION}_count", stage="(other)") == 800
+    assert of(samples, "stagespan_stages_not_named") == 800
+
+
+def test_a_prometheus_agrees_over_restarts(
+    folder: Path, tmp_path: Path, workers: Any, free_port: int
+) -> None:
+    # GIVEN a Prometheus that scrapes an exporter
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("no Prometheus on PATH: install the Debian package prometheus")
+    values: list[int] = []
+    ends = [*islice(cycle(("return", "return", "return", "term", "kill")), 50)]
+    assert ends.count("kill") == 10
+    prometheus = None
+    try:
+        with exporter() as (process, port):
+            prometheus = Prometheus(program, tmp_path, port, free_port)
+            selected = f'{DURATION}_count{{stage="decode",service="svc"}}'
+            # WHEN 50 workers come and go, 10 of them killed, and the exporter is restarted once
+            for seed, how in enumerate(ends[:25]):
+                workers(seed, 200, how)
+                values += durations_ns(seed, 200)
+            until(lambda: prometheus.query(f"sum({selected})") == [({}, len(values))])
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        with exporter(port=port) as (process, port):
+            for seed, how in enumerate(ends[25:], 25):
+                workers(seed, 200, how)
+                values += durations_ns(seed, 200)
+            # THEN the counts are equal to the last one
+            assert until(lambda: prometheus.query(f"sum({selected})") == [({}, 10_000)])
+            assert len(values) == 10_000
+            # THEN quantiles are within a bucket
+            for q in (0.5, 0.95, 0.99):
+                expression = f'histogram_quantile({q}, {DURATION}_bucket{{stage="decode"}})'
+                ((_, found),) = prometheus.query(expression)
+                exact = quantile(values, q) / 1e9
+                assert exact / 1.19 < found < exact * 1.19
+            # THEN no series has ever fallen, in no bucket
+            for series in prometheus.series(f'{{__name__=~"{DURATION}_(bucket|count|sum)"}}'):
+                assert series == sorted(series)
+            ((_, resets),) = prometheus.query(f"sum(resets({selected}[10m]))")
+            assert resets == 0
+            # THEN fifty workers have left as many series as one
+            assert len(prometheus.query(selected)) == 1
+            assert get(f"http://127.0.0.1:{port}/metrics", "application/openmetrics-text")
+    finally:
+        if prometheus is not None:
+            prometheus.close()
+
+
+def test_a_process_serves_its_own_figures(folder: Path) -> None:
+    # GIVEN a program that registers its figures, and a forked child
+    program = """
+        import os, stagespan
+        from prometheus_client import CollectorRegistry, generate_latest
+        from stagespan.export import prometheus
+        registry = CollectorRegistry()
+        collector = prometheus.register(registry)
+        assert generate_latest(registry)
+        for n in range(10):
+            with stagespan.span("decode"):
+                pass
+        count = "stagespan_stage_duration_seconds_count"
+        labels = {"stage": "decode", "service": "svc", "pipeline": "default", "rank": ""}
+        # WHEN it is asked THEN counts equal those of the process
+        assert registry.get_sample_value(count, labels) == stagespan.stats()["decode"].count == 10
+        child = os.fork()
+        if child == 0:
+            with stagespan.span("decode"):
+                pass
+            os._exit(0 if registry.get_sample_value(count, labels) == 1 else 1)
+        print("child", os.waitpid(child, 0)[1])
+        registry.unregister(collector)
+        assert registry.get_sample_value(count, labels) is None
+    """
+    process = start(program, STAGESPAN_JOB="svc")
+    out, errors = process.communicate(timeout=60)
+    assert (out, errors) == ("child 0\n", "")
+
+
+def test_a_process_without_a_recording_is_told(folder: Path) -> None:
+    process = start(
+        "from stagespan.export import prometheus; prometheus.register()", STAGESPAN_RECORDING="off"
+    )
+    _, errors = process.communicate(timeout=60)
+    assert "no recording to export" in errors.splitlines()[-1]
+
+
+def test_what_is_left_shows_no_thread_and_no_write_of_the_exporter(folder: Path) -> None:
+    # GIVEN a process that an exporter has read many times
+    process = start(
+        "import stagespan\nwith stagespan.span('s'):\n  print('ready', flush=True)\n  input()"
+    )
+    ready(process)
+    (file,) = folder.glob("*.stagespan")
+    threads = len(os.listdir(f"/proc/{process.pid}/task"))
+    with exporter() as (side_car, port):
+        for _ in range(3):
+            scraped(port)
+        # THEN it has no more threads, and the exporter has not opened its file for writing
+        assert len(os.listdir(f"/proc/{process.pid}/task")) == threads
+        handles = [
+            number
+            for number in os.listdir(f"/proc/{side_car.pid}/fd")
+            if os.readlink(f"/proc/{side_car.pid}/fd/{number}") == str(file)
+        ]
+        assert handles
+        for number in handles:
+            info = Path(f"/proc/{side_car.pid}/fdinfo/{number}").read_text()
+            flags = int(info.split("flags:")[1].split()[0], 8)
+            assert flags & os.O_ACCMODE == os.O_RDONLY
+        assert str(file) not in Path(f"/proc/{side_car.pid}/maps").read_text()
+    end(process)
