@@ -189,9 +189,10 @@ class Node:
     def _discover(self) -> None:
         self._lock_folders()
         now = time.monotonic()
-        memory = now - self._memory_at >= _MEMORY_SECONDS
-        if memory:
+        is_due = now - self._memory_at >= _MEMORY_SECONDS
+        if is_due:
             self._memory_at = now
+        memory = is_due and not settings.get("STAGESPAN_RECORDING_DIR")
         known = {_inode(one.handle): one for one in self._processes.values()}
         done = {one.inode for one in self._folded.values() if one is not None}
         folders = set(_folders())
@@ -433,7 +434,7 @@ class Node:
 
 
 def _folders() -> list[str]:
-    """Return the folders that are read: the one that is set, or else the default ones."""
+    """Return the folders that are read: only the one that is set, or else the default ones."""
     folders = recording_folders()
     return folders[:1] if settings.get("STAGESPAN_RECORDING_DIR") else folders
 
