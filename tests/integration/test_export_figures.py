@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_process import end, ready, start
 
-from stagespan import recording
-from stagespan.export.figures import BOUNDS_NS, OTHER, Figures, Histogram, Names, figures_of
+from stagespan import _core, recording
+from stagespan.export.figures import (
+    BOUNDS_NS,
+    OTHER,
+    Figures,
+    Histogram,
+    Names,
+    figures_of,
+    groups_of,
+)
 from stagespan.recording import Recording
 
 
@@ -62,29 +70,15 @@ def test_readings_of_a_busy_process_never_exceed_what_it_has_recorded(folder: Pa
     end(process)
 
 
-def test_counts_are_exact_at_the_bounds_of_a_clock_in_nanoseconds(folder: Path) -> None:
-    # GIVEN a process whose clock counts nanoseconds, with durations around each bound
-    process = start(
-        """
-        import stagespan, time
-        from stagespan.export.figures import BOUNDS_NS
-        now = time.time_ns()
-        for bound in BOUNDS_NS:
-            stagespan.record("s", now - bound + 1, now)
-            stagespan.record("s", now - bound, now)
-        print("ready", flush=True)
-        input()
-        """,
-        STAGESPAN_CLOCK="monotonic",
-    )
-    ready(process)
-    figures = read(recording.open(process.pid, spans=False), 1.0)
-    # THEN each bound separates them
-    assert figures.durations["stage"]["s"].below == [
-        *(1 + 2 * i for i in range(len(BOUNDS_NS))),
-        2 * len(BOUNDS_NS),
-    ]
-    end(process)
+def test_bounds_are_those_of_buckets_of_a_clock_in_nanoseconds() -> None:
+    # GIVEN the buckets of a recording whose ticks are nanoseconds
+    edges = _core.histogram_bounds()
+    groups = groups_of(1.0)
+    # THEN each bound is between two of them, and every sixth edge is one
+    for i, bound in enumerate(BOUNDS_NS):
+        after = edges.index(bound)
+        assert (groups[after - 1], groups[after]) == (i, i + 1)
+    assert edges[edges.index(1024) : edges.index(1 << 40) + 1 : 6] == list(BOUNDS_NS)
 
 
 histograms = st.lists(
