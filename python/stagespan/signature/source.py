@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 LINE = 100
+MOST_NUMBERS = 16
+"""Longer lists of numbers are written as text, because a formatter gives each item a line."""
 _ESCAPE = re.compile(r"\\(.)")
 
 
@@ -72,12 +75,24 @@ def literal(value: Any) -> Source:
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, (list, tuple)):
+        if is_long(value):
+            return numbers(value)
         return Group("[", [("", literal(item)) for item in value], "]")
     if isinstance(value, dict):
         return Group("{", [(f"{quoted(str(k))}: ", literal(v)) for k, v in value.items()], "}")
     if isinstance(value, float) and repr(value) in ("inf", "-inf", "nan"):
         return f'float("{value}")'
     return repr(value)
+
+
+def is_long(values: Sequence[Any]) -> bool:
+    """Whether values are written by `numbers`."""
+    return len(values) > MOST_NUMBERS and all(type(value) in (int, float) for value in values)
+
+
+def numbers(values: Sequence[float]) -> Group:
+    """Return a call that makes a list of numbers from texts of several numbers each."""
+    return call("numbers", *map(quoted, textwrap.wrap(" ".join(map(repr, values)), 64)))
 
 
 def call(function: str, *arguments: Source, **named: Source) -> Group:

@@ -446,6 +446,12 @@ def moment(kind: str, value: Any, zone: str | None = None, fold: int = 0) -> Any
     return makers[kind](value)
 
 
+def numbers(*rows: str) -> list[Any]:
+    """Return the numbers in texts that separate them by blanks."""
+    texts = [text for row in rows for text in row.split()]
+    return [int(text) if text.lstrip("-").isdecimal() else float(text) for text in texts]
+
+
 def repeat(items: Sequence[Any], length: int) -> list[Any]:
     """Return a list of ``length`` items that repeats ``items``."""
     return [items[index % len(items)] for index in range(length)]

@@ -13,7 +13,7 @@ from stagespan.errors import SignatureError
 from stagespan.harness.standalone.loaded import main_name
 from stagespan.process import imports
 from stagespan.signature.model import TYPE, UNREPLAYABLE, Unreplayable, is_tensor
-from stagespan.signature.source import Group, Source, call, literal, quoted
+from stagespan.signature.source import Group, Source, call, is_long, literal, numbers, quoted
 
 Node = dict[str, Any]
 
@@ -326,6 +326,9 @@ def integer_node(value: int) -> Any:
 
 def sequence_source(nodes: Any, path: str, opening: str, closing: str) -> Group:
     """Return source that creates several values between brackets."""
+    if is_long(nodes):
+        made = numbers(nodes)
+        return made if opening == "[" else Group("tuple(", [("", made)], ")")
     items = [("", source_of(node, f"{path}[{index}]")) for index, node in enumerate(list(nodes))]
     return Group(opening, items, closing, opening == "(" and len(items) == 1)
 
