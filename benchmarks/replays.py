@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -569,10 +570,14 @@ def run_script(stage: Stage, path: Path) -> tuple[dict[str, Any], list[float]]:
     """Run a script. Returns its times, and those of the live runs between its runs."""
     live_ms: list[float] = []
     script = runpy.run_path(str(path))
-    script["Replay"].measure = functools.partialmethod(
+    # All scripts share this class.
+    measure = functools.partialmethod(
         script["Replay"].measure, progress=lambda done: live_ms.append(live_cpu_ms(stage))
     )
-    with contextlib.redirect_stdout(io.StringIO()):
+    with (
+        mock.patch.object(script["Replay"], "measure", measure),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         return script["profile_stage"](stage.owner, steps=0)["timing_ms"], live_ms
 
 

@@ -237,6 +237,8 @@ MEANINGS = {
     "denoise_script_trace.json.gz": "the trace that the script made",
 }
 
+REPLAY_MODULES = "_stagespan_replay_*.py"
+
 
 def show_files(folder: Path) -> None:
     """Print the path of every file. Ends the demo if one is missing or empty."""
@@ -244,7 +246,8 @@ def show_files(folder: Path) -> None:
     table.add_column("file", no_wrap=True)
     table.add_column("size", justify="right")
     table.add_column("holds")
-    for name, meaning in MEANINGS.items():
+    modules = {path.name: "what the script imports" for path in folder.glob(REPLAY_MODULES)}
+    for name, meaning in {**MEANINGS, **modules}.items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if size == 0:
             raise SystemExit(f"{folder / name} was not written.")

@@ -88,11 +88,12 @@ COUNTS = "print(sorted(name for name, stage in stagespan.stats().items() if stag
 PIPELINE = "import my_pipeline\npipeline = my_pipeline.get_pipeline()"
 FILES = """
 import pathlib
-print(sorted(path.name for path in pathlib.Path().rglob('*denoise*')))
+print(sorted(path.name for path in pathlib.Path().rglob('*denoise*')),
+      len([*pathlib.Path().rglob('_stagespan_replay_*.py')]))
 """
 REPLAYED = (
     "['denoise_bench.json', 'denoise_breakdown.json', 'denoise_trace.json.gz', "
-    "'profile_denoise.py']"
+    "'profile_denoise.py'] 1"
 )
 
 SNIPPETS = {

@@ -9,6 +9,12 @@ from typing import Any
 
 import pytest
 
+import stagespan
+from stagespan.harness import HarnessConfig
+from stagespan.harness.adapters import adapter_for
+from stagespan.harness.output import script_of
+from stagespan.signature import SignatureFile, make_inputs
+
 torch = pytest.importorskip("torch")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "wan_pipeline"
@@ -63,3 +69,27 @@ def test_text_encoding_equals_the_pipelines(stages: Any) -> None:
     # THEN the embeddings are the same, padding included
     assert torch.equal(ours, theirs)
     assert ours[0, -1].abs().sum() == 0
+
+
+def test_the_scripts_of_its_stages_can_be_read(stages: Any) -> None:
+    # GIVEN the signatures of a request in debug mode
+    stagespan.set_debug(True)
+    try:
+        stages("a cat", "blurry", height=64, width=64, frames=5, num_inference_steps=2, seed=7)
+        found = SignatureFile.from_json({"stages": stagespan.get_io_signatures()}).stages
+    finally:
+        stagespan.set_debug(False)
+    owners = {
+        "text_encoding": stages.text_encoding_stage,
+        "denoise": stages.denoise_stage,
+        "vae_decode": stages.vae_decode_stage,
+    }
+    for name, owner in owners.items():
+        # WHEN the script of each stage is written
+        signature, config = found[name], HarnessConfig()
+        inputs = make_inputs(signature, stage=owner)
+        adapter = adapter_for(owner, inputs, name, config)
+        text, _ = script_of(signature, owner, adapter, config, f"profile_{name}.py")
+
+        # THEN it is short enough to be read
+        assert len(text.splitlines()) <= 250

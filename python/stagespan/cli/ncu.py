@@ -86,9 +86,10 @@ def command(
     else:
         assert breakdown is not None
         assert top is not None
-        built = _built(breakdown, top, count, options)
+        script = _checked_script(breakdown, top, options)
+        built = _built(breakdown, top, count, options, script)
         if options["dry_run"] or shutil.which("ncu") is None:
-            _print_commands(built, breakdown, there=options["dry_run"])
+            _print_commands(built, breakdown, script, there=options["dry_run"])
             return
         reading = _run(built)
     launchers = _launchers(breakdown, trace_file)
@@ -108,20 +109,45 @@ def _script_beside(breakdown: Path, stem: str, stage: str) -> Path:
     return breakdown.with_name(f"profile_{name}.py")
 
 
-def _built(breakdown: Path, top: TopKernels, count: int, options: dict[str, Any]) -> Command:
-    from stagespan.trace.ncu import command as commands
+def _needed_by(script: Path) -> Path | None:
+    """Return the path of the module beside a script, if it imports one."""
+    from stagespan.harness.bundle import replay_file_of
 
-    stem = breakdown.name.removesuffix(_SUFFIX).removesuffix(".json")
-    script = options["script"] or _script_beside(breakdown, stem, top.stage)
+    name = replay_file_of(script.read_text(encoding="utf-8", errors="replace"))
+    return None if name is None else script.with_name(name)
+
+
+def _checked_script(breakdown: Path, top: TopKernels, options: dict[str, Any]) -> Path:
+    """Return the path of the stage's script. Raises TraceError if what it needs is missing."""
+    stem = _stem(breakdown)
+    script: Path = options["script"] or _script_beside(breakdown, stem, top.stage)
     if not script.is_file():
         raise TraceError(
             f"{script} does not exist, but ncu needs it to replay the stage: pass it with --script,"
             " or write it with `stagespan bench`."
         )
+    beside = _needed_by(script)
+    if beside is not None and not beside.is_file():
+        raise TraceError(
+            f"{script} needs {beside.name}, which is not in its folder: copy it there from where"
+            " `stagespan bench` wrote both."
+        )
     if options["factory"] is None:
         raise TraceError(
             "Pass --factory MODULE:CALLABLE, a function that returns the loaded stage."
         )
+    return script
+
+
+def _stem(breakdown: Path) -> str:
+    return breakdown.name.removesuffix(_SUFFIX).removesuffix(".json")
+
+
+def _built(
+    breakdown: Path, top: TopKernels, count: int, options: dict[str, Any], script: Path
+) -> Command:
+    from stagespan.trace.ncu import command as commands
+
     program = commands.replay_program(
         script, options["factory"], options["warmup"], options["step"]
     )
@@ -129,19 +155,22 @@ def _built(breakdown: Path, top: TopKernels, count: int, options: dict[str, Any]
     return commands.command(
         top,
         program,
-        folder / f"{stem}_ncu",
+        folder / f"{_stem(breakdown)}_ncu",
         count=count,
         warmup=options["warmup"],
     )
 
 
-def _print_commands(built: Command, breakdown: Path, there: bool) -> None:
+def _print_commands(built: Command, breakdown: Path, script: Path, there: bool) -> None:
     import shlex
 
     if not there:
         click.echo(
             "ncu is not installed here: run this on a machine with Nsight Compute.", err=True
         )
+    beside = _needed_by(script)
+    if beside is not None:
+        click.echo(f"{script.name} needs {beside.name} in its folder: copy both.", err=True)
     click.echo(built.text())
     click.echo(f"stagespan ncu {shlex.quote(str(breakdown))} --csv {shlex.quote(str(built.table))}")
 

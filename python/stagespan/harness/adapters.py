@@ -26,6 +26,8 @@ class ScriptStep:
     """Modules with what the expression needs in addition to `stagespan.harness.standalone`. Their
     source goes into the file beside the script, so they import only that, torch and the standard
     library."""
+    what: str = ""
+    """What one iteration is, for the script's docstring: ``the whole call of the stage``."""
 
 
 class StepAdapter(ABC):
@@ -93,7 +95,10 @@ class LoopAdapter(StepAdapter):
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
         """Return the source of the same step."""
-        return ScriptStep(f'loop_step(stage, inputs, "{self.name}", step, OPTIONAL)')
+        return ScriptStep(
+            f'loop_step(stage, inputs, "{self.name}", step, OPTIONAL)',
+            what="one step of the stage's own loop",
+        )
 
 
 class GenerateAdapter(LoopAdapter):
@@ -175,7 +180,9 @@ class DenoiseAdapter(StepAdapter):
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
         """Return the source of the same step."""
-        return ScriptStep("DenoiseStep(stage, inputs)")
+        return ScriptStep(
+            "DenoiseStep(stage, inputs)", what="the model and the scheduler's step once"
+        )
 
 
 class CallAdapter(StepAdapter):
@@ -207,7 +214,10 @@ class CallAdapter(StepAdapter):
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
         """Return the source of the same call."""
-        return ScriptStep("CallStep(function_of(stage), inputs, optional=OPTIONAL)")
+        return ScriptStep(
+            "CallStep(function_of(stage), inputs, optional=OPTIONAL)",
+            what="the whole call of the stage",
+        )
 
 
 def _is_generate(function: Any) -> bool:

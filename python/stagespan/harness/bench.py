@@ -30,7 +30,7 @@ from stagespan.harness.first_call import (
     write_first_call,
 )
 from stagespan.harness.live import live_runs
-from stagespan.harness.output import write_breakdown, write_result, write_script
+from stagespan.harness.output import script_of, write_breakdown, write_result, write_script
 from stagespan.harness.script import has_unreplayable
 from stagespan.harness.standalone.fit import ReplayError, bound_by
 from stagespan.harness.standalone.loaded import owner_of
@@ -374,14 +374,11 @@ class StageBenchHarness:
             )
         log_info("[Harness] Kernel breakdown saved to: %s", breakdown_path)
         with self._writing():
-            script_path = write_script(
-                self.signature,
-                self._target,
-                self._adapter,
-                config,
-                self.output_path("script"),
-                self.live,
+            script_path = self.output_path("script")
+            script = script_of(
+                self.signature, self._target, self._adapter, config, script_path.name, self.live
             )
+            write_script(script_path, *script)
         log_info("[Harness] Test script saved to: %s", script_path)
         written = config.file_names.get("bench", "") is not None
         result = HarnessResult(

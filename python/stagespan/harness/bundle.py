@@ -1,94 +1,137 @@
-"""Combines the needed parts of several modules, with their imports, into one source text."""
+"""Combines the modules of `standalone` into the one module that generated scripts import."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import graphlib
+import hashlib
 import inspect
+import re
 from collections.abc import Iterable
+from importlib import resources
 from types import ModuleType
+from typing import NamedTuple
 
-_Part = tuple[set[str], set[str], str]  # the names it defines, the names it uses, its source
+from stagespan.harness import standalone
+
+PREFIX = "_stagespan_replay_"
+
+_HEAD = '''"""Makes inputs, and runs and measures steps, for scripts profile_*.py in this folder.
+
+Written by stagespan, which it does not need. It needs torch. Its name contains a hash of this text,
+so scripts of different versions of stagespan can be in one folder, and run in one process.
+"""
+
+from __future__ import annotations
+
+'''
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def bundle(modules: Iterable[ModuleType], user: str) -> tuple[str, str]:
-    """Return the imports, and the source of everything in the modules that ``user`` needs.
+class ReplayModule(NamedTuple):
+    """The module beside a script."""
 
-    ``user`` is Python source. A function, class or constant is included if ``user`` or another
-    included part uses it. Imports of stagespan are left out, so the modules must define the names
-    that they import.
+    name: str
+    """``_stagespan_replay_`` and the first 12 hexadecimal digits of the SHA-256 of the text."""
+    text: str
+    defined: frozenset[str]
+    """The names of its functions, classes and constants."""
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file."""
+        return f"{self.name}.py"
+
+
+@functools.lru_cache(maxsize=16)
+def replay_module(more: tuple[ModuleType, ...] = ()) -> ReplayModule:
+    """Return the modules of `standalone`, and ``more`` modules after them, as one module.
+
+    Imports of stagespan are left out, because what they import is in the same module.
     """
-    imports: list[ast.Import | ast.ImportFrom] = []
-    parts: list[_Part] = []
-    for module in modules:
-        of_module = _parts_of(module)
-        imports.extend(of_module[0])
-        parts.extend(of_module[1])
-    needed = _used(ast.parse(user))
-    kept: set[int] = set()
-    while True:
-        more = {
-            at for at, (defined, _, _) in enumerate(parts) if at not in kept and defined & needed
-        }
-        if not more:
-            break
-        kept |= more
-        for at in more:
-            needed |= parts[at][1]
-    texts = [parts[at][2] for at in sorted(kept)]
-    return _import_block(imports, needed), "\n\n\n".join(texts)
+    texts = {
+        f"{standalone.__name__}.{file.name.removesuffix('.py')}": file.read_text("utf-8")
+        for file in sorted(resources.files(standalone).iterdir(), key=lambda file: file.name)
+        if file.name.endswith(".py") and file.name != "__init__.py"
+    }
+    texts.update((module.__name__, inspect.getsource(module)) for module in more)
+    trees = {name: ast.parse(text) for name, text in texts.items()}
+    # A module comes after those from which it imports, as base classes must be defined first.
+    imported = {name: sorted(_imported(tree) & trees.keys()) for name, tree in trees.items()}
+    parts = [
+        _without_imports(texts[name], trees[name])
+        for name in graphlib.TopologicalSorter(imported).static_order()
+    ]
+    text = _HEAD + _import_block(trees.values()) + "".join(parts).rstrip("\n") + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    defined = frozenset().union(*map(_defined, trees.values()))
+    return ReplayModule(PREFIX + digest, text, defined)
 
 
-@functools.lru_cache(maxsize=64)
-def _parts_of(module: ModuleType) -> tuple[list[ast.Import | ast.ImportFrom], list[_Part]]:
-    """Return the imports of a module, and its definitions with the comments above them."""
-    imports: list[ast.Import | ast.ImportFrom] = []
-    parts: list[_Part] = []
-    text = inspect.getsource(module)
-    lines = text.splitlines()
-    end = 0  # the last line of the previous statement
-    for statement in ast.parse(text).body:
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
-            imports.append(statement)
-        elif defined := _defined(statement):
-            part = "\n".join(_without_marks(line) for line in lines[end : statement.end_lineno])
-            parts.append((defined, _used(statement), part.strip("\n")))
-        end = statement.end_lineno or end
-    return imports, parts
+def replay_file_of(script: str) -> str | None:
+    """Return the name of the file that the text of a script imports; None if it imports none."""
+    found = re.search(rf"^ *from ({PREFIX}[0-9a-f]{{12}}) import", script, re.MULTILINE)
+    return f"{found[1]}.py" if found else None
 
 
-def _defined(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, _Definition):
-        return {statement.name}
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        assigned = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        targets = [node for target in assigned for node in ast.walk(target)]
-        return {node.id for node in targets if isinstance(node, ast.Name)}
-    return set()
+def names_used(text: str) -> set[str]:
+    """Return the names that Python source uses."""
+    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
 
 
-def _used(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+def import_of(name: str, names: Iterable[str], indent: str = "") -> str:
+    """Return ``from name import names`` as a formatter writes it: constants, classes, functions."""
+    order = sorted(names, key=lambda each: (not each.isupper(), not each[0].isupper(), each))
+    line = f"{indent}from {name} import {', '.join(order)}"
+    if len(line) <= 100:
+        return line
+    inside = "".join(f"{indent}    {each},\n" for each in order)
+    return f"{indent}from {name} import (\n{inside}{indent})"
 
 
-def _without_marks(line: str) -> str:
-    return line.partition("  # noqa")[0]
+def _imported(tree: ast.Module) -> set[str]:
+    """Return the modules from which a module imports names at its top level."""
+    return {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)}
 
 
-def _import_block(imports: list[ast.Import | ast.ImportFrom], needed: set[str]) -> str:
+def _defined(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, _Definition):
+            found.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            inside = (each for target in targets for each in ast.walk(target))
+            found |= {each.id for each in inside if isinstance(each, ast.Name)}
+    return found
+
+
+def _without_imports(text: str, tree: ast.Module) -> str:
+    """Return the source of a module below its name, without its imports and its docstring."""
+    lines: list[str | None] = [*text.splitlines()]
+    title, *_ = (ast.get_docstring(tree) or "").splitlines() or [""]
+    for at, node in enumerate(tree.body):
+        is_docstring = at == 0 and ast.get_docstring(tree) is not None
+        if is_docstring or isinstance(node, (ast.Import, ast.ImportFrom)):
+            lines[node.lineno - 1 : node.end_lineno] = [None] * (
+                (node.end_lineno or node.lineno) - node.lineno + 1
+            )
+    body = "\n".join(line for line in lines if line is not None).strip("\n")
+    return f"\n# {f'--- {title} '.ljust(98, '-')}\n\n\n{body}\n\n"
+
+
+def _import_block(trees: Iterable[ast.Module]) -> str:
     """Return the imports: first those of the standard library, sorted, then torch."""
     plain: set[str] = set()
     named: dict[str, set[str]] = {}
-    for statement in imports:
-        for alias in statement.names:
-            if alias.name not in needed:
-                continue
-            if isinstance(statement, ast.Import):
-                plain.add(alias.name)
-            elif statement.module is not None and not statement.module.startswith("stagespan"):
-                named.setdefault(statement.module, set()).add(alias.name)
+    for node in (node for tree in trees for node in tree.body):
+        if isinstance(node, ast.Import):
+            plain |= set(map(ast.unparse, node.names))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            named.setdefault(node.module, set()).update(map(ast.unparse, node.names))
+    named = {name: found for name, found in named.items() if name.partition(".")[0] != "stagespan"}
     named.pop("__future__", None)
     lines = [f"import {name}" for name in sorted(plain - {"torch"})]
-    lines += [f"from {name} import {', '.join(sorted(named[name]))}" for name in sorted(named)]
-    return "\n".join(lines) + "\n\nimport torch"
+    lines += [import_of(name, named[name]) for name in sorted(named)]
+    return "\n".join(lines) + "\n\nimport torch\n"

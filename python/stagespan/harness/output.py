@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.harness.adapters import StepAdapter
+from stagespan.harness.bundle import ReplayModule, replay_module
 from stagespan.harness.config import HarnessConfig, HarnessResult
 from stagespan.harness.script import script_text
 from stagespan.process.files import module_name, safe_name, write_whole
@@ -55,20 +56,38 @@ def write_breakdown(
     return content
 
 
-def write_script(
+def script_of(
     signature: StageSignature,
     stage: Any,
     adapter: StepAdapter | None,
     config: HarnessConfig,
-    path: Path,
+    file_name: str,
     live: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write ``profile_{stage}.py`` and return its path. Raises OSError if it cannot be written."""
-    stage_name, name = signature.stage_name, path.stem.removeprefix("profile_")
-    module = module_name(stage_name)
-    stem = safe_name(stage_name) + name.removeprefix(module) if name.startswith(module) else name
+) -> tuple[str, ReplayModule]:
+    """Return the text of ``profile_{stage}.py``, and the module that it imports."""
+    name, file = signature.stage_name, Path(file_name).stem
+    stem, module = file.removeprefix("profile_"), module_name(name)
+    stem = safe_name(name) + stem.removeprefix(module) if stem.startswith(module) else stem
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
-    text = script_text(signature, step, config, stem=stem, module=path.stem, live=live)
+    text = script_text(signature, step, config, stem=stem, module=file, live=live)
+    return text, replay_module(() if step is None else step.modules)
+
+
+def write_replay_module(folder: Path, module: ReplayModule) -> Path:
+    """Write the module of a script, if it is not there, and return its path. Raises OSError."""
+    path = folder / module.file_name
+    data = module.text.encode()
+    if not path.is_file() or path.read_bytes() != data:
+        write_whole(path, data)
+    return path
+
+
+def write_script(path: Path, text: str, module: ReplayModule) -> Path:
+    """Write a script and the module that it imports, and return the script's path.
+
+    Raises OSError if a file cannot be written.
+    """
+    write_replay_module(path.parent, module)  # first, so that a script always finds it
     # The script contains values of arguments.
     return write_whole(path, text, private=True)
 

@@ -26,6 +26,7 @@ import stagespan
 from stagespan.device.environment import machine
 from stagespan.errors import HarnessError
 from stagespan.harness import HarnessConfig, StageBenchHarness
+from stagespan.harness.bundle import replay_module
 from stagespan.signature import SignatureFile, StageSignature
 
 torch = pytest.importorskip("torch")
@@ -72,8 +73,9 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
         f"[Harness] Median iteration time: {spread(results['timing_ms'])}",
     ]
     # AND the files are there and complete, and their figures add up
+    beside = tmp_path / replay_module().file_name
     assert sorted(p.name for p in tmp_path.iterdir() if p != path) == sorted(
-        p.name for p in (trace, table, script, result)
+        p.name for p in (trace, table, script, beside, result)
     )
     content = json.loads(table.read_text())
     assert content == results.breakdown
@@ -135,7 +137,8 @@ def test_files_can_be_named(tmp_path: Path) -> None:
     bench = harness(lambda x: x, signature_of("s", x=1), tmp_path, **config)
     results = bench.profile()
 
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.json", "my script.py", "t.json.gz"]
+    written = {p.name for p in tmp_path.iterdir()} - {replay_module().file_name}
+    assert sorted(written) == ["b.json", "my script.py", "t.json.gz"]
     assert results.bench_path is None
     assert results.trace_path == bench.output_path("trace") == tmp_path / "t.json.gz"
     assert bench.output_path("compile_trace") == tmp_path / "s_compile_trace.json.gz"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -32,9 +33,7 @@ def test_no_stage_name_leads_outside_the_folder(tmp_path: Path, name: str) -> No
     # THEN all files are in the folder, and the script is Python that contains the name
     assert all(p.parent == folder for p in (results.trace_path, results.script_path))
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    names: dict[str, Any] = {"__name__": "script"}
-    exec(compile(results.script_path.read_text(encoding="utf-8"), "script", "exec"), names)
-    assert names["STAGE"] == name
+    assert runpy.run_path(str(results.script_path))["STAGE"] == name
 
 
 def test_a_stage_that_exits_does_not_end_the_harness(tmp_path: Path) -> None:

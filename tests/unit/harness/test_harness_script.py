@@ -19,13 +19,17 @@ from hypothesis import strategies as st
 
 import preloaded
 from properties import examples
+from scripts import names_of
 from stagespan.device.environment import machine
 from stagespan.harness import HarnessConfig, StageBenchHarness
-from stagespan.harness.adapters import CallAdapter, DenoiseAdapter, LoopAdapter
+from stagespan.harness.adapters import CallAdapter, DenoiseAdapter, ScriptStep
 from stagespan.signature import StageSignature, capture
+from stagespan.signature.capture import capture_arguments
 
 torch = pytest.importorskip("torch")
 
+from stagespan.harness.bundle import replay_module  # noqa: E402
+from stagespan.harness.output import write_replay_module, write_script  # noqa: E402
 from stagespan.harness.script import script_text  # noqa: E402
 
 STAGES = '''
@@ -112,8 +116,7 @@ except SystemExit as done:
 take("by_factory")
 
 from {script} import profile_stage
-from {script} import load_stage
-stage = load_stage("{factory}")
+stage = getattr(stages, "{factory}".partition(":")[2])()
 told["timing_ms"] = profile_stage(stage, timing_steps=2)["timing_ms"]
 take("by_import")
 profile_stage(stage, timing_steps=2, seed=9)
@@ -202,15 +205,11 @@ def run_script(path: Path, *arguments: str) -> int:
     return 0
 
 
-@pytest.mark.parametrize("adapter", [LoopAdapter(), DenoiseAdapter(), CallAdapter()])
-def test_modules_of_a_script_do_not_define_the_same_name(adapter: Any) -> None:
-    # GIVEN a script with the source of several modules
-    step = adapter.script(None, {})
-    text = script_text(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem="s")
-
+def test_modules_of_scripts_do_not_define_the_same_name() -> None:
+    # GIVEN the module beside a script, which has the source of several modules
     # WHEN its constants, functions and classes are listed
     names: list[str] = []
-    for part in ast.parse(text).body:
+    for part in ast.parse(replay_module().text).body:
         if isinstance(part, (ast.FunctionDef, ast.ClassDef)):
             names.append(part.name)
         elif isinstance(part, ast.Assign):
@@ -234,8 +233,10 @@ def written_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def script(written_once: Path, stages: Any, tmp_path: Path) -> Path:
-    """Return a copy of that script, next to its stages."""
-    return Path(shutil.copy(written_once, tmp_path))
+    """Return a copy of that script and its module, next to its stages."""
+    for path in written_once.parent.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    return tmp_path / written_once.name
 
 
 def test_without_profiled_steps_no_profiler_runs(
@@ -380,10 +381,9 @@ def test_a_wrong_factory_is_reported_in_one_sentence(
 
 def script_of_a_number(folder: Path) -> Path:
     """Write the script of a stage ``s`` that is called with one number; return its path."""
-    script = folder / "profile_s.py"
-    step = CallAdapter().script(lambda x: x, HarnessConfig())
-    script.write_text(script_text(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem="s"))
-    return script
+    step = CallAdapter().script(lambda x: x, {})
+    text = script_text(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem="s")
+    return write_script(folder / "profile_s.py", text, replay_module())
 
 
 def test_a_stage_that_runs_out_of_memory_is_reported_in_one_sentence(tmp_path: Path) -> None:
@@ -434,9 +434,10 @@ def test_a_stage_with_its_own_profiler_is_reported_in_one_sentence(tmp_path: Pat
 def test_the_script_is_formatted(stages: Any, tmp_path: Path) -> None:
     # GIVEN scripts of each kind, with the inputs of each stage
     pytest.importorskip("ruff", reason="ruff is not installed")
-    paths = [
-        harness_of(stages, name, tmp_path).profile().script_path for name in ("denoise", "encode")
-    ]
+    for name in ("denoise", "encode"):
+        harness_of(stages, name, tmp_path).profile()
+    paths = sorted({*tmp_path.glob("*.py")} - {tmp_path / "stages.py"})
+    assert len(paths) == 3
 
     # WHEN they are checked
     options = ["--isolated", "--line-length", "100", "--target-version", "py310"]
@@ -472,8 +473,7 @@ def test_nothing_of_a_signature_becomes_code(
     text = script_text(stage, steps.get(kind), HarnessConfig(seed=seed), stem="s")
 
     # THEN it is valid Python, and contains what it was given as values
-    names: dict[str, Any] = {"__name__": "script"}
-    exec(compile(text.encode("utf-8"), "profile_s.py", "exec"), names)
+    names = names_of(text)
     assert names["STAGE"] == name
     assert names["SEED"] == seed
     made = names["create_inputs"]()
@@ -567,10 +567,166 @@ def test_a_script_whose_stage_fails_ends_its_profiler(tmp_path: Path) -> None:
     # GIVEN the script of a stage that fails in the profiled run
     signature = StageSignature("s", {"x": capture(torch.zeros(4, 4))})
     text = script_text(signature, CallAdapter().script(None, {}), HarnessConfig(), stem="s")
-    (tmp_path / "profile_s.py").write_text(text)
-    profile_stage = runpy.run_path(str(tmp_path / "profile_s.py"))["profile_stage"]
+    profile_stage = names_of(text)["profile_stage"]
     # WHEN a program calls it
     with pytest.raises(ValueError, match="the device is lost"):
         profile_stage(FailsLater(), warmup=1, timing_steps=2, output_dir=tmp_path)
     # THEN no profiler records the rest of the program
     assert not torch.autograd._profiler_enabled()
+
+
+# --- the script and the module beside it ----------------------------------------------------------
+
+ELSEWHERE = """
+import runpy, sys
+sys.modules["stagespan"] = None
+script, stages, *arguments = sys.argv[1:]
+sys.path.append(stages)
+sys.argv[:] = [script, *arguments]
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def run_elsewhere(script: Path, stages: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in another folder, in a process that cannot import stagespan."""
+    words = [script, stages, "--factory", "stages:get_denoiser", "--timing-steps", "2"]
+    return subprocess.run(
+        [*preloaded.python(), "-c", ELSEWHERE, *map(str, words)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_both_files_run_in_another_folder(script: Path, tmp_path: Path) -> None:
+    # GIVEN both files, moved to an empty folder
+    moved, working = tmp_path / "moved", tmp_path / "working"
+    moved.mkdir()
+    working.mkdir()
+    module = script.with_name(replay_module().file_name)
+    for path in (script, module):
+        path.rename(moved / path.name)
+
+    # WHEN the script runs without stagespan, in a third folder
+    done = run_elsewhere(moved / script.name, tmp_path, working)
+
+    # THEN it measures, and its trace is beside it
+    assert done.returncode == 0, done.stderr
+    assert "Median iteration time: " in done.stdout
+    written = {path.name for path in moved.iterdir()} - {"__pycache__"}
+    assert written == {script.name, module.name, "denoise_script_trace.json.gz"}
+    assert list(working.iterdir()) == []
+
+
+def test_a_missing_module_is_reported_in_one_sentence(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a script without the module that it imports
+    module = replay_module()
+    monkeypatch.delitem(sys.modules, module.name, raising=False)
+    script.with_name(module.file_name).unlink()
+    sentence = f"{module.file_name} is missing in {tmp_path}: copy it there"
+    before = list(sys.path)
+
+    # WHEN it is run as a program, and imported
+    done = run_elsewhere(script, tmp_path, tmp_path)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        runpy.run_path(str(script))
+
+    # THEN both say what to do
+    assert done.returncode == 2
+    assert done.stderr.startswith(sentence)
+    assert len(done.stderr.splitlines()) == 1
+    assert str(caught.value).startswith(sentence)
+    assert sys.path == before
+
+
+def test_scripts_of_two_versions_run_in_one_process(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN two scripts in one folder, of which one needs a module with another step
+    (tmp_path / "steps_of_mine.py").write_text(
+        "from stagespan.harness.standalone.steps import CallStep, function_of\n\n\n"
+        "class MyStep(CallStep):\n"
+        "    def says(self):\n"
+        "        return 'a step of mine'\n"
+    )
+    import steps_of_mine
+
+    monkeypatch.delitem(sys.modules, "steps_of_mine")
+    expression = "MyStep(function_of(stage), inputs)"
+    steps = {"one": CallAdapter().script(None, {}), "two": ScriptStep(expression, (steps_of_mine,))}
+    for stem, step in steps.items():
+        text = script_text(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem=stem)
+        write_script(tmp_path / f"profile_{stem}.py", text, replay_module(step.modules))
+    modules = [*tmp_path.glob("_stagespan_replay_*.py")]
+    assert len(modules) == 2
+
+    # WHEN both are loaded before both run
+    loaded = {stem: runpy.run_path(str(tmp_path / f"profile_{stem}.py")) for stem in steps}
+    results = {
+        stem: names["profile_stage"](lambda x: x, warmup=0, timing_steps=1, steps=0)
+        for stem, names in loaded.items()
+    }
+
+    # THEN each has its own module
+    assert {names["Replay"].__module__ for names in loaded.values()} == {p.stem for p in modules}
+    assert [result["timing_ms"]["iterations"] for result in results.values()] == [1, 1]
+    made = loaded["two"]["make_step"](lambda x: x, {"x": 1})
+    assert made.says() == "a step of mine"
+
+
+def test_the_module_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    # GIVEN a module of which a disk had kept only a part, which another process reads
+    module = replay_module()
+    path = write_replay_module(tmp_path, module)
+    path.write_text(module.text[:500])
+
+    with path.open() as reader:
+        # WHEN it is written again
+        write_replay_module(tmp_path, module)
+
+        # THEN the reader never gets a mixture, and the file is complete
+        assert reader.read() == module.text[:500]
+    assert path.read_text() == module.text
+    assert [each.name for each in tmp_path.iterdir()] == [module.file_name]
+    # AND a complete one is left alone
+    before = path.stat()
+    write_replay_module(tmp_path, module)
+    assert path.stat() == before
+
+
+def test_the_name_of_the_module_depends_only_on_its_text() -> None:
+    # GIVEN processes that order sets differently
+    program = "from stagespan.harness.bundle import replay_module; print(replay_module().name)"
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    # THEN their scripts share a module
+    assert names == {replay_module().name}
+
+
+def test_many_numbers_take_few_lines() -> None:
+    # GIVEN inputs with many numbers, which a formatter would write one below the other
+    arguments = {
+        "ids": torch.randperm(64) * 99_991, "list": [*range(256)], "levels": (0.1, -1e-30) * 60,
+        "runs": torch.arange(100).repeat_interleave(3),
+    }  # fmt: skip
+    signature = StageSignature("s", capture_arguments(arguments))
+    text = script_text(signature, CallAdapter().script(None, {}), HarnessConfig(), stem="s")
+
+    made = names_of(text)["create_inputs"]()
+
+    assert len(text.splitlines()) <= 250
+    assert made["list"] == arguments["list"]
+    assert made["levels"] == arguments["levels"]
+    assert torch.equal(made["ids"], arguments["ids"])
+    assert torch.equal(made["runs"], arguments["runs"])

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from properties import examples
+from scripts import names_of
 from stagespan.harness import HarnessConfig
 from stagespan.signature import StageSignature, capture
 from stagespan.signature.capture import capture_arguments
@@ -159,9 +160,7 @@ def test_the_script_creates_structures_and_contents_like_the_harness() -> None:
 
     # WHEN both create them
     ours = make_inputs(signature, seed=3)
-    names: dict[str, Any] = {"__name__": "script"}
-    text = script_text(signature, None, HarnessConfig(seed=3), stem="s")
-    exec(compile(text, "profile_s.py", "exec"), names)
+    names = names_of(script_text(signature, None, HarnessConfig(seed=3), stem="s"))
     theirs = names["create_inputs"]()
 
     for name in ("a", "ids", "few", "order", "offsets"):

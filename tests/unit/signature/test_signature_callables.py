@@ -20,6 +20,7 @@ import pytest
 
 import preloaded
 import stagespan
+from scripts import names_of
 from stagespan.errors import HarnessError
 from stagespan.signature import StageSignature, capture, describe
 from stagespan.signature.capture import capture_arguments
@@ -73,8 +74,7 @@ class Double(Scale):
 def made_in(node: Any, **options: Any) -> list[Any]:
     """Create an input from a node, by the harness and by a generated script."""
     signature = StageSignature("s", {"f": json.loads(json.dumps(node))})
-    names: dict[str, Any] = {"__name__": "script"}
-    exec(script_text(signature, None, HarnessConfig(), stem="s"), names)
+    names = names_of(script_text(signature, None, HarnessConfig(), stem="s"))
     made = [make_inputs(signature, **options), names["create_inputs"](**options)]
     return [inputs["f"] for inputs in made]
 

@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import stagespan
+from scripts import names_of
 from stagespan.cli import command
 from stagespan.errors import HarnessError, SignatureError, StagespanError
 from stagespan.signature import StageSignature, capture, describe
@@ -108,8 +109,7 @@ VALUES: dict[str, Any] = {
 def makers(node: Any) -> list[Any]:
     """Create an input from a node, by the harness and by a generated script."""
     signature = StageSignature("s", {"x": json.loads(json.dumps(node))})
-    names: dict[str, Any] = {"__name__": "script"}
-    exec(script_text(signature, None, HarnessConfig(), stem="s"), names)
+    names = names_of(script_text(signature, None, HarnessConfig(), stem="s"))
     return [make_inputs(signature)["x"], names["create_inputs"]()["x"]]
 
 
@@ -285,8 +285,7 @@ def test_all_inputs_that_cannot_be_made_are_named_at_once(tmp_path: Path) -> Non
     # AND the script names all of them, except for those that another program may have loaded
     del signature.inputs["gone"]
     missing.remove("gone")
-    script: dict[str, Any] = {"__name__": "script", "__file__": str(tmp_path / "s.py")}
-    exec(script_text(signature, None, HarnessConfig(), stem="s"), script)
+    script = names_of(script_text(signature, None, HarnessConfig(), stem="s"))
     with pytest.raises(ValueError, match="the inputs 'act' ") as refused:
         script["profile_stage"](lambda **inputs: None)
     assert all(repr(name) in str(refused.value) for name in missing)

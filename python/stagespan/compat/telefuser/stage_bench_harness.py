@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,9 +178,12 @@ class StageBenchHarness:
         return results
 
     def generate_test_script(self) -> str:
-        """Return the text of ``profile_{stage}.py``."""
+        """Return the text of ``profile_{stage}.py``.
+
+        The module that it imports is written to the output folder.
+        """
         from stagespan.harness.adapters import adapter_for
-        from stagespan.harness.output import write_script
+        from stagespan.harness.output import script_of, write_replay_module
 
         signature = self._stage_signature()
         adapter = None
@@ -192,10 +194,10 @@ class StageBenchHarness:
         )
         if self.stage_instance is not None:
             adapter = adapter_for(self.stage_instance, signature.arguments, self.stage_name, config)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / self._file_names()["script"]
-            write_script(signature, self.stage_instance, adapter, config, path)
-            return path.read_text(encoding="utf-8")
+        name = self._file_names()["script"]
+        text, module = script_of(signature, self.stage_instance, adapter, config, name)
+        write_replay_module(Path(self._folder()), module)
+        return text
 
     def _file_names(self, suffix: str = "") -> dict[str, str]:
         stem = safe_name(self.stage_name, blanks=True)

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from stagespan.harness.standalone.fidelity import (
     likely_reasons,
 )
 from stagespan.harness.standalone.figures import (
+    Run,
     clock_change,
     idle,
     profiled_line,
@@ -35,109 +36,35 @@ from stagespan.harness.standalone.loading import load, load_stage
 from stagespan.harness.standalone.machine import cpu_model
 from stagespan.harness.standalone.replay import Replay, step_of
 from stagespan.harness.standalone.running import was_taken_over
-from stagespan.harness.standalone.torch_state import random_state_kept, threads_set
+from stagespan.harness.standalone.torch_state import threads_set
 from stagespan.harness.standalone.values import is_out_of_memory
 
 # Categories of device work in a trace.
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-def profile_replay(
-    replay: Replay,
-    *,
-    warmup: int | None,
-    steps: int,
-    timing_steps: int | None,
-    trace_path: Path,
-    live: Mapping[str, Any] | None = None,
-    made_in: Mapping[str, Any] | None = None,
-    threads: Any = None,
-) -> dict[str, Any]:
-    """Warm up, measure without the profiler, run under it, then print and return the figures.
+def say_differences(made_in: Mapping[str, Any], losses: Sequence[str]) -> None:
+    """Print what could make a script's figures differ from those of the harness.
 
-    If ``steps`` is 0, no profiler is started, so that another tool can measure. ``made_in`` is the
-    environment in which the script was made, and ``threads`` the number of torch's threads in the
-    live runs.
+    ``made_in`` is the environment in which the script was made, and ``losses`` are sentences about
+    inputs that are not made as they were.
     """
+    for sentence in losses:
+        say(sentence)
     here = environment_here()
     for name in COMPARED:
-        was, now = (made_in or {}).get(name), here.get(name)
+        was, now = made_in.get(name), here.get(name)
         if was and now and was != now:
             say(f"This script was made with {name} {was}; this is {now}.")
-    with random_state_kept():
-        say("Warming up..." if warmup is None else f"Running {warmup} warmup iteration(s)...")
-        first = replay.warm_up(warmup)
-        runs = replay.measure(timing_steps)
-        if steps:
-            say(f"Running {steps} profile iteration(s)...")
-            write_trace(replay, steps, trace_path)
-    timing = summary(
-        runs,
-        replay.device,
-        replay.clocks_mhz,
-        replay.fastest_fixed_ns,
-        replay.fastest_in_process_ns,
-    )
-    profiled = {
-        "profiled_ms": replay.profiled_ms,
-        "profiled_ratio": profiled_ratio(replay.profiled_ms, timing),
-    }
-    if steps:
-        say(f"Chrome trace saved to: {trace_path}")
-        print_table(trace_path)
-    says = getattr(replay.step, "says", None)
-    if says is not None:
-        say(f"One iteration is {says()}.")
-    if first:
-        say(f"The first run took {first[0].wall_ms:,.2f} ms.")
-    say(f"Median iteration time: {spread(timing)}, {timing['iterations']} iterations")
-    say(f"Median CPU time of the thread: {spread(timing['cpu'])}")
-    if timing["busy"]:
-        say(timing["busy"])
-    for sentence in (idle(timing, replay.device), clock_change(timing), profiled_line(profiled)):
-        if sentence:
-            say(sentence)
-    step = step_of(replay.step, runs)
-    found = fidelity(live, timing, step, on_host=replay.device.startswith("cpu"))
-    there = (live or {}).get("environment") or {}
-    differing = differences(there, here, (threads, torch.get_num_threads()))
-    reasons = likely_reasons(found, timing, differing, step)
-    reasons = reasons or list((live or {}).get("missing", "").splitlines())
-    say(fidelity_line(found, reasons, timing))
-    times = [run.wall_ms for run in runs]
-    written = str(trace_path) if steps else None
-    return {
-        "timing_ms": timing,
-        **profiled,
-        "fidelity": found,
-        "times_ms": times,
-        "trace_path": written,
-    }
 
 
-def environment_here() -> dict[str, str | None]:
-    """What of this machine and its software explains a difference in time; None if unknown."""
-    found: dict[str, str | None] = {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "cpu": cpu_model(),
-        "device": None,
-    }
-    with contextlib.suppress(Exception):  # of torch versions without torch.accelerator
-        if torch.accelerator.is_available():
-            kind = torch.accelerator.current_accelerator().type
-            found["device"] = str(getattr(torch, kind).get_device_name())
-    return found
+def run_under(profiler: Any, replay: Replay, steps: int) -> None:
+    """Run several steps while a torch.profiler records; it is stopped afterwards.
 
-
-def write_trace(replay: Replay, steps: int, path: Path) -> None:
-    """Run the steps under torch.profiler and export a Chrome trace, gzipped."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    activities = torch.profiler.supported_activities()
+    Raises ReplayError if the stage itself starts a profiler.
+    """
     # At this level, Kineto does not print its start and stop messages to the terminal.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    profiler = torch.profiler.profile(activities=activities, record_shapes=True)
-
     is_running = False
 
     def start() -> None:
@@ -162,7 +89,77 @@ def write_trace(replay: Replay, steps: int, path: Path) -> None:
         if is_running and not was_taken_over(profiler):
             profiler.stop()  # otherwise it records the rest of the program
         raise
-    profiler.export_chrome_trace(str(path))
+
+
+def report(
+    replay: Replay,
+    first: Sequence[Run],
+    runs: Sequence[Run],
+    trace_path: Path | None,
+    *,
+    live: Mapping[str, Any] | None = None,
+    threads: Any = None,
+) -> dict[str, Any]:
+    """Print the figures of a replay, and return them. Times are in ms.
+
+    ``first`` are the runs of the warm-up, and ``runs`` those that were measured. ``live`` contains
+    the figures of the live runs, and ``threads`` is the number of torch's threads in them.
+    """
+    timing = summary(
+        runs,
+        replay.device,
+        replay.clocks_mhz,
+        replay.fastest_fixed_ns,
+        replay.fastest_in_process_ns,
+    )
+    profiled = {
+        "profiled_ms": replay.profiled_ms,
+        "profiled_ratio": profiled_ratio(replay.profiled_ms, timing),
+    }
+    if trace_path is not None:
+        say(f"Chrome trace saved to: {trace_path}")
+        print_table(trace_path)
+    says = getattr(replay.step, "says", None)
+    if says is not None:
+        say(f"One iteration is {says()}.")
+    if first:
+        say(f"The first run took {first[0].wall_ms:,.2f} ms.")
+    say(f"Median iteration time: {spread(timing)}, {timing['iterations']} iterations")
+    say(f"Median CPU time of the thread: {spread(timing['cpu'])}")
+    if timing["busy"]:
+        say(timing["busy"])
+    for sentence in (idle(timing, replay.device), clock_change(timing), profiled_line(profiled)):
+        if sentence:
+            say(sentence)
+    step = step_of(replay.step, runs)
+    found = fidelity(live, timing, step, on_host=replay.device.startswith("cpu"))
+    there = (live or {}).get("environment") or {}
+    differing = differences(there, environment_here(), (threads, torch.get_num_threads()))
+    reasons = likely_reasons(found, timing, differing, step)
+    reasons = reasons or list((live or {}).get("missing", "").splitlines())
+    say(fidelity_line(found, reasons, timing))
+    return {
+        "timing_ms": timing,
+        **profiled,
+        "fidelity": found,
+        "times_ms": [run.wall_ms for run in runs],
+        "trace_path": None if trace_path is None else str(trace_path),
+    }
+
+
+def environment_here() -> dict[str, str | None]:
+    """What of this machine and its software explains a difference in time; None if unknown."""
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cpu": cpu_model(),
+        "device": None,
+    }
+    with contextlib.suppress(Exception):  # of torch versions without torch.accelerator
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator().type
+            found["device"] = str(getattr(torch, kind).get_device_name())
+    return found
 
 
 def print_table(path: Path, limit: int = 15) -> None:

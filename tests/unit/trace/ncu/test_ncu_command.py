@@ -15,6 +15,11 @@ from ncu_files import COMPUTE, KERNELS, MEMORY, wide_file
 
 from click_runner import cli_runner
 from stagespan.cli import command
+from stagespan.harness import HarnessConfig
+from stagespan.harness.bundle import replay_module
+from stagespan.harness.output import write_script
+from stagespan.harness.script import script_text
+from stagespan.signature import StageSignature
 from stagespan.trace.ncu.command import Top, kernel_filter, read_breakdown
 
 ROWS = [
@@ -148,6 +153,25 @@ def test_the_script_can_be_elsewhere(breakdown: Path, tmp_path: Path) -> None:
     # THEN ncu measures it
     assert status == 0
     assert str(script) in shlex.split(out.replace("\\\n", " ").splitlines()[0])
+
+
+@pytest.mark.usefixtures("no_ncu")
+def test_the_module_of_the_script_is_named(breakdown: Path) -> None:
+    # GIVEN a script and the module that it imports
+    module = replay_module()
+    script = breakdown.with_name("profile_denoise.py")
+    text = script_text(StageSignature("denoise"), None, HarnessConfig(), stem="denoise")
+    write_script(script, text, module)
+    # WHEN the commands for another machine are printed
+    status, _, error = run(breakdown, "--factory", "m:f", "--dry-run")
+    # THEN a sentence names both files
+    assert status == 0
+    assert error == f"profile_denoise.py needs {module.file_name} in its folder: copy both.\n"
+    # AND without the module, they are not printed
+    script.with_name(module.file_name).unlink()
+    status, out, error = run(breakdown, "--factory", "m:f", "--dry-run")
+    assert (status, out) == (2, "")
+    assert f"needs {module.file_name}, which is not in its folder" in error
 
 
 def test_ncu_is_run_and_read(breakdown: Path, ncu: Path, tmp_path: Path) -> None:
