@@ -122,6 +122,14 @@ VARIABLES: tuple[Variable, ...] = (
         "larger",
     ),
     Variable(
+        "STAGESPAN_PEAKS",
+        (),
+        "text",
+        None,
+        "CSV file with the highest rates of devices, for `stagespan analyze`; its rows replace "
+        "those that stagespan knows",
+    ),
+    Variable(
         "STAGESPAN_LAUNCHES",
         (),
         "switch",

@@ -36,6 +36,7 @@ TRACE = (
     "read kernel_names figures",
     "result",
     "derived ncu",
+    "rates",
     "analyses ascend",
     "analysis ranks compare",
     "render paths",

@@ -314,6 +314,7 @@ Lack = Literal[
     "no_layers",
     "no_memory_events",
     "no_operators",
+    "no_shapes",
     "no_stacks",
     "no_steps",
     "no_waits",

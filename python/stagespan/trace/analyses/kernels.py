@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +39,7 @@ from stagespan.trace.derived.launch_sources import (
 )
 from stagespan.trace.derived.missing import DAMAGED_TIMES, needs_operators
 from stagespan.trace.figures import Count, CountedTime, Figures, Ns, one_of
+from stagespan.trace.rates.calls import inputs_in_words
 from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
@@ -862,29 +862,10 @@ def _shapes(trace: Trace, operators: Rows) -> tuple[NDArray[np.int64], list[str]
     found = trace.argument("Input Dims") if len(operators) else None
     if found is None or found.numbers is not None:
         return np.full(len(operators), -1, dtype=np.int64), []
-    texts = [_in_words(text) for text in found.texts]
+    texts = [inputs_in_words(text) for text in found.texts]
     shapes = list(dict.fromkeys(text for text in texts if text))
     numbers = {text: number for number, text in enumerate(shapes)}
     table = np.array([numbers.get(text, -1) for text in texts], dtype=np.int64)
     of_event = np.full(len(trace.events) + 1, -1, dtype=np.int64)
     of_event[found.rows] = table[found.codes]
     return of_event[operators], shapes
-
-
-def _in_words(dims: str) -> str:
-    """Return `8x4, 4x2` for `[[8, 4], [], [4, 2]]`; empty if no input has dimensions."""
-    try:
-        inputs = json.loads(dims)
-    except (ValueError, RecursionError):
-        return ""
-    if not isinstance(inputs, list):
-        return ""
-    words = []
-    for each in inputs:
-        if isinstance(each, list) and each:
-            # A list of tensors is one input.
-            nested = isinstance(each[0], list)
-            parts = each if nested else [each]
-            shown = ["x".join(map(str, part)) for part in parts if isinstance(part, list)]
-            words.append(f"[{', '.join(shown)}]" if nested else shown[0])
-    return ", ".join(words)

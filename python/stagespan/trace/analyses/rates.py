@@ -1,0 +1,696 @@
+"""The rates of operators: operations and bytes from shapes, per second and in percent of peaks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from stagespan.text.amounts import counted, in_words, listed
+from stagespan.trace.analyses import kernels as kernel_times
+from stagespan.trace.analyses.kernels import Kernels
+from stagespan.trace.derived.kernel_kinds import COMMUNICATION, KINDS
+from stagespan.trace.derived.missing import needs_operators
+from stagespan.trace.derived.threads import ThreadIndex
+from stagespan.trace.derived.trees import Nesting, with_those_below
+from stagespan.trace.derived.windows import BaseWindow, base_window, steps_of
+from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
+from stagespan.trace.rates.calls import Call, Cost, call_of, inputs_in_words
+from stagespan.trace.rates.costs import Unknown, cost_of, formula_of
+from stagespan.trace.rates.limits import (
+    LIMITS,
+    has_other_algorithm,
+    limit_of,
+    reason_of,
+    unaligned_sizes,
+)
+from stagespan.trace.rates.peaks import Peaks, device_names, device_peaks
+from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    of_size,
+    share,
+)
+
+_SHOWN = 15
+_WRITTEN = 50
+_ARGUMENTS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
+NO_SHAPES, GRAPH, NO_OPERATOR = "no_shapes", "device_graph", "no_operator"
+NO_FORMULA, UNKNOWN, COMMUNICATES, WRAPS = "no_formula", "unknown", "communication", "wrapper"
+_WHY_LEFT_OUT = {
+    NO_SHAPES: "no shapes were recorded",
+    GRAPH: "ran in a device graph, whose operators are not in the trace",
+    NO_OPERATOR: "no operator launched it in the trace",
+    NO_FORMULA: "no formula is known: see stagespan.trace.register_cost",
+    UNKNOWN: "its work is unknown",
+    COMMUNICATES: "communication",
+    WRAPS: "calls operators that have rates",
+}
+# Percent of the device's work in products whose rows are not aligned.
+_UNALIGNED_SHARES = Thresholds(25.0, 10.0, 3.0)
+# Products above this share of the peak lose little because of their sizes.
+_SLOW_PERCENT = 40.0
+
+
+class DevicePeaks(Figures, frozen=True):
+    """The device of a trace and its highest rates."""
+
+    device: str
+    """Its name in the trace."""
+    known_as: str | None
+    """The device in the table of peaks; None if it is not in it."""
+    source: str | None
+    date: str | None
+    tflop_s: dict[str, float]
+    """The peak of each kind of product, such as "bf16"."""
+    memory_tb_s: float | None
+
+
+class Rate(Figures, frozen=True):
+    """The work of some calls and their rates. What a trace does not show is None."""
+
+    time_ns: Ns
+    percent: float
+    """Of the work of the steps, or of the trace if it has no steps."""
+    calls: Count
+    flops: float | None
+    bytes: float | None
+    tflop_s: float | None
+    tb_s: float | None
+    peak_percent: float | None
+    """Of the peak of the products' type."""
+    memory_percent: float | None
+    """Of the peak of the memory."""
+
+
+class ShapeRate(Rate, frozen=True):
+    """The rate of an operator with inputs of one shape; FLOPs and bytes are those of all calls."""
+
+    operator: str
+    shape: str
+    type: str
+    """The name of the peak, such as "bf16", or else the type as in the trace."""
+    kernel: str | None
+    bytes_at_least: bool
+    """Whether the operator may have moved more bytes than the shapes show."""
+    limit: Annotated[str, one_of(LIMITS)] | None
+    reason: str
+    call: Internal[Call]
+    cost: Internal[Cost]
+
+
+class PartRate(Rate, frozen=True):
+    """The rate of all calls of an operator, of a stage or in a step."""
+
+    name: str | None
+
+
+class LeftOut(Figures, frozen=True):
+    """Device work without a rate."""
+
+    reason: Annotated[str, one_of(_WHY_LEFT_OUT)]
+    detail: str
+    operator: str | None
+    time_ns: Ns
+    percent: float
+    count: Count
+
+
+class Rates(StructResult, frozen=True):
+    """The rates of a trace whose operators have shapes."""
+
+    base: BaseWindow
+    devices: list[DevicePeaks]
+    work_ns: Ns
+    """The sum of the durations of all device events in the base, or of operators on a host."""
+    rated: Rate
+    """All calls that have a rate; `peak_percent` is of the time of these calls."""
+    mfu_percent: float | None
+    """Operations in percent of what the devices could compute in the whole time of the base."""
+    by_shape: list[ShapeRate]
+    by_operator: list[PartRate]
+    by_kernel: list[PartRate]
+    """By the kernel that takes most of the time of calls with the same shapes."""
+    by_stage: list[PartRate] | None
+    """By the innermost stage around the launch; None without stages."""
+    by_step: list[PartRate] | None
+    """Rates while the calls ran, not over the whole step; None without steps."""
+    left_out: list[LeftOut]
+    on_device: bool
+
+    @property
+    def work(self) -> str:
+        """What the percentages of times refer to."""
+        return "device work" if self.on_device else "operators"
+
+    def line(self) -> str:
+        """The rate of all products, and the part of the device's work that has a rate."""
+        found = self.rated
+        if found.tflop_s is None:
+            return f"{found.percent:.1f} % of {self.work} has a rate; no products"
+        peak = "" if self.mfu_percent is None else f", {self.mfu_percent:.1f} % of the peak"
+        whole, flops = self.base.whole_ns, found.flops or 0.0
+        return (
+            f"{_tera(flops / 1e12, 'FLOP')} in {in_words(whole, 'ns')} of {self.base.label}:"
+            f" {_tera(flops / max(whole, 1) / 1e3, 'FLOP/s')}{peak}"
+        )
+
+    def findings(self) -> list[Finding]:
+        """Products that are slow because of their sizes."""
+        found = [_unaligned(self)]
+        return [each for each in found if each is not None]
+
+    def tables(self) -> list[Table]:
+        """By shape, by operator, by stage, and what has no rate."""
+        of = f"of {self.work}"
+        tables = [
+            Table.of(
+                "Rates by shape",
+                self.by_shape[:_SHOWN],
+                ("operator", "operator", ""),
+                ("shape", "inputs", ""),
+                ("calls", "calls", ""),
+                ("time_ns", "time", "ns"),
+                ("percent", of, "%"),
+                ("tflop_s", "TFLOP/s", ""),
+                ("peak_percent", "of peak", "%"),
+                ("tb_s", "TB/s", ""),
+                ("memory_percent", "of memory's peak", "%"),
+                (lambda row: "" if row.limit is None else LIMITS[row.limit], "limit", ""),
+                ("reason", "because", ""),
+                note=self._note(),
+            ),
+        ]
+        parts = [
+            ("operator", self.by_operator),
+            ("kernel", self.by_kernel),
+            ("stage", self.by_stage),
+            ("step", self.by_step),
+        ]
+        for what, rows in parts:
+            tables.append(
+                Table.of(f"Rates by {what}", (rows or [])[:_SHOWN], ("name", what, ""), *_RATE)
+            )
+        tables.append(
+            Table.of(
+                "Work without a rate",
+                self.left_out[:_SHOWN],
+                ("operator", "operator", ""),
+                ("time_ns", "time", "ns"),
+                ("percent", of, "%"),
+                ("count", "device events" if self.on_device else "calls", ""),
+                ("detail", "reason", ""),
+            )
+        )
+        return [table for table in tables if table.rows]
+
+    def _note(self) -> str:
+        notes = []
+        for each in self.devices:
+            if each.known_as is None:
+                notes.append(
+                    f"The peaks of {each.device or 'the device'} are unknown, so there are no"
+                    " percentages: STAGESPAN_PEAKS can name a file with them."
+                )
+            else:
+                rates = [f"{name} {value:,.0f}" for name, value in each.tflop_s.items()]
+                notes.append(
+                    f"Peaks of {each.known_as} in TFLOP/s: {', '.join(rates)}; memory"
+                    f" {each.memory_tb_s} TB/s ({each.source}, {each.date})."
+                )
+        if any(row.bytes_at_least for row in self.by_shape[:_SHOWN]):
+            notes.append("Kernels of Triton may move more bytes than their arguments show.")
+        return " ".join(notes)
+
+
+_RATE = (
+    ("calls", "calls", ""),
+    ("time_ns", "time", "ns"),
+    ("percent", "of all", "%"),
+    ("tflop_s", "TFLOP/s", ""),
+    ("peak_percent", "of peak", "%"),
+    ("tb_s", "TB/s", ""),
+    ("memory_percent", "of memory's peak", "%"),
+)
+
+
+@once
+def analyze(trace: Trace) -> Rates | Unavailable:
+    """Return the rates of operators; Unavailable if the trace has no shapes or no work."""
+    found = kernel_times.analyze(trace)
+    base = base_window(trace)
+    if isinstance(found, Unavailable) or base is None:
+        return Unavailable(
+            "The trace has neither kernels nor operators, so there are no rates.",
+            "no_operators",
+            needs=needs_operators(trace),
+        )
+    if trace.argument("Input Dims") is None:
+        return Unavailable(
+            "The trace does not contain the shapes of operators' inputs, from which rates are"
+            " computed: record it with torch.profiler.profile(record_shapes=True).",
+            "no_shapes",
+        )
+    return _Found(trace, found, base).rates()
+
+
+# --- which call of an operator has which time ---
+
+
+@dataclass(slots=True)
+class _Kind:
+    """All calls of one operator with the same arguments."""
+
+    call: Call
+    cost: Cost | Unknown | None
+    shape: str
+
+
+class _Found:
+    """The calls of a trace: their times, their costs, and what is left out."""
+
+    def __init__(self, trace: Trace, kernels: Kernels, base: BaseWindow) -> None:
+        self._trace, self._base = trace, base
+        events = trace.events
+        begin = events.begin_ns[kernels.rows]
+        inside = np.flatnonzero((begin >= base.begin_ns) & (begin < base.end_ns))
+        self._on_device = kernels.on_device
+        self._rows, self._time = kernels.rows[inside], kernels.time_ns[inside]
+        self._name, self._stage = kernels.name[inside], kernels.stage[inside]
+        self._operator = kernels.operator[inside]
+        self._communicates = kernels.kind[inside] == list(KINDS).index(COMMUNICATION)
+        graph = np.zeros(len(kernels.rows), dtype=np.bool_)
+        if kernels.launched is not None:
+            graph = kernels.launched.of_graph
+        self._of_graph = graph[inside]
+        self._call: Rows = np.where(self._of_graph, -1, kernels.call[inside])
+        self._kinds: list[_Kind] = []
+        self._kind_of_call: dict[int, int] = {}
+        self._find()
+
+    def _find(self) -> None:
+        """Set the kind of the call of each row; -1 without a call."""
+        self._columns = [_Column(self._trace, key) for key in _ARGUMENTS]
+        called = np.unique(self._call[self._call >= 0])
+        kind = self._kinds_of(called, self._call)
+        self._wraps = np.zeros(0, dtype=np.intp)
+        other, wraps = self._around(called, kind)
+        if (other != called).any():
+            moved = self._call >= 0
+            self._call[moved] = other[np.searchsorted(called, self._call[moved])]
+            self._kinds = []
+            called = np.unique(self._call[moved])
+            kind = self._kinds_of(called, self._call)
+        self._called, self._kind, self._wraps = called, kind, wraps
+
+    def _kinds_of(self, called: Rows, launched: Rows) -> Numbers:
+        """Add the different kinds of some calls, and return the kind of each call."""
+        if len(called) == 0:
+            return np.empty(0, dtype=np.int64)
+        codes = [self._trace.events.name[called].astype(np.int64)]
+        codes += [column.code[called] for column in self._columns]
+        different, kind = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)
+        kind = kind.reshape(-1)
+        kernels = self._kernels_of(called, kind, launched)
+        for number, (name, *arguments) in enumerate(different.tolist()):
+            dims, types, strides, values = (
+                column.text(code) for column, code in zip(self._columns, arguments, strict=True)
+            )
+            operator, ran = self._trace.names[name], kernels.get(number, ())
+            call = call_of(operator, dims, types, strides, values, ran)
+            if call is None or not any(call.arguments):
+                self._kinds.append(_Kind(Call(operator, ()), None, ""))
+            else:
+                self._kinds.append(_Kind(call, cost_of(call), inputs_in_words(dims)))
+        return kind
+
+    def _kernels_of(self, called: Rows, kind: Numbers, call: Rows) -> dict[int, list[str]]:
+        """Return the names of the kernels of each kind of calls, the one with most time first."""
+        if not self._on_device:
+            return {}
+        known = np.flatnonzero(call >= 0)
+        of_kind = kind[np.searchsorted(called, call[known])]
+        size = len(self._trace.names)
+        found: dict[int, list[str]] = defaultdict(list)
+        for group in grouped(of_kind * size + self._name[known], self._time[known]):
+            found[group.code // size].append(self._trace.names[group.code % size])
+        return found
+
+    def _around(self, called: Rows, kind: Numbers) -> tuple[Rows, Rows]:
+        """Return the call whose work each call is, and the calls that only call others.
+
+        It is the call itself or, if that has no cost, the innermost call with a formula around it.
+        Work that an inner call counts is not counted again by an outer call.
+        """
+        trace, events = self._trace, self._trace.events
+        names = np.array([formula_of(name) is not None for name in trace.names] + [False])
+        rows = np.flatnonzero(names[events.name] & trace.rows_of(["cpu_op"]))
+        index = ThreadIndex(trace, rows, called)
+        if len(rows) == 0 or len(called) == 0 or not index.fits:
+            return called, called[:0]
+        forest = Nesting.of(trace, index.axis, rows, index.of[0])
+        costs = [each.cost for each in self._kinds]
+        rated = np.array([isinstance(each, Cost) for each in costs])[kind]
+        computes = np.array([isinstance(each, Cost) and each.flops is not None for each in costs])
+        computes = computes[kind]
+        inside = [
+            with_those_below(forest.parent, own) - own
+            for chosen in (rated, computes)
+            for own in [np.isin(forest.rows, called[chosen]).astype(np.int64)]
+        ]
+        at = forest.at(index.axis.place(index.of[1], events.begin_ns[called]))
+        own = (at >= 0) & (forest.rows[at] == called)
+        wraps = own & rated & (np.where(computes, inside[1][at], inside[0][at]) > 0)
+        at = np.where(own, forest.parent[at], at)
+        usable = ~rated & (at >= 0) & (inside[0][at] == 0)
+        return np.where(usable, forest.rows[at], called), called[wraps]
+
+    # --- sums ---
+
+    def rates(self) -> Rates:
+        """Sum up by shape, operator, kernel, stage and step."""
+        of_row = np.full(len(self._call), -1, dtype=np.int64)
+        known = self._call >= 0
+        if known.any():
+            of_row[known] = self._kind[np.searchsorted(self._called, self._call[known])]
+        rated = np.array([isinstance(each.cost, Cost) for each in self._kinds] + [False])
+        self._of_row = of_row
+        self._is_rated = rated[of_row] & ~np.isin(self._call, self._wraps)
+        self._total = int(self._time.sum())
+        work = self._work(np.zeros(len(of_row), dtype=np.int64)).get(0, [])
+        devices = self._devices()
+        whole = self._base.whole_ns * max(len(devices), 1)
+        ideal = _ideal_ns(work)
+        return Rates(
+            base=self._base,
+            devices=self._described(devices),
+            work_ns=self._total,
+            rated=_together(work, self._total),
+            mfu_percent=None if ideal is None else share(ideal, whole),
+            by_shape=[self._shape_rate(each) for each in work],
+            by_operator=self._parts((each.call.name, each) for each in work),
+            by_kernel=self._parts(
+                (each.call.kernels[0], each) for each in work if each.call.kernels
+            ),
+            by_stage=self._by_code(self._stage, self._trace.names),
+            by_step=self._by_step(),
+            left_out=self._left_out(),
+            on_device=self._on_device,
+        )
+
+    def _work(self, part: Numbers) -> dict[int, list[_Work]]:
+        """Return the work of each part by kind, the longest first; `part` has a code per row."""
+        rows = np.flatnonzero(self._is_rated)
+        if len(rows) == 0:
+            return {}
+        size = len(self._kinds)
+        code = part[rows] * size + self._of_row[rows]
+        # A call belongs to the part of its first row.
+        _, first = np.unique(self._call[rows], return_index=True)
+        counts = dict(zip(*np.unique(code[first], return_counts=True), strict=True))
+        peaks, found = self._peaks(), defaultdict(list)
+        for group in grouped(code, self._time[rows]):
+            at, number = divmod(group.code, size)
+            kind = self._kinds[number]
+            assert isinstance(kind.cost, Cost)
+            found[at].append(
+                _Work(
+                    kind=number,
+                    call=kind.call,
+                    cost=kind.cost,
+                    time_ns=group.time_ns,
+                    calls=int(counts.get(group.code, 0)),
+                    peaks=peaks,
+                )
+            )
+        return found
+
+    def _by_code(self, part: Numbers, names: list[str]) -> list[PartRate] | None:
+        if not (part >= 0).any():
+            return None
+        work = self._work(part + 1)
+        return self._parts(
+            (names[code - 1] if code else None, each)
+            for code, parts in work.items()
+            for each in parts
+        )
+
+    def _by_step(self) -> list[PartRate] | None:
+        steps = steps_of(self._trace)
+        if steps is None:
+            return None
+        begin = self._trace.events.begin_ns[self._rows]
+        at = np.searchsorted(steps.begin_ns, begin, side="right") - 1
+        inside = (at >= 0) & (begin < steps.end_ns[at])
+        found = self._by_code(np.where(inside, at, -1), steps.names)
+        order = {name: number for number, name in enumerate(steps.names)}
+        return sorted(found or [], key=lambda each: order.get(each.name or "", len(order)))
+
+    def _parts(self, work: Iterable[tuple[str | None, _Work]]) -> list[PartRate]:
+        groups: dict[str | None, list[_Work]] = defaultdict(list)
+        for name, each in work:
+            groups[name].append(each)
+        parts = [
+            PartRate(**msgspec.structs.asdict(_together(each, self._total)), name=name)
+            for name, each in groups.items()
+        ]
+        return sorted(parts, key=lambda each: -each.time_ns)
+
+    def _devices(self) -> list[int]:
+        if not self._on_device:
+            return []
+        return [int(each) for each in np.unique(self._trace.events.device[self._rows])]
+
+    def _peaks(self) -> Peaks | None:
+        """Return the peaks of the devices in use; None if they are unknown or differ."""
+        known = device_peaks(self._trace)
+        found = [known.get(each) for each in self._devices()]
+        if any(each is None for each in found):
+            # Some traces number devices in another way than the list of them.
+            found = list(known.values())
+        return found[0] if found and all(each is found[0] for each in found) else None
+
+    def _described(self, devices: list[int]) -> list[DevicePeaks]:
+        names, peaks = device_names(self._trace), self._peaks()
+        other = next(iter(names.values()), "")
+        used = dict.fromkeys(names.get(each, other) for each in devices)
+        return [
+            DevicePeaks(
+                device=name,
+                known_as=None if peaks is None else peaks.name,
+                source=None if peaks is None else peaks.source,
+                date=None if peaks is None else peaks.date,
+                tflop_s={} if peaks is None else dict(peaks.tflops),
+                memory_tb_s=None if peaks is None else peaks.memory_tb_s,
+            )
+            for name in used
+        ]
+
+    def _shape_rate(self, work: _Work) -> ShapeRate:
+        found = _together([work], self._total)
+        kernels = work.call.kernels
+        limit = limit_of(found.peak_percent, found.memory_percent, work.time_ns / work.calls)
+        if has_other_algorithm(kernels):
+            limit = None
+        return ShapeRate(
+            **msgspec.structs.asdict(found),
+            operator=work.call.name,
+            shape=self._kinds[work.kind].shape,
+            type=self._type(work),
+            kernel=kernels[0] if kernels else None,
+            bytes_at_least=work.cost.bytes_at_least,
+            limit=limit,
+            reason=reason_of(work.call, work.cost, limit, work.time_ns / work.calls),
+            call=work.call,
+            cost=work.cost,
+        )
+
+    def _type(self, work: _Work) -> str:
+        if work.flops is None:
+            return ""
+        return work.cost.type if work.peak is None else work.peak[0]
+
+    def _left_out(self) -> list[LeftOut]:
+        whys = [_why(each) for each in self._kinds]
+        others = (NO_OPERATOR, COMMUNICATES, GRAPH, WRAPS)
+        whys += [(each, _WHY_LEFT_OUT[each]) for each in others]
+        count = len(self._kinds)
+        why = np.where(self._of_row >= 0, self._of_row, count)
+        why = np.where(np.isin(self._call, self._wraps), count + 3, why)
+        why = np.where(self._of_graph, count + 2, why)
+        why = np.where(self._communicates, count + 1, why)
+        distinct = {each: number for number, each in enumerate(dict.fromkeys(whys))}
+        number = np.array([distinct[each] for each in whys])[why]
+        left = ~self._is_rated
+        code = (self._operator[left] + 1) * len(distinct) + number[left]
+        names = list(distinct)
+        found = []
+        for group in grouped(code, self._time[left]):
+            operator, at = divmod(group.code, len(distinct))
+            reason, detail = names[at]
+            found.append(
+                LeftOut(
+                    reason=reason,
+                    detail=detail,
+                    operator=self._trace.names[operator - 1] if operator else None,
+                    time_ns=group.time_ns,
+                    percent=share(group.time_ns, self._total),
+                    count=group.count,
+                )
+            )
+        return found
+
+
+class _Column:
+    """An argument of all events as codes of texts; code -1 is absent."""
+
+    def __init__(self, trace: Trace, key: str) -> None:
+        found = trace.argument(key)
+        self.code = np.full(len(trace.events), -1, dtype=np.int64)
+        self._texts: list[str] = []
+        if found is not None and found.numbers is None:
+            self.code[found.rows] = found.codes
+            self._texts = found.texts
+
+    def text(self, code: int) -> str:
+        return self._texts[code] if code >= 0 else ""
+
+
+def _why(kind: _Kind) -> tuple[str, str]:
+    if not any(kind.call.arguments):
+        return NO_SHAPES, _WHY_LEFT_OUT[NO_SHAPES]
+    if isinstance(kind.cost, Unknown):
+        return UNKNOWN, kind.cost.reason
+    return NO_FORMULA, _WHY_LEFT_OUT[NO_FORMULA]
+
+
+# --- rates of sums ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Some calls with the same arguments."""
+
+    kind: int
+    call: Call
+    cost: Cost
+    time_ns: int
+    calls: int
+    peaks: Peaks | None
+
+    @property
+    def flops(self) -> float | None:
+        """The operations of all calls."""
+        return None if self.cost.flops is None else self.cost.flops * self.calls
+
+    @property
+    def bytes(self) -> float | None:
+        """The bytes of all calls."""
+        return None if self.cost.bytes is None else self.cost.bytes * self.calls
+
+    @property
+    def peak(self) -> tuple[str, float] | None:
+        """The name and the peak of its products; None if it is unknown."""
+        return None if self.peaks is None else self.peaks.of_type(self.cost.type, self.call.kernels)
+
+
+def _tera(amount: float, unit: str) -> str:
+    """Return an amount that is in units of 10**12 with a suitable prefix."""
+    for size, prefix in ((1.0, "T"), (1e-3, "G")):
+        if amount >= 0.1 * size:
+            return f"{amount / size:,.{1 if amount >= 10 * size else 3}f} {prefix}{unit}"
+    return f"{amount * 1e6:,.1f} M{unit}"
+
+
+def _per_second(amount: float | None, time_ns: float) -> float | None:
+    """Return an amount per second in units of 10**12; None without time."""
+    return None if amount is None or time_ns <= 0 else amount / time_ns / 1e3
+
+
+def _ideal_ns(work: list[_Work]) -> float | None:
+    """Return the time of all products at the peaks of their types; None if one is unknown."""
+    products = [(each.flops, each.peak) for each in work if each.flops is not None]
+    times = [flops / peak[1] / 1e3 for flops, peak in products if peak is not None]
+    return sum(times) if products and len(times) == len(products) else None
+
+
+def _together(work: list[_Work], total_ns: int) -> Rate:
+    """Return the rate of several calls. Operations are per second of the calls that have them."""
+    products = [each for each in work if each.flops is not None]
+    moved = [each for each in work if each.bytes is not None]
+    of_products = sum(each.time_ns for each in products)
+    in_memory = [each for each in moved if not each.cost.over_bus]
+    flops = sum(each.flops or 0.0 for each in products) if products else None
+    bytes_ = sum(each.bytes or 0.0 for each in moved) if moved else None
+    ideal = _ideal_ns(work)
+    memory = work[0].peaks.memory_tb_s if work and work[0].peaks is not None else None
+    of_memory = _per_second(
+        sum(each.bytes or 0.0 for each in in_memory), sum(each.time_ns for each in in_memory)
+    )
+    time = sum(each.time_ns for each in work)
+    return Rate(
+        time_ns=time,
+        percent=share(time, total_ns),
+        calls=sum(each.calls for each in work),
+        flops=flops,
+        bytes=bytes_,
+        tflop_s=_per_second(flops, of_products),
+        tb_s=_per_second(bytes_, sum(each.time_ns for each in moved)),
+        peak_percent=None if ideal is None or not of_products else share(ideal, of_products),
+        memory_percent=None if memory is None or of_memory is None else share(of_memory, memory),
+    )
+
+
+# --- findings ---
+
+
+def _unaligned(rates: Rates) -> Finding | None:
+    """Return a finding about products whose sizes keep them from the fast kernels."""
+    found = [
+        (each, sizes)
+        for each in rates.by_shape
+        if each.peak_percent is not None
+        and each.peak_percent < _SLOW_PERCENT
+        and each.limit not in ("memory", "latency")
+        and (sizes := unaligned_sizes(each.call, each.cost))
+    ]
+    time = sum(each.time_ns for each, _ in found)
+    percent = share(time, rates.work_ns)
+    severity = _UNALIGNED_SHARES.severity(percent)
+    if severity is None:
+        return None
+    sizes = sorted({size for _, of in found for size in of}, reverse=True)
+    slowest, fastest = (pick(each.tflop_s or 0.0 for each, _ in found) for pick in (min, max))
+    peaks = [each.peak_percent or 0.0 for each, _ in found]
+    speed = (
+        f"{slowest:,.0f}"
+        if round(slowest) == round(fastest)
+        else f"{slowest:,.0f} to {fastest:,.0f}"
+    )
+    first = found[0][0]
+    padded = -(-sizes[0] // 8) * 8
+    products = counted(sum(each.calls for each, _ in found), "product")
+    be = "is" if len(sizes) == 1 else "are"
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of {rates.work}) went into {products} at {speed}"
+        f" TFLOP/s, at most {max(peaks):.1f} % of the peak, because"
+        f" {listed(f'{each:,}' for each in sizes)} {be} not a multiple of 8: rows of the matrices"
+        " do not begin at multiples of 16 bytes, as the fast kernels need. Pad"
+        f" {sizes[0]:,} to {padded:,}.",
+        (Evidence(f"{first.operator} {first.shape}", None, first.time_ns, "ns"),),
+        "rates.unaligned",
+        numbers={"time_ns": time, "percent": percent, "peak_percent": max(peaks)},
+    )

@@ -1,0 +1,289 @@
+"""Rates of operators: planted programs, exact, and real traces against counts from raw events."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import fits
+from kernel_programs import operator
+from planted import Program
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analyses import rates
+from stagespan.trace.analyses.rates import Rates
+from stagespan.trace.render.json_schema import json_schema
+from stagespan.trace.result import Unavailable
+
+BF16 = "c10::BFloat16"
+H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936, "numSms": 132}
+TWO = {"Input type": [BF16, BF16]}
+ONE = {"Input type": [BF16]}
+
+
+def rates_of(trace: Trace) -> Rates:
+    found = rates.analyze(trace)
+    assert isinstance(found, Rates), found
+    return found
+
+
+def written(program: Program, folder: Path, device: dict[str, Any] = H100) -> Trace:
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"traceEvents": program.events, "deviceProperties": [device]}))
+    return read_trace(path)
+
+
+def test_rates_by_shape_operator_stage_and_step(tmp_path: Path) -> None:
+    # GIVEN two steps, each with two products and a softmax in a stage
+    program = Program()
+    for step in (1, 2):
+        with (
+            program.within(f"ProfilerStep#{step}", "user_annotation"),
+            program.within("denoise", "user_annotation"),
+        ):
+            for _ in range(2):
+                operator(program, "aten::mm", "nvjet_tst", 100, [[512, 1024], [1024, 2048]], **TWO)
+            operator(program, "aten::_softmax", "softmax", 50, [[1024, 1024]], **ONE)
+            program.wait()
+    # WHEN rates are computed
+    trace = written(program, tmp_path)
+    found = rates_of(trace)
+    # THEN they are those of the four calls of 100 µs and the two of 50
+    products, softmax = found.by_shape
+    flops = 2 * 512 * 1024 * 2048
+    assert (products.calls, products.flops) == (4, 4 * flops)
+    assert products.tflop_s == pytest.approx(flops / 100e-6 / 1e12)
+    assert products.peak_percent == pytest.approx(100 * products.tflop_s / 989.4)
+    moved = 2 * (512 * 1024 + 1024 * 2048 + 512 * 2048)
+    assert products.tb_s == pytest.approx(moved / 100e-6 / 1e12)
+    assert products.memory_percent == pytest.approx(100 * products.tb_s / 3.352)
+    assert (softmax.calls, softmax.flops, softmax.bytes) == (2, None, 2 * 2**22)
+    assert softmax.limit == "neither"
+    assert found.rated.percent == 100
+    assert [(part.name, part.calls) for part in found.by_operator] == [
+        ("aten::mm", 4),
+        ("aten::_softmax", 2),
+    ]
+    assert [part.name for part in found.by_kernel] == ["nvjet_tst", "softmax"]
+    assert found.by_stage is not None
+    assert [(part.name, part.flops) for part in found.by_stage] == [("denoise", 4 * flops)]
+    assert found.by_step is not None
+    assert [(part.name, part.flops) for part in found.by_step] == [
+        ("ProfilerStep#1", 2 * flops),
+        ("ProfilerStep#2", 2 * flops),
+    ]
+    # The share of what the device can compute refers to the whole time of the steps.
+    ideal_ns = 4 * flops / 989.4e12 * 1e9
+    assert found.mfu_percent == pytest.approx(100 * ideal_ns / found.base.whole_ns)
+    fits(found.to_dict(), json_schema()["properties"]["rates"])
+
+
+def test_an_operator_with_several_kernels_is_counted_once(tmp_path: Path) -> None:
+    # GIVEN a product that fills its result, and sums up parts
+    program = Program()
+    begin = program.now
+    program.launch("Memset (Device)", 10, cat="gpu_memset", call="cudaMemsetAsync")
+    program.launch("splitK_gemm", 60)
+    program.launch("splitKreduce_kernel", 30)
+    program.event(
+        "aten::mm", "cpu_op", begin, program.now, **{"Input Dims": [[64, 64], [64, 64]], **TWO}
+    )
+    # THEN the operations count once and the time of all three
+    (found,) = rates_of(written(program, tmp_path)).by_shape
+    assert (found.calls, found.flops, found.time_ns) == (1, 2 * 64**3, 100_000)
+
+
+def test_outer_operators_do_not_count_again(tmp_path: Path) -> None:
+    # GIVEN a linear layer whose product is known, and one whose product is not
+    program = Program()
+    dims = {"Input Dims": [[8, 64], [32, 64]], **TWO}
+    for inner in ("aten::mm", "vendor::mm"):
+        begin = program.now
+        operator(program, inner, "gemm", 10, [[8, 64], [64, 32]], **TWO)
+        operator(program, "vendor::epilogue", "other", 5, [[8, 32]], **ONE)
+        program.event("aten::linear", "cpu_op", begin, program.now, **dims)
+    found = rates_of(written(program, tmp_path))
+    # THEN the first counts as the product, and the second as the layer with all its time
+    counted = {row.operator: (row.calls, row.flops, row.time_ns) for row in found.by_shape}
+    assert counted == {
+        "aten::mm": (1, 2 * 8 * 64 * 32, 10_000),
+        "aten::linear": (1, 2 * 8 * 64 * 32, 15_000),
+    }
+    assert [(row.operator, row.reason) for row in found.left_out] == [
+        ("vendor::epilogue", "no_formula")
+    ]
+
+
+def test_what_has_no_rate_is_counted_by_reason(tmp_path: Path) -> None:
+    program = Program()
+    operator(program, "aten::mm", "gemm", 100, [[8, 64], [64, 32]], **TWO)
+    operator(program, "aten::mm", "gemm", 20)
+    operator(program, "mine::thing", "thing", 30, [[8]], **ONE)
+    operator(program, "vllm::unified_attention", "attention", 40, [[8, 2, 4]] * 3, **ONE)
+    operator(program, "record_param_comms", "ncclDevKernel_AllReduce", 50, [[8]], **ONE)
+    program.launch("lonely", 60, known=False)
+    program.graph([70], 0)
+    found = rates_of(written(program, tmp_path))
+    assert {(row.operator, row.reason): row.time_ns for row in found.left_out} == {
+        ("cudaGraphLaunch", "device_graph"): 70_000,
+        (None, "no_operator"): 60_000,
+        ("record_param_comms", "communication"): 50_000,
+        ("vllm::unified_attention", "unknown"): 40_000,
+        ("mine::thing", "no_formula"): 30_000,
+        ("aten::mm", "no_shapes"): 20_000,
+    }
+    assert found.rated.time_ns == 100_000
+
+
+def test_an_unknown_device_has_rates_without_percentages(tmp_path: Path) -> None:
+    program = Program()
+    operator(program, "aten::mm", "gemm", 100, [[8, 64], [64, 32]], **TWO)
+    found = rates_of(written(program, tmp_path, {"id": 0, "name": "Foo 9000"}))
+    (row,) = found.by_shape
+    assert row.tflop_s is not None
+    assert (row.peak_percent, row.memory_percent, row.limit) == (None, None, None)
+    assert found.mfu_percent is None
+    assert "Foo 9000" in found.tables()[0].note
+
+
+def test_a_trace_without_shapes_says_how_to_record_them(tmp_path: Path) -> None:
+    program = Program()
+    operator(program, "aten::mm", "gemm", 100)
+    found = rates.analyze(written(program, tmp_path))
+    assert isinstance(found, Unavailable)
+    assert found.code == "no_shapes"
+    assert "record_shapes=True" in found.reason
+
+
+def test_products_with_odd_sizes_are_a_finding(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(4):
+        operator(program, "aten::bmm", "s1688gemm", 500, [[16, 999, 64], [16, 64, 999]], **TWO)
+        operator(program, "aten::mm", "nvjet", 1000, [[4096, 4096], [4096, 4096]], **TWO)
+    (finding,) = rates_of(written(program, tmp_path)).findings()
+    assert finding.code == "rates.unaligned"
+    assert (finding.severity, finding.numbers["time_ns"]) == ("high", 2_000_000)
+    assert "because 999 is not a multiple of 8" in finding.sentence
+    assert "Pad 999 to 1,000" in finding.sentence
+
+
+# --- real traces, against counts from raw events ---
+
+
+def by_hand(path: Path) -> dict[tuple[str, str], tuple[int, float, float]]:
+    """Return calls, operations and ns of products and flash attention by operator and dimensions.
+
+    A call has the External id of its operator. Nothing of the package is used here.
+    """
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    calls = {
+        event["args"]["External id"]: event
+        for event in events
+        if event.get("cat") == "cpu_op" and "External id" in event.get("args", {})
+    }
+    found: dict[tuple[str, str], list[Any]] = defaultdict(lambda: [set(), 0.0, 0.0])
+    for event in events:
+        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        call = calls.get(event["args"].get("External id"))
+        flops = None if call is None else count(call)
+        if call is None or flops is None:
+            continue
+        row = found[call["name"], str(call["args"]["Input Dims"])]
+        row[0].add(call["args"]["External id"])
+        row[1] = flops
+        row[2] += event["dur"] * 1000
+    return {key: (len(ids), len(ids) * flops, ns) for key, (ids, flops, ns) in found.items()}
+
+
+def count(call: dict[str, Any]) -> float | None:
+    dims, name = call["args"].get("Input Dims"), call["name"]
+    if not dims:
+        return None
+    if name == "aten::mm":
+        return float(2 * math.prod(dims[0]) * dims[1][1])
+    if name == "aten::addmm":
+        return float(2 * math.prod(dims[1]) * dims[2][1])
+    if name == "aten::bmm":
+        return float(2 * math.prod(dims[0]) * dims[1][2])
+    if name == "aten::_flash_attention_forward":
+        batch, queries, heads, depth = dims[0]
+        keys = dims[1][1]
+        if call["args"]["Concrete Inputs"][8] == "True":
+            return 4.0 * batch * heads * depth * sum(min(keys, at + 1) for at in range(queries))
+        return 4.0 * batch * heads * depth * queries * keys
+    return None
+
+
+@pytest.mark.slow
+def test_rates_of_real_traces_equal_counts_by_hand(
+    every_trace: list[Path], real: Callable[[str], Trace]
+) -> None:
+    paths = {path.name.removesuffix(".json.gz"): path for path in every_trace}
+    names = ("cuda_h100_timesformer", "rocm_mi300_owlv2", "rocm_mi300_triton_compile")
+    for name in (*names, "cuda_h100_qwen", "rocm_mi300_xdit_sd35"):
+        if name not in paths:
+            continue
+        expected = by_hand(paths[name])
+        found = rates_of(real(name))
+        for row in found.by_shape:
+            if row.flops is None:
+                continue
+            calls, flops, ns = next(
+                (each for (op, dims), each in expected.items() if same(row, op, dims)), (0, 0, 0)
+            )
+            if calls == row.calls:
+                assert row.tflop_s == pytest.approx(flops / ns / 1e3, rel=0.005), (name, row)
+        # All but work before the first step is compared.
+        assert sum(row.flops or 0 for row in found.by_shape) <= 1.001 * total(found, expected)
+
+
+def same(row: rates.ShapeRate, operator: str, dims: str) -> bool:
+    return row.operator == operator and json.loads(dims) == [
+        list(each.dims) if each is not None and not isinstance(each, tuple) else []
+        for each in row.call.arguments
+    ]
+
+
+def total(found: Rates, expected: dict[tuple[str, str], tuple[int, float, float]]) -> float:
+    others = sum(row.flops or 0 for row in found.by_shape if "convolution" in row.operator)
+    return others + sum(flops for _, flops, _ in expected.values())
+
+
+@pytest.mark.parametrize(
+    ("trace", "operator", "shape", "tflop_s", "peak_percent"),
+    [
+        ("cuda_h100_timesformer", "aten::bmm", "96x3137x64, 96x64x3137", 63.6, 6.4),
+        ("cuda_h100_timesformer", "aten::bmm", "96x3137x3137, 96x3137x64", 71.2, 7.2),
+        ("cuda_h100_qwen", "aten::mm", "8944x1024, 1024x2816", 610.5, 61.7),
+        ("cuda_h100_qwen", "aten::mm", "8944x2816, 2816x1024", 674.5, 68.2),
+        # The mask is causal.
+        ("cuda_h100_qwen", "aten::_flash_attention_forward", "16x559x16x64", 90.2, 9.1),
+        ("rocm_mi300_xdit_sd35", "aten::_flash_attention_forward", "2x4429x38x64", 283.6, 21.7),
+        ("rocm_mi300_xdit_sd35", "aten::mm", "8192x2432, 2432x9728, 8192x9728", 590.4, 45.2),
+        # The name of the device is "AMD Instinct MI300X VF".
+        ("rocm_mi300_owlv2", "aten::bmm", "16x5185x5185, 16x5185x64", 120.0, 9.2),
+        ("rocm_mi300_triton_compile", "aten::mm", "32768x2048, 2048x8192, 32768x8192", 586.5, 44.9),
+    ],
+)  # fmt: skip
+def test_known_rates(
+    real: Callable[[str], Trace],
+    trace: str,
+    operator: str,
+    shape: str,
+    tflop_s: float,
+    peak_percent: float,
+) -> None:
+    rows = [
+        row
+        for row in rates_of(real(trace)).by_shape
+        if row.operator == operator and row.shape.startswith(shape)
+    ]
+    assert rows[0].tflop_s == pytest.approx(tflop_s, rel=0.005)
+    assert rows[0].peak_percent == pytest.approx(peak_percent, rel=0.01)
