@@ -222,3 +222,22 @@ def test_a_dump_is_of_one_recording_or_of_a_job() -> None:
     assert "or --job JOB" in command_here("dump").stderr
     assert "or --job JOB" in command_here("dump", "1", "--job", "served").stderr
     assert "leave out --format" in command_here("dump", "--job", "x", "--format", "csv").stderr
+
+
+def test_the_statistics_of_a_job_by_kind(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(served.folder))
+    job = recording.job("served")
+    counts = {
+        kind: {name: stage.count for name, stage in job.stats(kind=kind).items()}
+        for kind in ("queue", "handoff", "remote", "first_chunk")
+    }
+    assert counts == {
+        "queue": {"tasks": 60, "replies": 58},
+        "handoff": {"tasks": 60, "replies": 58},
+        "remote": {"tasks": 58},  # those whose worker died have no end
+        "first_chunk": {"default": 58},
+    }
+    assert job.stats(3600, kind="queue")["tasks"].count == 60
+    assert job.stats(3600, kind="first_chunk")["default"].count == 58
+    with pytest.raises(ValueError, match="'wait' is not a kind of span"):
+        job.stats(kind="wait")  # type: ignore[arg-type]

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.live.history import History
+from stagespan.live.kinds import number_of
 from stagespan.process import imports
 from stagespan.recording.reading import Recording, recordings
 
 if TYPE_CHECKING:
+    from stagespan.live.kinds import Kind
     from stagespan.live.statistics import Stats
 
 
@@ -51,7 +53,7 @@ class Job:
         by_path = {one.path: one.snapshot() for one in self.recordings}
         return _Reading(max(known, default=time.time_ns()), by_path)
 
-    def stats(self, window_s: float | None = None) -> Stats:
+    def stats(self, window_s: float | None = None, *, kind: Kind = "execution") -> Stats:
         """Read the processes again, and return the statistics of all of them together.
 
         Counts and times are sums, and percentiles are those of all runs. Without ``window_s``, they
@@ -59,11 +61,12 @@ class Job:
         `Stats.window_s` is its actual length. It begins at an earlier call of this method, if one
         was made at about that time. Otherwise, the figures are exactly those of the spans in the
         rings, and the window is shorter if a ring does not reach back so far; ``work`` is then
-        empty.
+        empty. ``kind`` chooses what is counted, as in `stagespan.stats`.
 
-        Raises ValueError if ``window_s`` is not above 0, and StagespanError if all recordings of
-        the job are gone.
+        Raises ValueError if ``window_s`` is not above 0 or ``kind`` is unknown, and StagespanError
+        if all recordings of the job are gone.
         """
+        number = number_of(kind)
         if window_s is not None and not window_s > 0:
             raise ValueError(f"window_s is {window_s!r}: pass a number of seconds above 0.")
         now = self._read(spans=window_s is not None)
@@ -75,38 +78,45 @@ class Job:
                 earlier = None
         self._history.add(now)
         if window_s is None:
-            return self._lifetime(now)
-        return self._since(now, earlier) if earlier is not None else self._ringed(now, began_ns)
+            return self._lifetime(now, kind)
+        if earlier is not None:
+            return self._since(now, earlier, kind)
+        if number >= number_of("first_chunk"):  # has no spans
+            return self._lifetime(now, kind)
+        return self._ringed(now, began_ns, kind)
 
-    def _lifetime(self, now: _Reading) -> Stats:
+    def _lifetime(self, now: _Reading, kind: Kind) -> Stats:
         statistics = imports.load("stagespan.live.statistics")
         began_ns = min(one.begin_ns for one in self.recordings)
         found: Stats = statistics.merged(
-            [one.stats() for one in self.recordings],
+            [one.stats(kind=kind) for one in self.recordings],
             max((now.time_ns - began_ns) / 1e9, 0.0),
             is_lifetime=True,
         )
         return found
 
-    def _since(self, now: _Reading, earlier: _Reading) -> Stats:
+    def _since(self, now: _Reading, earlier: _Reading, kind: Kind) -> Stats:
         statistics = imports.load("stagespan.live.statistics")
         parts = []
         for one in self.recordings:
             snapshot, before = now.by_path[one.path], earlier.by_path.get(one.path)
             # A process that was not there before has begun since.
             recent = snapshot if before is None else snapshot.since(before)
-            parts.append(statistics.of_recording(recent, one.lost(), one.begin_ns))
+            parts.append(statistics.of_recording(recent, one.lost(), one.begin_ns, kind))
         window_s = (now.time_ns - earlier.time_ns) / 1e9
         found: Stats = statistics.merged(parts, window_s, is_lifetime=False)
         return found
 
-    def _ringed(self, now: _Reading, began_ns: int) -> Stats:
+    def _ringed(self, now: _Reading, began_ns: int, kind: Kind) -> Stats:
         statistics = imports.load("stagespan.live.statistics")
         if any(one.lost()["threads"] for one in self.recordings):  # some threads had no ring
-            return self._lifetime(now)
+            return self._lifetime(now, kind)
         first_ns = max(began_ns, *map(_complete_from_ns, self.recordings))
         parts = [
-            statistics.from_rings(one.spans(), one.stage_names(), one.lost(), first_ns, now.time_ns)
+            statistics.from_rings(
+                *(one.spans(), one.stage_names(), one.lost(), first_ns, now.time_ns),
+                number_of(kind),
+            )
             for one in self.recordings
             if one.has_spans
         ]
