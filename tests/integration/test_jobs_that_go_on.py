@@ -66,7 +66,7 @@ def test_an_ended_worker_can_be_read_while_its_job_lives(
         assert [stretch.segment["origin"] for stretch in one.segments] == (
             ["root", "remote"] if is_same else ["root"]
         )
-        assert one.causes == ([] if is_same else ["hop without a receiver"])
+        assert one.causes == ([] if is_same else ["message not received"])
         assert sum(one.where.values()) == one.total_ns
         # WHEN the last process of the job ends
         front.communicate("\n", timeout=30)

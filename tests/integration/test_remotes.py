@@ -159,7 +159,7 @@ def test_a_carrier_of_another_clock_has_no_hand_off_of_its_own(sent_unix_ns: int
     one = timeline(root.id)
     (hop,) = one.hops
     assert (hop.queue, hop.hand_off_ns, hop.is_return) == ("replies", None, True)
-    assert one.causes == ["recording removed", "hop without a receiver"]
+    assert one.causes == ["recording removed"]
     assert "replies" not in counts("handoff")
     assert counts("queue")["replies"] == 1
 
@@ -283,6 +283,11 @@ def test_links_that_do_not_fit_are_counted() -> None:
                 pass
     assert lost().get("links", 0) - before >= 3 * 8_000 - capacity
     assert len(recording.open(os.getpid()).links()) <= capacity
+    assert "links overwritten" in timeline("many").causes
+    # AND a later request is complete
+    with request("after many") as after, batch("many", [after]):
+        pass
+    assert timeline("after many").causes == []
 
 
 def test_chunks_are_figures_without_spans() -> None:

@@ -42,10 +42,47 @@ def test_hops_are_matched_by_their_ids_and_not_by_their_order() -> None:
 def test_a_hop_that_nobody_received_is_named_and_its_time_is_unattributed() -> None:
     with request("unmatched"), span("parse"):
         inject(queue="work")
-    found = timeline("unmatched")
-    assert not found.complete
-    assert found.causes == ["hop without a receiver"]
-    assert request_summary.as_dict(found)["causes"] == found.causes
+        # While the request is open, the message may still be under way.
+        waiting = timeline("unmatched")
+    lost_ = timeline("unmatched")
+    for found, state, cause in (
+        (waiting, "waiting", "message waiting to be received"),
+        (lost_, "lost", "message not received"),
+    ):
+        assert not found.complete
+        assert cause in found.causes
+        (hop,) = json.loads(json.dumps(request_summary.as_dict(found)))["hops"]
+        assert (hop["state"], hop["sender"]) == (state, os.getpid())
+        unknown = ("queue", "receiver", "hand_off_ns", "queue_ns", "attempt")
+        assert {hop[name] for name in unknown} == {None}
+        # It is in no figure of hand-offs.
+        assert request_summary.hops([found]) == []
+    assert request_summary.as_dict(lost_)["causes"] == ["message not received"]
+
+
+def test_a_message_that_was_received_and_dropped_is_named() -> None:
+    with request("dropped"):
+        carriers = [inject(queue="work"), inject(queue="work")]
+    extract(carriers[0])
+    # A process in the middle that passes a message on drops nothing.
+    with extract(extract(carriers[1]).inject()):
+        pass
+    found = timeline("dropped")
+    assert found.causes == ["message received and not entered"]
+    assert [(hop.state, hop.queue, hop.receiver) for hop in found.hops] == [
+        ("received", "work", os.getpid()),
+        ("not_entered", "work", os.getpid()),
+    ]
+
+
+def test_a_reply_that_is_only_received_ends_no_wait() -> None:
+    with request("replied"):
+        extract(inject(queue="replies"))
+        time.sleep(0.001)
+    found = timeline("replied")
+    assert found.causes == []
+    assert [(hop.is_return, hop.queue_ns) for hop in found.hops] == [(True, None)]
+    assert ("queue", "replies") not in found.where
 
 
 def test_what_is_unknown_is_null() -> None:

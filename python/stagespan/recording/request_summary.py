@@ -95,7 +95,8 @@ def stages(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
             else:
                 spent[name] += ns
         for hop in timeline.hops:
-            queue[hop.queue] += hop.queue_ns or 0
+            if hop.queue is not None:
+                queue[hop.queue] += hop.queue_ns or 0
         for stretch in timeline.segments:
             for span in stretch.spans:
                 if span.kind != "queue":
@@ -121,7 +122,7 @@ def hops(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
     waits: defaultdict[str, list[int]] = defaultdict(list)
     for timeline in timelines:
         for hop in timeline.hops:
-            if hop.is_repeated:
+            if hop.is_repeated or hop.queue is None or hop.state != "received":
                 continue
             counts[hop.queue] += 1
             if hop.hand_off_ns is not None:

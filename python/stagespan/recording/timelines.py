@@ -42,17 +42,20 @@ class TimedSpan(NamedTuple):
 class Hop(NamedTuple):
     """The hand-over of a request from one process to another. Unknown values are None."""
 
-    queue: str
+    state: str
+    """``received``; ``not_entered`` if it was received and dropped; or if no recording shows that
+    it was received, ``waiting`` while its sender's part or the request is open, else ``lost``."""
+    queue: str | None
     sender: int | None
     """Process id of the sender."""
-    receiver: int
+    receiver: int | None
     hand_off_ns: int | None
     """From sent to received. Negative if the clocks or stamps are wrong."""
     error_ns: int
     """Of ``hand_off_ns``, if it is between two clocks."""
     queue_ns: int | None
     """From received to entered."""
-    attempt: int
+    attempt: int | None
     branch: str | None
     is_return: bool
     is_repeated: bool
@@ -74,6 +77,8 @@ class Stretch:
     error_ns: int = 0
     is_discarded: bool = False
     """Whether it, or a segment that led to it, has the status discarded."""
+    has_all_links: bool = True
+    """Whether no link of a batch that it can have been in has been overwritten."""
     parts: list[Part] = field(default_factory=list)
     """Its spans and hops, on the clock of the root."""
 
@@ -130,26 +135,28 @@ def timelines(recordings: Iterable[Recording], id_: str | None = None) -> list[T
     The recordings must have been opened with their spans.
     """
     processes = [_Process(one) for one in recordings]
-    by_parent: defaultdict[str, list[Stretch]] = defaultdict(list)
-    returns: defaultdict[str, list[tuple[_Process, Segment]]] = defaultdict(list)
-    known: dict[str, Stretch] = {}
+    found = _Segments({}, defaultdict(list), defaultdict(list), defaultdict(list))
     for process in processes:
         for stretch in process.stretches:
             segment = stretch.segment
             if segment["segment"] is not None:
-                known[segment["segment"]] = stretch
+                found.by_id[segment["segment"]] = stretch
             if segment["parent_segment"] is not None:
-                by_parent[segment["parent_segment"]].append(stretch)
+                found.by_parent[segment["parent_segment"]].append(stretch)
         for one in process.returns:
             if one["segment"] is not None:
-                returns[one["segment"]].append((process, one))
-    found = []
-    for process in processes:
-        for stretch in process.stretches:
-            is_root = stretch.segment["parent_segment"] not in known
-            if is_root and id_ in (None, stretch.segment["id"]):
-                found.append(_joined(stretch, by_parent, returns, known))
-    return sorted(found, key=lambda one: one.begin_ns)
+                found.returns[one["segment"]].append((process, one))
+        for one in process.dropped:
+            if one["parent_segment"] is not None:
+                found.dropped[one["parent_segment"]].append((process, one))
+    requests = [
+        _joined(stretch, found)
+        for process in processes
+        for stretch in process.stretches
+        if stretch.segment["parent_segment"] not in found.by_id
+        and id_ in (None, stretch.segment["id"])
+    ]
+    return sorted(requests, key=lambda one: one.begin_ns)
 
 
 class _Process:
@@ -160,6 +167,9 @@ class _Process:
         self._offset_ns = recording.unix_offset_ns
         segments = recording.segments()
         self.returns = [one for one in segments if one["origin"] == "return"]
+        self.dropped = [
+            one for one in segments if one["origin"] != "return" and one["status"] == "unused"
+        ]
         self._now_ns = self._last_ns()
         self.stretches = [
             self._stretch(one)
@@ -194,7 +204,11 @@ class _Process:
         end_ns = segment["end_ns"]
         begin = begin_ns - self._offset_ns
         end = self._now_ns if end_ns is None else end_ns - self._offset_ns
-        return Stretch(self.recording, segment, begin, max(begin, end), spans)
+        since = self.monotonic(segment["received_ns"]) or begin
+        return Stretch(
+            *(self.recording, segment, begin, max(begin, end), spans),
+            has_all_links=since >= self._links_since,
+        )
 
     def _spans_of(self, number: int) -> Iterator[TimedSpan]:
         first, last = self._rows_by_request.get(number, (0, 0))
@@ -267,39 +281,59 @@ class _Process:
         return dict(found)
 
     @cached_property
-    def _batches_by_request(self) -> dict[int, list[tuple[TimedSpan, int]]]:
-        links = self.recording.links()
-        if not links:
-            return {}
+    def _batches(self) -> dict[int, TimedSpan]:
+        """The batches by the ids of their spans."""
         spans = self.recording.spans()
         batches = spans[spans["flags"] >> _core.KIND_SHIFT == KINDS.index("batch")]
-        by_id = {int(row["id"]): self._row(row, 1) for row in batches}
-        by_id.update({id_: span for id_, _, span in self._open if span.kind == "batch"})
+        found = {int(row["id"]): self._row(row, 1) for row in batches}
+        found.update({id_: span for id_, _, span in self._open if span.kind == "batch"})
+        return found
+
+    @cached_property
+    def _batches_by_request(self) -> dict[int, list[tuple[TimedSpan, int]]]:
         found: defaultdict[int, list[tuple[TimedSpan, int]]] = defaultdict(list)
-        for id_, number, size in dict.fromkeys(links):
-            if id_ in by_id:
-                found[number].append((by_id[id_], size))
+        for id_, number, size in dict.fromkeys(self.recording.links()):
+            if id_ in self._batches:
+                found[number].append((self._batches[id_], size))
         return dict(found)
+
+    @cached_property
+    def _links_since(self) -> float:
+        """The time from which no link has been overwritten."""
+        if not self.recording.lost()["links"]:
+            return -math.inf
+        kept = (self._batches.get(id_) for id_, _, _ in self.recording.links())
+        return next((batch.begin_ns for batch in kept if batch is not None), math.inf)
 
 
 # --- one request ----------------------------------------------------------------------------------
 
-_Returns = dict[str, list[tuple[_Process, "Segment"]]]
+_Hops = list[tuple[_Process, "Segment"]]
 
 
-def _joined(
-    root: Stretch, by_parent: dict[str, list[Stretch]], returns: _Returns, known: dict[str, Stretch]
-) -> Timeline:
-    segments = _descendants(root, by_parent)
+class _Segments(NamedTuple):
+    """What all recordings contain, by the ids of segments."""
+
+    by_id: dict[str, Stretch]
+    by_parent: defaultdict[str, list[Stretch]]
+    returns: defaultdict[str, _Hops]
+    """The hops that came back to a segment."""
+    dropped: defaultdict[str, _Hops]
+    """The hops that a segment sent, and that were received and not entered."""
+
+
+def _joined(root: Stretch, found: _Segments) -> Timeline:
+    segments = _descendants(root, found.by_parent)
     own_returns = [
         (stretch, process, one)
         for stretch in segments
-        for process, one in returns.get(stretch.segment["segment"] or "", ())
+        for process, one in found.returns.get(stretch.segment["segment"] or "", ())
     ]
     _place(root, segments, own_returns)
     for stretch in segments:
         stretch.parts = []
-    hops, out_and_back_ns = _hops(root, segments, own_returns, known)
+    hops, out_and_back_ns = _hops(root, segments, own_returns, found.by_id)
+    missing = _missing_hops(root, segments, own_returns, found)
     received_ns = root.segment["received_ns"]
     begin_ns, end_ns = root.begin_ns, root.end_ns
     if received_ns is not None:
@@ -336,9 +370,9 @@ def _joined(
         total_ns=end_ns - begin_ns,
         where=dict(partition(begin_ns, end_ns, parts)),
         spent=spent,
-        hops=hops,
+        hops=hops + missing,
         segments=segments,
-        causes=_causes(root, segments, own_returns, by_parent, known),
+        causes=_causes(root, segments, own_returns, missing, found),
         chunks=sum(one.segment["chunks"] for one in chunked),
         tokens=sum(one.segment["chunk_amount"] for one in chunked),
         first_chunk_ns=min(firsts, default=None),
@@ -432,6 +466,7 @@ def _hops(
         is_repeated = segment["origin"] == "repeated"
         hops.append(
             Hop(
+                state="received",
                 queue=segment["queue"] or "",
                 sender=None if sender is None else sender.recording.pid,
                 receiver=recording.pid,
@@ -454,6 +489,8 @@ def _hops(
         # What was before a root is in no recording.
         if sent_ns is not None and sent_ns < at and (stretch is not root or is_return):
             stretch.parts.append(Part("handoff", queue, sent_ns, at, reach))
+        if segment["status"] == "unused":  # a reply of which only the arrival is recorded
+            continue
         until = stretch.end_ns if entered is None else entered
         stretch.parts.append(Part("queue", queue, at, until + stretch.offset_ns, reach))
     return hops, out_and_back_ns
@@ -484,29 +521,76 @@ def _out_and_back(back: Segment, remote: Stretch, received_ns: int) -> int | Non
     return received_ns - sent - (sent_back - (there - remote.recording.unix_offset_ns))
 
 
+def _missing_hops(
+    root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, found: _Segments
+) -> list[Hop]:
+    """Return the hops that were sent, and that no process has received and entered."""
+    arrived: defaultdict[str, set[str | None]] = defaultdict(set)
+    # A segment that has replied has received a hop, even if its recording is gone.
+    removed = set()
+    for _, _, one in returns:
+        parent = one["parent_segment"]
+        if parent is not None and parent not in found.by_id:
+            removed.add(parent)
+        elif parent is not None:
+            arrived[parent].add(one["parent_hop"])
+    explained = len(removed)
+    hops = []
+    for stretch in segments:
+        segment, pid = stretch.segment, stretch.recording.pid
+        own_id = segment["segment"] or ""
+        own = arrived[own_id] | {child.segment["parent_hop"] for child in found.by_parent[own_id]}
+        for process, one in found.dropped[own_id]:
+            if one["parent_hop"] not in own:
+                own.add(one["parent_hop"])
+                hops.append(_hop_without_entry("not_entered", pid, process.recording.pid, one))
+        count = max(segment["hops_sent"] - len(own), 0)
+        explained, count = max(explained - count, 0), max(count - explained, 0)
+        is_open = "open" in (root.segment["status"], segment["status"])
+        hops += [_hop_without_entry("waiting" if is_open else "lost", pid)] * count
+    return hops
+
+
+def _hop_without_entry(
+    state: str, sender: int, receiver: int | None = None, segment: Segment | None = None
+) -> Hop:
+    return Hop(
+        state=state,
+        queue=None if segment is None else segment["queue"] or "",
+        sender=sender,
+        receiver=receiver,
+        hand_off_ns=None,
+        error_ns=0,
+        queue_ns=None,
+        attempt=None if segment is None else segment["attempt"],
+        branch=None if segment is None else segment["branch"],
+        is_return=False,
+        is_repeated=False,
+    )
+
+
+_MISSING = {
+    "waiting": "message waiting to be received",
+    "lost": "message not received",
+    "not_entered": "message received and not entered",
+}
+
+
 def _causes(
     root: Stretch,
     segments: Sequence[Stretch],
     returns: _OwnReturns,
-    by_parent: dict[str, list[Stretch]],
-    known: dict[str, Stretch],
+    missing: Sequence[Hop],
+    found: _Segments,
 ) -> list[str]:
     causes: Counter[str] = Counter()
     if root.segment["parent_segment"] is not None:
         causes["recording removed"] += 1  # that of the process that has sent it
-    arrived: defaultdict[str, set[str]] = defaultdict(set)
-    for _, _, one in returns:
-        parent, hop = one["parent_segment"], one["parent_hop"]
-        if parent is not None and parent not in known:
-            causes["recording removed"] += 1
-        elif parent is not None and hop is not None:
-            arrived[parent].add(hop)
+    parents = {one["parent_segment"] for _, _, one in returns} - {None}
+    causes["recording removed"] += len(parents - found.by_id.keys())
+    causes.update(_MISSING[hop.state] for hop in missing)
     for stretch in segments:
         segment, recording = stretch.segment, stretch.recording
-        own_id = segment["segment"] or ""
-        for child in by_parent.get(own_id, ()):
-            arrived[own_id].add(child.segment["parent_hop"] or "")
-        causes["hop without a receiver"] += max(segment["hops_sent"] - len(arrived[own_id]), 0)
         if segment["status"] == "abandoned" and segment["end_ns"] is None:
             causes["process ended"] += 1
         elif segment["end_ns"] is None:
@@ -515,6 +599,6 @@ def _causes(
             causes["unknown offset of clocks"] += 1
         if recording.complete_ns > (segment["begin_ns"] or segment["received_ns"] or 0):
             causes["spans overwritten"] += 1
-        if recording.lost()["links"]:
+        if not stretch.has_all_links:
             causes["links overwritten"] += 1
     return [f"{cause} ({n:,})" if n > 1 else cause for cause, n in causes.items() if n]
