@@ -429,6 +429,31 @@ def test_a_hundred_thousand_open_requests_are_counted_and_lose_no_span() -> None
     assert timeline("afterwards").causes == []
 
 
+def test_a_request_that_does_not_end() -> None:
+    # GIVEN a request that is open whenever it is read
+    with request("endless"), span("work"):
+        first = timeline("endless")
+        time.sleep(0.002)
+        second = timeline("endless")
+    # THEN its time, which goes on, is complete up to then
+    for one in (first, second):
+        assert (one.status, one.causes) == ("open", ["not ended yet"])
+        assert one.where["execution", "work"] > 0
+    assert second.total_ns >= first.total_ns + 2_000_000 - 20_000
+    assert timeline("endless").causes == []
+
+
+def test_a_process_without_stagespan_passes_the_carrier_on() -> None:
+    with request("through"):
+        sent = json.dumps(inject(queue="work"))
+    passed = subprocess.run(["cat"], input=sent, capture_output=True, text=True, check=True)
+    with extract(json.loads(passed.stdout)), span("work"):
+        pass
+    found = timeline("through")
+    assert [one.segment["origin"] for one in found.segments] == ["root", "remote"]
+    assert found.causes == []
+
+
 def test_a_fork_inside_of_a_request(tmp_path: Path) -> None:
     program = """
         import json, os, stagespan
