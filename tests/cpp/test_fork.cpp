@@ -88,9 +88,12 @@ TEST_F(Fork, EndsOfSpansThatTheParentBeganAreIgnoredInTheChild) {
       result = read_open(arena()).empty() ? 0 : 1;
       const ScopedTimer timer(own);
       const std::vector<OpenCopy> open = read_open(arena());
-      if (open.size() != 1 || open[0].parent != 0 || open[0].depth != 0) result = 2;
-      // THEN its ids differ from the parent's
-      if (parents_ids.contains(open[0].id)) result = 3;
+      if (open.size() != 1 || open[0].parent != 0 || open[0].depth != 0) {
+        result = 2;
+      } else if (parents_ids.contains(open[0].id)) {
+        // THEN its ids differ from the parent's
+        result = 3;
+      }
     } else {
       result = wait_for(child);
     }
