@@ -170,6 +170,13 @@ def test_the_command_shows_the_requests(served: Served, monkeypatch: pytest.Monk
     text = command("requests", "--job", "served", "--status", "error").stdout
     assert text.startswith("2 requests, the 2 slowest:")
     assert "process ended" in text
+    listed = json.loads(command("requests", "--job", "served", "--id", "r1*", "--json").stdout)
+    assert listed["count"] == 11
+    text = command("requests", "--job", "served", "--id", "r*7", "--slowest", "4").stdout
+    assert text.startswith("6 requests, the 4 slowest:")
+    assert command("requests", "--job", "served", "--id", "x*").stdout.startswith(
+        "There are no requests with the id 'x*'"
+    )
     text = command("requests", "--job", "served", "--id", "r7").stdout
     assert text.startswith("Request r7, ok, trace ")
     assert "execution work" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,7 +29,13 @@ _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
     show_default=True,
     help="List this many requests, the slowest first.",
 )
-@click.option("--id", "id_", metavar="ID", help="Show the timeline of the requests with this id.")
+@click.option(
+    "--id",
+    "id_",
+    metavar="ID",
+    help="Show the timeline of the requests with this id, or list those that a pattern such as "
+    "'session-1/*' matches.",
+)
 @click.option("--status", type=click.Choice(_STATUSES), help="Show only requests that ended so.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--html", metavar="FILE", help="Write a page with timelines (needs plotly) instead.")
@@ -58,7 +65,11 @@ def command(
     from stagespan.recording.timelines import timelines
 
     read = _read(recordings, job)
-    found = timelines(read, id_)
+    is_pattern = id_ is not None and "*" in id_
+    found = timelines(read, None if is_pattern else id_)
+    if id_ is not None and is_pattern:
+        pattern = re.compile(".*".join(map(re.escape, id_.split("*"))), re.DOTALL)
+        found = [one for one in found if pattern.fullmatch(one.id)]
     if status is not None:
         found = [one for one in found if one.status == status]
     lost = {
@@ -95,7 +106,7 @@ def command(
             ran_in = {id(segment.recording) for one in found for segment in one.segments}
             write_to(perfetto, dump.as_perfetto(*(one for one in read if id(one) in ran_in)))
         return
-    if id_ is not None:
+    if id_ is not None and not is_pattern:
         for one in shown:
             _print_timeline(one)
         return
