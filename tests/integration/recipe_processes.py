@@ -77,18 +77,20 @@ def web_and_queue() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        threading.Thread(target=dispatch, args=(loop,), daemon=True).start()
+        dispatcher = threading.Thread(target=dispatch, args=(loop,))
+        dispatcher.start()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         answers = [loop.run_in_executor(None, get, id_) for id_ in REQUESTS]
         assert await asyncio.gather(*answers) == [b"A CAT"] * len(REQUESTS)
         server.should_exit = True
         await serving
+        replies.put(None)
+        dispatcher.join()
 
     listener.listen(64)
     asyncio.run(main())
     tasks.put(None)
     worker.join()
-    replies.put(None)
 
 
 def work_in_batches(folder: str, name: str) -> None:
