@@ -33,9 +33,11 @@ def public_names(stub: ast.Module, package: Path) -> set[str]:
     """Return the exported names, and the classes of what exported functions return."""
     names = exported(package)
     returned = {
-        node.returns.id
+        part.id
         for node in stub.body
-        if isinstance(node, Function) and node.name in names and isinstance(node.returns, ast.Name)
+        if isinstance(node, Function) and node.name in names and node.returns is not None
+        for part in ast.walk(node.returns)
+        if isinstance(part, ast.Name)
     }
     return names | returned
 
@@ -116,7 +118,7 @@ def of_class(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
             yield camel(f"{node.name}_{member.name}"), doc
     doc = ast.get_docstring(node)
     if doc is not None:
-        yield f"{node.name}Type", constructor + doc
+        yield f"{camel(node.name)}Type", constructor + doc
 
 
 def main() -> None:

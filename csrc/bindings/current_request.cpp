@@ -197,32 +197,13 @@ void leave(Entered& entered, PyObject* object) noexcept {
 
 // --- the functions --------------------------------------------------------------------------------------
 
-PyObject* request_enter(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) return PyErr_Format(PyExc_TypeError, "request_enter() takes 2 arguments, not %zd", count);
-  const unsigned long long request = PyLong_AsUnsignedLongLong(args[0]);
-  if (PyErr_Occurred() != nullptr) return nullptr;
-  Ref capsule;
-  Entered* const entered = make_entered(capsule);
-  if (entered == nullptr) return nullptr;
-  enter(current_thread(), *entered, request, args[1]);
-  return capsule.release();
-}
-
 PyObject* request_leave(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) return PyErr_Format(PyExc_TypeError, "request_leave() takes 2 arguments, not %zd", count);
   if (args[0] == Py_None) Py_RETURN_NONE;
-  auto* const entered = static_cast<Entered*>(PyCapsule_GetPointer(args[0], kEntered));
-  if (entered == nullptr) return nullptr;
-  if (!entered->is_left) leave(*entered, args[1]);
+  if (PyCapsule_IsValid(args[0], kEntered) == 0)
+    return PyErr_Format(PyExc_TypeError, "request_leave() takes what request_adopt() has returned");
+  leave_request(args[0], args[1]);
   Py_RETURN_NONE;
-}
-
-PyObject* request_number(PyObject*, PyObject*) {
-  if (t_state == nullptr) return PyLong_FromLong(0);
-  ThreadState& thread = current_thread();
-  const std::uint64_t request = thread.scope->request;
-  publish(thread);  // a scope without open spans is removed again
-  return PyLong_FromUnsignedLongLong(request);
 }
 
 PyObject* inheritance(PyObject*, PyObject*) {
@@ -265,16 +246,23 @@ PyObject* get_request_variable(PyObject*, PyObject*) { return request_variable()
 
 }  // namespace
 
+Ref enter_request(std::uint64_t number, PyObject* request) noexcept {
+  Ref capsule;
+  Entered* const entered = make_entered(capsule);
+  if (entered != nullptr) enter(current_thread(), *entered, number, request);
+  return capsule;
+}
+
+void leave_request(PyObject* entered, PyObject* request) noexcept {
+  auto* const found = static_cast<Entered*>(PyCapsule_GetPointer(entered, kEntered));
+  if (!found->is_left) leave(*found, request);
+}
+
 PyMethodDef g_current_request_functions[] = {
-    {"request_enter", as_method(request_enter), METH_FASTCALL,
-     "request_enter(number, request, /)\n--\n\nMake a request current in this context; gives what `request_leave` "
-     "takes."},
     {"request_leave", as_method(request_leave), METH_FASTCALL,
-     "request_leave(entered, request, /)\n--\n\nRestore what was current where `request_enter` or `adopt` was called."},
+     "request_leave(entered, request, /)\n--\n\nRestore what was current where `request_adopt` was called."},
     {"request_variable", get_request_variable, METH_NOARGS,
      "request_variable()\n--\n\nThe context variable that contains the current request, or None."},
-    {"request_number", request_number, METH_NOARGS,
-     "request_number()\n--\n\nThe number of the request that the calling code belongs to, or 0."},
     {"request_inheritance", inheritance, METH_NOARGS,
      "inheritance()\n--\n\nThe innermost open span and the request of the calling code, for `adopt`; None if there is "
      "neither."},

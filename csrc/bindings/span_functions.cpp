@@ -166,8 +166,6 @@ PyObject* span_of_kind(PyObject* name, StageKind kind) {
 
 PyObject* queued(PyObject*, PyObject* name) { return span_of_kind(name, kQueue); }
 
-PyObject* batch_span(PyObject*, PyObject* name) { return span_of_kind(name, kBatch); }
-
 template <Kind kind>
 PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   if (count == 1 && kwnames == nullptr) [[likely]]
@@ -186,6 +184,8 @@ PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
 }
 
 }  // namespace
+
+PyObject* batch_span(PyObject* name) { return span_of_kind(name, kBatch); }
 
 void give_back(SpanObject* span) noexcept {
   if (g_spare_count < kMostSpare)
@@ -210,7 +210,6 @@ PyMethodDef g_span_functions[] = {
     {"ProfilingContext4Debug", as_method(context_new<Kind::kDebug>), METH_FASTCALL | METH_KEYWORDS,
      docs::kProfilingContext4Debug},
     {"queued", queued, METH_O, docs::kQueued},
-    {"batch_span", batch_span, METH_O, nullptr},
     {"_span_from", span_from, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

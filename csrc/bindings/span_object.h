@@ -45,6 +45,9 @@ inline bool is_span(PyObject* object) noexcept { return Py_TYPE(object) == &g_sp
 /// is no memory.
 SpanObject* allocate_span();
 
+/// A span of kind batch; null with an exception set if there is no memory.
+PyObject* batch_span(PyObject* name);
+
 /// Decorates `function` with `span`, as `decorate` does.
 PyObject* decorate(PyObject* span, PyObject* function);
 

@@ -171,8 +171,10 @@ class Recorder {
   SegmentEntry* segment(std::uint64_t number, std::uint32_t index) noexcept;
   /// Enters it, again if it has ended and still has its entry.
   void enter_segment(std::uint64_t number, std::uint32_t index, std::uint32_t queue_stage) noexcept;
-  /// Ends it. The status is `status` unless one was set before.
-  void end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status) noexcept;
+  /// Ends it. The status is `status` unless one was set before. One that was received is recorded as a span of
+  /// `remote_stage`.
+  void end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status,
+                   std::uint32_t remote_stage = kNoStage) noexcept;
   /// Adds one output to a segment, and the figures of the time since the previous one to the stages with this name.
   void add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t first_stage, std::uint32_t between_stage,
                  std::uint32_t amount_stage) noexcept;

@@ -112,25 +112,22 @@ void Recorder::enter_segment(std::uint64_t number, std::uint32_t index, std::uin
   if (received_ticks != 0) record_ticks(queue_stage, received_ticks, now, number);
 }
 
-void Recorder::end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status) noexcept {
+void Recorder::end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status,
+                           std::uint32_t remote_stage) noexcept {
   const std::uint64_t end_ticks = now_ticks();
   std::uint64_t begin_ticks = 0;
-  std::uint32_t queue_stage = kStageOverflow;
   {
     const std::lock_guard lock(cold_);
     SegmentEntry* const entry = segment(number, index);
     if (entry == nullptr || entry->end_ticks.load(relaxed) != 0) return;
     if (entry->status.load(relaxed) == kStatusOpen) entry->status.store(status, relaxed);
     if (entry->origin.load(relaxed) == kOriginRemote) begin_ticks = entry->entered_ticks.load(relaxed);
-    queue_stage = entry->queue_stage.load(relaxed);
     // Release: a reader that sees the end sees the status.
     entry->end_ticks.store(end_ticks, std::memory_order_release);
     if (!std::exchange(is_free_segment_[index], true))
       free_segments_[segments_freed_++ % arena_.header().segment_entries] = index;
   }
-  if (begin_ticks == 0) return;
-  const std::uint32_t remote = intern(name_of(queue_stage), kRemote);
-  record_ticks(remote, begin_ticks, end_ticks, number);
+  if (begin_ticks != 0 && remote_stage != kNoStage) record_ticks(remote_stage, begin_ticks, end_ticks, number);
 }
 
 void Recorder::add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t first_stage,

@@ -22,8 +22,11 @@ from stagespan._core import (
     Span as Span,
     SpanCursor as SpanCursor,
     Token as Token,
+    batch as batch,
     begin as begin,
+    current_request as current_request,
     end as end,
+    inject as inject,
     is_debug as is_debug,
     is_enabled as is_enabled,
     lost as lost,
@@ -39,10 +42,7 @@ from stagespan.contexts.context import (
     enable as enable,
     set_debug as set_debug,
 )
-from stagespan.contexts.requests import (
-    current_request as current_request,
-    request as request,
-)
+from stagespan.contexts.requests import request as request
 from stagespan.device import times as _device
 from stagespan.live.finished_spans import spans as spans
 from stagespan.live.open_spans import open_spans as open_spans
@@ -54,9 +54,7 @@ if TYPE_CHECKING:
     from stagespan.contexts.graphs import graph_stages as graph_stages
     from stagespan.contexts.remotes import (
         Remote as Remote,
-        batch as batch,
         extract as extract,
-        inject as inject,
     )
     from stagespan.contexts.threads import (
         BoundExecutor as BoundExecutor,
@@ -103,7 +101,6 @@ _LAZY = {
     "Remote": "stagespan.contexts.remotes",
     "StageBenchHarness": "stagespan.harness",
     "StagespanError": "stagespan.errors",
-    "batch": "stagespan.contexts.remotes",
     "bind": "stagespan.contexts.threads",
     "compare_timing_reports": "stagespan.report.changes_pages",
     "dump_io_signatures": "stagespan.signature",
@@ -113,7 +110,6 @@ _LAZY = {
     "flush": "stagespan.live.service",
     "get_io_signatures": "stagespan.signature",
     "graph_stages": "stagespan.contexts.graphs",
-    "inject": "stagespan.contexts.remotes",
     "memory_snapshot": "stagespan.device.memory",
     "print_timing_summary": "stagespan.report.tables",
     "profile_steps": "stagespan.profiling",

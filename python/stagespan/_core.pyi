@@ -6,7 +6,15 @@ Times are in nanoseconds; absolute times are Unix time. You can call every funct
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    MutableMapping,
+    Sequence,
+)
 from contextvars import ContextVar
 from types import FunctionType, TracebackType
 from typing import Any, Literal, TypeVar, final, overload
@@ -131,6 +139,104 @@ class Token:
             error: Whether the span failed. It then counts in the stage's `errors`.
         """
 
+class Request:
+    """A request of this process: what `current_request` returns."""
+
+    @property
+    def number(self) -> int:
+        """Its number in this process, as in `spans`."""
+    @property
+    def id(self) -> str:
+        """Its id, the same in all processes."""
+    metadata: dict[str, Any]
+    """What the program says about it."""
+    pipeline: str | None
+    """The name of the figures of its chunks, if it is not that of the process's pipeline."""
+    @property
+    def trace_id(self) -> str | None:
+        """Id of the trace: 32 hexadecimal digits, or None before it has one."""
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt, 2 for the first retry."""
+    @property
+    def branch(self) -> str | None:
+        """The name of the branch that it belongs to, or None."""
+    @property
+    def queue(self) -> str | None:
+        """What the wait from received to entered is called; None if it began in this process."""
+    def chunk(self, tokens: int = 1) -> None:
+        """Record one output of a stream, such as a token or a frame.
+
+        The request's row shows the time to the first chunk, the number of chunks and the sum of
+        ``tokens``. ``stats(kind="first_chunk")``, ``"between_chunks"`` and ``"per_token"`` show the
+        distributions over all requests of a pipeline. No span is recorded. Before the request is
+        entered, and if the recorder was off then, nothing is recorded.
+
+        Raises ValueError if ``tokens`` is negative or does not fit into 64 bits, and TypeError if
+        it is not an integer.
+        """
+    def inject(
+        self,
+        carrier: MutableMapping[str, str] | None = None,
+        *,
+        queue: str | None = None,
+        attempt: int = 1,
+        branch: str | None = None,
+    ) -> dict[str, str]:
+        """Write this request to a carrier; see `stagespan.inject`.
+
+        A request that was received and not entered is passed on unchanged.
+        """
+    def set_status(
+        self, status: Literal["ok", "error", "cancelled", "discarded", "abandoned"], /
+    ) -> None:
+        """Say how the request ends: ``"cancelled"``, ``"discarded"``, and so on.
+
+        Without it, the status is ``ok``; ``cancelled`` after asyncio.CancelledError or
+        GeneratorExit; ``error`` after another exception. ``discarded`` means that the result is not
+        used, such as that of the slower one of two branches. Raises ValueError for another text.
+        """
+    @property
+    def _is_open(self) -> bool: ...
+    @property
+    def _given_id(self) -> str: ...
+    @property
+    def _traceparent(self) -> str | None: ...
+    def _initialise(self, request_id: object, traceparent: object, metadata: object, /) -> None: ...
+    def _receive(self, carrier: object, request_id: str, trusted: bool, /) -> None: ...
+    def _enter(self) -> None: ...
+    def _leave(self, status: int, /) -> Any: ...
+
+@final
+class batch:
+    """One execution that serves several requests: ``with batch("forward", requests) as b:``.
+
+    It is one span of kind batch, which `stats(kind="batch")` counts once, with a link to each
+    request. ``b`` is the span, so ``b.add(tokens=512)`` counts work. Requests that were received
+    and wait are entered. Raises TypeError if ``requests`` contains anything but requests.
+    """
+
+    def __new__(cls, name: str, requests: Iterable[Request]) -> batch: ...
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that it serves."""
+    def __enter__(self) -> Span: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+    async def __aenter__(self) -> Span: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
 @overload
 def span(name: str) -> Span:
     """Time a block or the calls of a function as a stage.
@@ -185,8 +291,43 @@ def queued(name: str, /) -> Span:
         ```
     """
 
-def batch_span(name: str, /) -> Span:
-    """Return a span of kind batch."""
+def current_request() -> Request | None:
+    """Return the request that the calling code belongs to, or None."""
+
+def inject(
+    carrier: MutableMapping[str, str] | None = None,
+    *,
+    queue: str | None = None,
+    attempt: int = 1,
+    branch: str | None = None,
+) -> dict[str, str]:
+    """Write the current request to a carrier, immediately before it is sent to another process.
+
+    The carrier is a dict of short ASCII texts, which can be HTTP headers, gRPC metadata, or part of
+    an object that is pickled. The receiver passes it to `extract`. Call this once for each message:
+    each hop has its own id. Outside of requests, and while the recorder is off, nothing is written,
+    except that what was received is passed on unchanged.
+
+    Args:
+        carrier: A dict to write to, such as the headers of an HTTP request; a new one by default.
+        queue: What the receiver calls the wait from received to entered; by default its pipeline's
+            name.
+        attempt: 2 for the first retry, and so on.
+        branch: The name of one of several ways that are tried at once.
+
+    Returns:
+        The carrier.
+
+    Raises:
+        TypeError: If an argument is of another type.
+        ValueError: If ``attempt`` is not from 1 to 65,535.
+
+    Example:
+        ```python
+        with stagespan.request("req-1"):
+            tasks.put((prompt, stagespan.inject(queue="decode")))
+        ```
+    """
 
 @overload
 def ProfilingContext(
@@ -428,71 +569,33 @@ def hooks_raise_later(error: BaseException) -> None:
     """
 
 # Requests
-def request_enter(number: int, request: Any, /) -> object:
-    """Make a request (a number above 0 and its object) current in this execution context. Returns
-    what `request_leave` takes.
-    """
-
 def request_leave(entered: object, request: Any, /) -> None:
-    """Undo `request_enter` or `request_adopt`, once, from any context and thread: what was current
-    before is current again in the context in which it was called, unless something else has been
-    entered there since, and in the calling code. ``entered`` may be None.
+    """Undo `request_adopt`, once, from any context and thread: what was current before is current
+    again in the context in which it was called, unless something else has been entered there since,
+    and in the calling code. ``entered`` may be None.
     """
 
-# Segments
-def segment_random_id() -> int:
-    """Return 64 random bits of the operating system, never 0."""
-
-def segment_clock() -> int:
-    """Return the identity of CLOCK_MONOTONIC: a hash of the boot id and the time namespace; 0 if
-    they are unknown.
-    """
-
-def segment_begin(
-    number: int,
-    id: str,
-    trace_high: int,
-    trace_low: int,
-    segment: int,
-    parent_hop: int,
-    trace_flags: int,
+def request_set_finders(
+    parent: Callable[[], tuple[int, int, int, int] | None],
+    hash: Callable[[], Callable[[str], str] | None],
+    pipeline: Callable[[], str],
     /,
-) -> int:
-    """Write a request that begins now to the recording. Returns the index of its entry."""
-
-def segment_receive(
-    number: int,
-    id: str,
-    trace_high: int,
-    trace_low: int,
-    segment: int,
-    parent_hop: int,
-    trace_flags: int,
-    parent_segment: int,
-    origin: int,
-    attempt: int,
-    branch: str,
-    queue: str,
-    sent_monotonic_ns: int,
-    sent_unix_ns: int,
-    sent_clock: int,
-    /,
-) -> int:
-    """Write a request that another process has sent to the recording, and its hop if it was sent
-    on the clock of this process. Returns the index of its entry.
+) -> None:
+    """Set the functions that requests need from Python. The first returns the two halves of the
+    trace id, the span id and the flags of OpenTelemetry's current span; the second one the function
+    that hashes ids in files; the third one the name of the pipeline.
     """
 
-def segment_enter(number: int, index: int, queue: str, /) -> None:
-    """End the wait of a received request."""
+def request_set_pipeline(name: str, /) -> None:
+    """Set the name of the pipeline."""
 
-def segment_end(number: int, index: int, status: int, /) -> None:
-    """End a segment, with a status unless one was set."""
+def request_known(number: int, /) -> tuple[str, str | None]:
+    """Return the id and the trace id of a request; an empty id if its number is not known."""
 
-def segment_set_status(number: int, index: int, status: int, /) -> None:
-    """Set the status of an open segment."""
-
-def segment_send(number: int, index: int, /) -> tuple[int, int]:
-    """Count a hop of a segment. Returns CLOCK_MONOTONIC and Unix time in ns."""
+def requests_known() -> dict[int, tuple[str, str | None]]:
+    """Return the ids and trace ids of requests by number: of all open ones, the latest 16,384 that
+    have begun, and the latest 1,024 that have ended.
+    """
 
 def innermost_stage() -> str | None:
     """Return the stage of the innermost open span of the calling code, or None."""
@@ -503,12 +606,6 @@ def segment_now() -> int:
 def segment_wait(number: int, queue: str, begin_ticks: int, /) -> None:
     """Record a wait of a request that began at ``begin_ticks`` and ends now."""
 
-def segment_chunk(number: int, index: int, name: str, amount: int, /) -> None:
-    """Add an output of a stream to a segment, and its times to the figures of ``name``."""
-
-def segment_link(numbers: Sequence[int], /) -> None:
-    """Link the innermost open span to the requests that it serves."""
-
 def request_variable() -> ContextVar[Any]:
     """Return the context variable that contains the current request, or None."""
 
@@ -517,11 +614,6 @@ def request_figures(
 ) -> tuple[list[tuple[str, int, int, int, bool]], bool]:
     """Return (stage, count, total_ns, errors, top_level) of a request's spans in the rings, and
     whether they are complete: False if a ring has wrapped since `since_ns`.
-    """
-
-def request_number() -> int:
-    """Return the number of the request that the calling code belongs to, or 0. It can be known
-    without a context variable, as in a greenlet.
     """
 
 # Threads

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from stagespan.contexts import carriers
 from stagespan.contexts.remotes import Remote
 from stagespan.contexts.requests import request
 
@@ -51,10 +50,7 @@ class RequestMiddleware:
         if scope["type"] not in ("http", "websocket"):
             return await self.app(scope, receive, send)
         headers = scope.get("headers") or ()
-        carrier = carriers.taken_from(headers)
-        if not self._trusted:
-            carrier.pop("stagespan", None)
-        remote = Remote(carrier, self._id_in(headers))
+        remote = Remote(headers, self._id_in(headers), trusted=self._trusted)
         remote.metadata.update(method=scope.get("method", "WEBSOCKET"), path=scope.get("path"))
         call = _Call(remote, scope, receive, send)
         async with remote:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from stagespan import _core
-from stagespan.contexts.requests import current_request, shown_id
+from stagespan.contexts.requests import shown_id
 
 
 class RequestFilter(logging.Filter):
@@ -26,7 +26,7 @@ class RequestFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Set the attributes; no record is left out."""
-        current = current_request()
+        current = _core.current_request()
         values = {
             "request": None if current is None else shown_id(current.id),
             "stage": _core.innermost_stage(),

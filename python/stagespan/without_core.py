@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import logging
 import sys
 import threading
@@ -149,9 +150,6 @@ def queued(name: str, /) -> NoSpan:
     return NoSpan(name, "span")
 
 
-batch_span = queued
-
-
 def begin(name: str, /, *, kind: str = "execution") -> NoToken:
     """Return the token of a span that is not recorded."""
     return NoToken(name)
@@ -187,6 +185,7 @@ profiler_set_names = profiler_set_annotated_names = service_set_start = _nothing
 recording_describe_process = recording_describe_worker = recording_end = _nothing
 recording_why_not_in = device_drop_completions = memory_forget_peak_rss = _nothing
 innermost_stage = request_inheritance = segment_wait = timed_by = memory_never_free = _nothing
+request_set_finders = request_set_pipeline = _nothing
 termination_unwatch = termination_await = termination_watch_stops = termination_mark_stop = _nothing
 
 
@@ -213,26 +212,97 @@ def request_variable() -> contextvars.ContextVar[Any]:
     return _request
 
 
-def request_enter(number: int, request: Any, /) -> contextvars.Token[Any]:
+def current_request() -> Any:
+    """Return the request that the calling code belongs to, or None."""
+    return _request.get()
+
+
+def request_adopt(inheritance: object, request: Any, /) -> contextvars.Token[Any]:
     """Make a request current. Returns what `request_leave` takes."""
     return _request.set(request)
 
 
-request_adopt = request_enter
-
-
 def request_leave(entered: contextvars.Token[Any], request: Any, /) -> None:
-    """Undo `request_enter`, in the context in which it was called."""
+    """Undo `request_adopt`, in the context in which it was called."""
     # A token that was used already, or in another context, is refused.
     with contextlib.suppress(RuntimeError, ValueError):
         _request.reset(entered)
+
+
+class Request:
+    """A request that is current, passes on what was received, and is not recorded."""
+
+    trace_id = pipeline = branch = queue = None
+    attempt = 1
+    _entered: Any = None
+    _traceparent: str | None = None
+    _texts: dict[str, str] = {}  # noqa: RUF012
+
+    def _initialise(self, request_id: object, traceparent: object, metadata: object) -> None:
+        self.number = next(_numbers)
+        self._given_id = str(request_id) if request_id else ""
+        self.id = self._given_id or f"req_{self.number}"
+        self.metadata = metadata
+        if isinstance(traceparent, str):
+            self._traceparent, self._texts = traceparent, {"traceparent": traceparent}
+
+    def _receive(self, carrier: Any, request_id: str, trusted: bool) -> None:
+        self._initialise(request_id, None, {})
+        keys = ("traceparent", "tracestate", "stagespan")[: 3 if trusted else 2]
+        pairs = carrier.items() if hasattr(carrier, "items") else carrier or ()
+        self._texts = {name: text for name, text in pairs if name in keys}
+
+    def _enter(self) -> None:
+        if self._entered is not None:
+            raise RuntimeError(f"the request {self.id!r} is already open")
+        self._entered = _request.set(self)
+
+    def _leave(self, status: int) -> None:
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            request_leave(entered, self)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._entered is not None
+
+    def inject(self, carrier: Any = None, **options: Any) -> dict[str, str]:
+        """Pass on what was received."""
+        found: dict[str, str] = {} if carrier is None else carrier
+        found.update(self._texts)
+        return found
+
+    chunk = set_status = lambda self, *args, **kwargs: None
+
+
+def inject(carrier: Any = None, **options: Any) -> dict[str, str]:
+    """Pass on what the current request has received."""
+    current: Request = _request.get() or Request()
+    return current.inject(carrier)
+
+
+class batch(NoSpan):
+    """A batch that measures nothing."""
+
+    def __init__(self, name: str, requests: Any) -> None:
+        super().__init__(name, "span")
+        self.requests = list(requests)
+
+
+_numbers = itertools.count(1)
+requests_known = dict
+
+
+def request_known(number: int) -> tuple[str, None]:
+    """Return that nothing is known of a request."""
+    return "", None
 
 
 def _zero() -> int:
     return 0
 
 
-request_number = segment_now = recording_boot = _zero
+segment_now = recording_boot = _zero
 
 
 # --- results ------------------------------------------------------------------------------------

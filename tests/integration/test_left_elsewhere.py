@@ -13,7 +13,7 @@ from recording import assert_closed, count, in_thread, lost, only
 
 import stagespan
 from stagespan import current_request, request, span
-from stagespan.contexts.requests import known_requests
+from stagespan._core import requests_known
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -163,7 +163,7 @@ def test_a_generator_that_ends_elsewhere_leaves_nothing_behind(
 
         run(inside)
 
-    numbers = {text: number for number, (text, _) in sorted(known_requests().items())}
+    numbers = {text: number for number, (text, _) in sorted(requests_known().items())}
     around = only("around").id if outer else 0
     for stage in ("in a copy", "afterwards"):
         assert only(stage).request == numbers.get(outer or "", 0), stage

@@ -16,7 +16,7 @@ from recording import eventually, in_child, lost
 
 import stagespan
 from stagespan import SpanCursor, _core, request, span
-from stagespan.contexts.requests import known_requests
+from stagespan._core import requests_known
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -281,7 +281,7 @@ def test_ids_of_requests_take_bounded_memory() -> None:
         left_open = stagespan.begin("left open")
         trace_id = long.trace_id
         assert ids_of("in the long one") == [("long", trace_id)]
-        assert len(known_requests()) <= 16_384 + 1024 + 1
+        assert len(requests_known()) <= 16_384 + 1024 + 1
     del long
     assert ids_of("in the long one") == [("long", trace_id)]
     # AND a span that is still open has the id of its request

@@ -21,6 +21,7 @@ import pytest
 from recording import in_child, lost, python
 
 import stagespan
+from carrier_texts import own_text, sent_in
 from stagespan import (
     _core,
     batch,
@@ -34,7 +35,6 @@ from stagespan import (
     request,
     span,
 )
-from stagespan.contexts import carriers
 from stagespan.recording.timelines import Timeline, timelines
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -56,9 +56,7 @@ def counts(kind: Any) -> dict[str, int]:
 
 def changed(carrier: dict[str, str], **changes: Any) -> dict[str, str]:
     """Return a carrier whose own key says something else."""
-    sent = carriers.sent_in(carrier["stagespan"])
-    assert sent is not None
-    return {**carrier, "stagespan": carriers.own_text(sent._replace(**changes))}
+    return {**carrier, "stagespan": own_text(sent_in(carrier["stagespan"])._replace(**changes))}
 
 
 def elsewhere(name: str, **changes: Any) -> dict[str, str]:

@@ -13,8 +13,8 @@ import pytest
 from recording import assert_closed, in_thread, lost, only, parents, recorded
 
 import stagespan
-from stagespan import _core, request, span
-from stagespan.contexts.requests import current_request, figures_of, finished_requests
+from stagespan import _core, current_request, request, span
+from stagespan.contexts.requests import figures_of, finished_requests
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import re
+import time
 from typing import Any
 
 import pytest
@@ -10,18 +12,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stagespan
-from stagespan import _core, current_request, extract, inject, request
-from stagespan.contexts import carriers
+from carrier_texts import Sent, own_text, sent_in
+from stagespan import current_request, extract, inject, request
 
 TRACE, HOP = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADER = f"00-{TRACE}-{HOP}-01"
-_IDS = st.integers(1, 2**64 - 1)
 
 
 def own(**changes: Any) -> str:
     """Return the text of our own key."""
-    sent = carriers.Sent("r-1", 5_000, 6_000, 7, 8, "decode", 1, "")
-    return carriers.own_text(sent._replace(**changes))
+    return own_text(Sent()._replace(**changes))
 
 
 # --- traceparent ----------------------------------------------------------------------------------
@@ -30,17 +30,21 @@ def own(**changes: Any) -> str:
 @given(
     version=st.integers(0, 254),
     trace=st.integers(1, 2**128 - 1),
-    hop=_IDS,
+    hop=st.integers(1, 2**64 - 1),
     flags=st.integers(0, 255),
     more=st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20),
+    blanks=st.tuples(st.sampled_from(["", " ", "\t "]), st.sampled_from(["", " ", " \t"])),
 )
 def test_every_valid_header_is_read(
-    version: int, trace: int, hop: int, flags: int, more: str
+    version: int, trace: int, hop: int, flags: int, more: str, blanks: tuple[str, str]
 ) -> None:
     text = f"{version:02x}-{trace:032x}-{hop:016x}-{flags:02x}"
-    found = carriers.parent_in(text if version == 0 else f"{text}-{more}")
+    header = text.join(blanks) if version == 0 else f"{text}-{more}"
+    with extract({"traceparent": header}) as remote:
+        written = inject()["traceparent"]
 
-    assert found == (f"{trace:032x}", hop, flags)
+    assert remote.trace_id == f"{trace:032x}"
+    assert re.fullmatch(f"00-{trace:032x}-[0-9a-f]{{16}}-{flags:02x}", written)
 
 
 @given(st.one_of(st.text(), st.binary(), st.none(), st.integers()))
@@ -52,58 +56,69 @@ def test_every_valid_header_is_read(
 @example(f"00-{TRACE}-{HOP}-0১")
 @example(f"00-{TRACE}-{HOP}-01\n")
 @example(f"01-{TRACE}-{HOP}-01-" + "x" * 1_000_000)
+@example(f"01-{TRACE}-{HOP}-01-x y")
+@example(f"01-{TRACE}-{HOP}-01more")
 def test_other_headers_are_ignored(text: Any) -> None:
-    assert carriers.parent_in(text) is None
-    assert extract({"traceparent": text}).trace_id != TRACE
+    remote = extract({"traceparent": text})
+    assert remote.trace_id != TRACE
+    assert remote.inject() == {}
 
 
 # --- our own key ----------------------------------------------------------------------------------
 
 
-@given(
-    id_=st.text(),
-    queue=st.text(),
-    branch=st.text(),
-    times=st.tuples(st.integers(0, 2**62 - 1), st.integers(0, 2**62 - 1)),
-    clock=st.integers(0, 2**64 - 1),
-    segment=_IDS,
-    attempt=st.integers(1, 65_535),
-)
-@example("é" * 100, "x" * 300, "\ud800", (0, 0), 0, 1, 1)
-@example("A b;c%d\n\x00~", "Ü;", "", (1, 1), 1, 1, 2)
-def test_what_is_written_is_read(
-    id_: str,
-    queue: str,
-    branch: str,
-    times: tuple[int, int],
-    clock: int,
-    segment: int,
-    attempt: int,
-) -> None:
-    sent = carriers.Sent(id_, *times, clock, segment, queue, attempt, branch)
-    text = carriers.own_text(sent)
+@given(id_=st.text(min_size=1), queue=st.text(), branch=st.text(), attempt=st.integers(1, 65_535))
+@example("é" * 100, "x" * 300, "\ud800", 1)
+@example("A b;c%d\n\x00~", "Ü;", "", 2)
+def test_what_is_written_is_read(id_: str, queue: str, branch: str, attempt: int) -> None:
+    before_ns = time.monotonic_ns()
+    with request(id_):
+        carrier = inject(queue=queue, branch=branch, attempt=attempt)
+    text = carrier["stagespan"]
 
     # THEN every transport can carry it
     assert re.fullmatch(r"[!-~]+", text)
     assert text == text.lower()
     assert len(text) <= 256
     # AND it is read as it was written, or cut with a hash if it is too long
-    found = carriers.sent_in(text)
-    assert found is not None
-    assert found._replace(id="", queue="", branch="") == sent._replace(id="", queue="", branch="")
+    sent, remote = sent_in(text), extract(carrier)
+    assert before_ns <= sent.monotonic_ns <= time.monotonic_ns()
+    assert (remote.id, remote.branch or "", remote.attempt) == (sent.id, sent.branch, attempt)
+    assert remote.queue == (sent.queue or "default")
     for before, after, most in (
-        (id_, found.id, 96),
-        (queue, found.queue, 40),
-        (branch, found.branch, 16),
+        (id_, sent.id, 96),
+        (queue, sent.queue, 40),
+        (branch, sent.branch, 16),
     ):
         is_text = before.encode("utf-8", "ignore").decode() == before
         if is_text and 3 * len(before.encode()) <= most:
             assert after == before
 
 
+@given(
+    sent=st.builds(
+        Sent,
+        id=st.text(min_size=1, max_size=8),
+        monotonic_ns=st.integers(0, 2**62 - 1),
+        unix_ns=st.integers(0, 2**62 - 1),
+        clock=st.integers(0, 2**64 - 1),
+        segment=st.integers(0, 2**64 - 1),
+        queue=st.text(max_size=4),
+        attempt=st.integers(1, 65_535),
+        branch=st.text(max_size=2),
+    )
+)
+def test_keys_of_other_processes_are_read(sent: Sent) -> None:
+    remote = extract({"traceparent": HEADER, "stagespan": own_text(sent)})
+    assert (remote.id, remote.branch or "", remote.attempt) == (sent.id, sent.branch, sent.attempt)
+    assert remote.queue == (sent.queue or "default")
+
+
 def test_long_ids_stay_different() -> None:
-    long = "r" * 200
-    texts = {carriers.own_text(carriers.Sent(long + end, 1, 1, 1, 1, "", 1, "")) for end in "abc"}
+    texts = set()
+    for end in "abc":
+        with request("r" * 200 + end):
+            texts.add(sent_in(inject()["stagespan"]).id)
     assert len(texts) == 3
 
 
@@ -116,10 +131,14 @@ def test_long_ids_stay_different() -> None:
         own().replace(";", ",", 1),
         own() + ";more",
         own().replace("r-1", "%zz"),
+        own().replace("r-1", "%4"),
+        own().replace("r-1", "R"),
         own().replace("r-1", "%ff"),
         own().replace("r-1", "r\n1"),
         own().replace("decode", "x" * 300),
         own(attempt=0),
+        own(attempt=65_536),
+        own(attempt=100_000),
         own().replace(f"{5000:016x}", "f" * 16),
         "x" * 1_000_000,
     ],
@@ -128,7 +147,6 @@ def test_an_own_key_that_cannot_be_read_is_ignored(text: str) -> None:
     # WHEN the rest of the carrier is right
     remote = extract({"traceparent": HEADER, "stagespan": text})
     # THEN that is used
-    assert carriers.sent_in(text) is None
     assert remote.trace_id == TRACE
     assert remote.id.startswith("req_")
     with remote:
@@ -184,20 +202,44 @@ def test_untrusted_carriers_give_only_their_trace() -> None:
 def test_what_a_request_writes() -> None:
     with request("Req 1") as one:
         first, second = inject(), inject({"other": "x"}, queue="Decode", attempt=3, branch="b")
-    parents = [carriers.parent_in(carrier["traceparent"]) for carrier in (first, second)]
-    assert None not in parents
+    parents = [carrier["traceparent"].split("-") for carrier in (first, second)]
     # Each hop has its own id, and the trace is sampled.
-    assert len({parent.hop for parent in parents if parent}) == 2
-    assert {(parent.trace_id, parent.flags & 1) for parent in parents if parent} == {
-        (one.trace_id, 1)
-    }
-    sent = carriers.sent_in(second["stagespan"])
-    assert sent is not None
+    assert len({hop for _, _, hop, _ in parents}) == 2
+    assert {(trace, int(flags, 16) & 1) for _, trace, _, flags in parents} == {(one.trace_id, 1)}
+    sent = sent_in(second["stagespan"])
     assert (sent.id, sent.queue, sent.attempt, sent.branch) == ("Req 1", "Decode", 3, "b")
     assert second["other"] == "x"
     assert inject() == {}
-    with pytest.raises(ValueError, match="from 1 to 65,535"), request():
-        inject(attempt=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "sentence"),
+    [
+        ({"queue": 3}, TypeError, "queue is 3: pass a text"),
+        ({"branch": b"x"}, TypeError, "branch is b'x': pass a text"),
+        ({"attempt": 0}, ValueError, "attempt is 0: pass a number from 1 to 65,535"),
+        ({"attempt": 2**70}, ValueError, "pass a number from 1 to 65,535"),
+        ({"attempt": "2"}, TypeError, "attempt is '2': pass a number from 1 to 65,535"),
+        ({"carrier": [1]}, TypeError, "the carrier is of type 'list': pass a dict"),
+        ({"name": "x"}, TypeError, "not another argument 'name'"),
+    ],
+)
+def test_wrong_arguments_get_a_sentence(
+    arguments: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    # Also where nothing is written, because the program is the same there.
+    with pytest.raises(error, match=re.escape(sentence)):
+        inject(**arguments)
+    with request() as one, pytest.raises(error, match=re.escape(sentence)):
+        one.inject(**arguments)
+
+
+def test_any_mapping_can_be_written_to() -> None:
+    carrier = collections.UserDict({"other": "x"})
+    with request("r") as one:
+        assert inject(carrier) is carrier  # type: ignore[comparison-overlap]
+    assert sorted(carrier) == ["other", "stagespan", "traceparent"]
+    assert extract(carrier).trace_id == one.trace_id
 
 
 @pytest.mark.parametrize("flags", ["00", "01", "02", "03", "f7"])
@@ -243,4 +285,3 @@ def test_ids_do_not_come_from_pythons_random() -> None:
             found.append((one.trace_id, inject()["traceparent"]))
     assert found[0][0] != found[1][0]
     assert found[0][1][36:52] != found[1][1][36:52]
-    assert _core.segment_random_id() != _core.segment_random_id()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import itertools
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypedDict, TypeVar, cast
 
 from stagespan import _core, settings
 from stagespan.contexts.dynamo import compiling
 from stagespan.process import forks, run
-from stagespan.process.imports import importing, load
+from stagespan.process.imports import importing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,14 +23,10 @@ R = TypeVar("R")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-Status = Literal["ok", "error", "cancelled", "discarded", "abandoned"]
-"""How a request ended. ``abandoned``: its process ended before the request did."""
-
 STATUSES: tuple[str, ...] = (
     *("open", "ok", "error", "cancelled", "discarded", "abandoned", "unused"),
 )
 """By the number that the recording uses."""
-_SETTABLE = STATUSES[1:6]
 
 
 class RequestFigures(NamedTuple):
@@ -77,22 +70,7 @@ def figures_of(finished: FinishedRequest) -> RequestFigures:
     return figures
 
 
-MOST_REQUEST_IDS = 16_384
-_HALF = (1 << 64) - 1
-_NEW_TRACE_FLAGS = 3
-"""Sampled, and with a random trace id."""
-_numbers = itertools.count(1)
-# Numbers, ids and trace ids. Each dict is used as a ring, and copied in one call without a lock.
-_begun_ids: dict[int, tuple[int, str, str | None]] = {}
-_ended_ids: dict[int, tuple[int, str, str | None]] = {}
-_ends = itertools.count()
-_alive: weakref.WeakValueDictionary[int, request] = weakref.WeakValueDictionary()
-open_roots: weakref.WeakValueDictionary[str, request] = weakref.WeakValueDictionary()
-"""The open requests that began in this process, by trace id."""
-_current: contextvars.ContextVar[request | None] = _core.request_variable()
-
-
-class request:
+class request(_core.Request):
     """Group the spans of one unit of work: `with request("req-1", user="a"):`, also `async with`.
 
     Spans that open inside belong to it: in this thread, in tasks that are created inside, in
@@ -117,62 +95,13 @@ class request:
         if callable(request_id):
             raise TypeError('request was given a function: write @request() or @request("id").')
         # A number taken during compilation would become part of the graph and its guards.
-        self.number = 0 if compiling() else next(_numbers)
-        self._given_id = str(request_id) if request_id else ""
-        self.id = self._given_id or f"req_{self.number}"
-        self.metadata: dict[str, Any] = metadata
-        self._traceparent = traceparent
-        parent = None if traceparent is None else _carriers().parent_in(traceparent)
-        self.trace_id: str | None = None if parent is None else parent.trace_id
-        """Id of the trace: 32 hexadecimal digits, or None before it has one."""
-        self._parent_hop = 0 if parent is None else parent.hop
-        self._trace_flags = _NEW_TRACE_FLAGS if parent is None else parent.flags
-        self._trace_state = ""
-        self.pipeline: str | None = None
-        """The name of the figures of its chunks, if it is not that of the process's pipeline."""
-        self._segment = 0
-        self._entered: object = None
-        self._shown = -1
-        self._begin_ns = 0
-        self._status = 0
+        if not compiling():
+            self._initialise(request_id, traceparent, metadata)
 
     def __enter__(self) -> Self:
-        if compiling():
-            return self
-        if self._entered is not None:
-            raise RuntimeError(
-                f"the request {self.id!r} is already open: create a new one for each unit of work."
-            )
-        _alive[self.number] = self
-        if _core.is_enabled():
-            self._begin()
-        else:
-            self._begin_ns = 0
-        _begun_ids[self.number % MOST_REQUEST_IDS] = (self.number, self.id, self.trace_id)
-        self._entered = _core.request_enter(self.number, self)
+        if not compiling():
+            self._enter()
         return self
-
-    def _begin(self) -> None:
-        self._begin_ns = _core.now_ns()
-        self._status = 0
-        if self.trace_id is None:
-            self._join_trace()
-        trace = int(self.trace_id or "0", 16)
-        self._segment = _core.segment_random_id()
-        self._shown = _core.segment_begin(
-            *(self.number, shown_id(self.id), trace >> 64, trace & _HALF),
-            *(self._segment, self._parent_hop, self._trace_flags),
-        )
-        if self.trace_id is not None:
-            open_roots[self.trace_id] = self
-
-    def _join_trace(self) -> None:
-        parent = _opentelemetry_parent()
-        if parent is not None:
-            self.trace_id, self._parent_hop, self._trace_flags = parent
-        else:
-            high, low = _core.segment_random_id(), _core.segment_random_id()
-            self.trace_id = f"{high:016x}{low:016x}"
 
     def __exit__(
         self,
@@ -180,107 +109,11 @@ class request:
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        if self._entered is None:
+        if compiling():
             return
-        entered, self._entered = self._entered, None
-        _core.request_leave(entered, self)
-        self._end(status_of(kind))
-
-    def _end(self, status: int) -> None:
-        ended = (self.number, self.id, self.trace_id)
-        _ended_ids[next(_ends) % MOST_FINISHED_REQUESTS] = ended
-        if self.trace_id is not None and open_roots.get(self.trace_id) is self:
-            open_roots.pop(self.trace_id, None)
-        if self._begin_ns == 0:
-            return
-        status = self._status or status
-        _core.segment_end(self.number, self._shown, status)
-        finished_requests.append(
-            {
-                "id": self.id,
-                "number": self.number,
-                "trace_id": self.trace_id,
-                "metadata": self.metadata,
-                "begin_ns": self._begin_ns,
-                "end_ns": _core.now_ns(),
-                "status": STATUSES[status],
-                "figures": None,
-            }
-        )
-
-    def set_status(self, status: Status) -> None:
-        """Say how the request ends: ``"cancelled"``, ``"discarded"``, and so on.
-
-        Without it, the status is ``ok``; ``cancelled`` after asyncio.CancelledError or
-        GeneratorExit; ``error`` after another exception. ``discarded`` means that the result is not
-        used, such as that of the slower one of two branches. Raises ValueError for another text.
-        """
-        if status not in _SETTABLE:
-            raise ValueError(
-                f"{status!r} is not a status of a request: pass one of {', '.join(_SETTABLE)}"
-            )
-        self._status = STATUSES.index(status)
-        if self._shown >= 0:
-            _core.segment_set_status(self.number, self._shown, self._status)
-
-    def chunk(self, tokens: int = 1) -> None:
-        """Record one output of a stream, such as a token or a frame.
-
-        The request's row shows the time to the first chunk, the number of chunks and the sum of
-        ``tokens``. ``stats(kind="first_chunk")``, ``"between_chunks"`` and ``"per_token"`` show the
-        distributions over all requests of a pipeline. No span is recorded. Before the request is
-        entered, and if the recorder was off then, nothing is recorded.
-
-        Raises ValueError if ``tokens`` is negative or does not fit into 64 bits, and TypeError if
-        it is not an integer.
-        """
-        if self._shown < 0:
-            return
-        pipeline = self.pipeline or run.stable_pipeline_name()
-        try:
-            _core.segment_chunk(self.number, self._shown, pipeline, tokens)
-        except OverflowError:
-            raise ValueError(f"tokens is {tokens!r}: pass a number from 0 to 2**64 - 1") from None
-
-    def inject(
-        self,
-        carrier: dict[str, str] | None = None,
-        *,
-        queue: str | None = None,
-        attempt: int = 1,
-        branch: str | None = None,
-    ) -> dict[str, str]:
-        """Write this request to a carrier; see `stagespan.inject`."""
-        carrier = {} if carrier is None else carrier
-        if self.trace_id is None or self._shown < 0 or not _core.is_enabled():
-            return self._forward(carrier)
-        carriers = _carriers()
-        if not 1 <= attempt <= carriers.MOST_ATTEMPT:
-            raise ValueError(f"attempt is {attempt!r}: pass a number from 1 to 65,535")
-        monotonic_ns, unix_ns = _core.segment_send(self.number, self._shown)
-        hop = _core.segment_random_id()
-        carrier["traceparent"] = f"00-{self.trace_id}-{hop:016x}-{self._trace_flags:02x}"
-        if self._trace_state:
-            carrier["tracestate"] = self._trace_state
-        carrier["stagespan"] = carriers.own_text(
-            carriers.Sent(
-                self.id,
-                monotonic_ns,
-                unix_ns,
-                _core.segment_clock(),
-                self._segment,
-                queue or "",
-                attempt,
-                branch or "",
-            )
-        )
-        return carrier
-
-    def _forward(self, carrier: dict[str, str]) -> dict[str, str]:
-        """Pass on what this process has received, unchanged."""
-        if self._parent_hop and self._traceparent is not None:
-            carrier["traceparent"] = self._traceparent
-        return carrier
+        finished: FinishedRequest | None = self._leave(1 if kind is None else status_of(kind))
+        if finished is not None:
+            finished_requests.append(finished)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -320,7 +153,7 @@ class request:
         return cast(_F, wait_for if inspect.iscoroutinefunction(function) else call)
 
     def __repr__(self) -> str:
-        state = "not open" if self._entered is None else "open"
+        state = "open" if self._is_open else "not open"
         return f"<request {self.id!r}, number {self.number}, {state}>"
 
 
@@ -338,73 +171,35 @@ def status_of(kind: type[BaseException] | None) -> int:
 
 def shown_id(id_: str) -> str:
     """Return what files show of a request's id: the id, or its hash by STAGESPAN_REQUEST_IDS."""
-    if _hashes_ids() != "hash":
-        return id_
+    hash_ = _find_hash()
+    return id_ if hash_ is None else hash_(id_)
+
+
+@functools.lru_cache(1)
+def _find_hash() -> Callable[[str], str] | None:
+    return _hash if settings.get("STAGESPAN_REQUEST_IDS") == "hash" else None
+
+
+def _hash(id_: str) -> str:
     with importing():
         import hashlib
     return hashlib.blake2b(id_.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 
-@functools.lru_cache(1)
-def _carriers() -> Any:
-    """The module of carriers, which programs of one process do not need."""
-    return load("stagespan.contexts.carriers")
-
-
-@functools.lru_cache(1)
-def _hashes_ids() -> str:
-    return str(settings.get("STAGESPAN_REQUEST_IDS"))
-
-
-def _opentelemetry_parent() -> tuple[str, int, int] | None:
+def _opentelemetry_parent() -> tuple[int, int, int, int] | None:
     """The trace id, span id and flags of OpenTelemetry's current span, if the program uses it."""
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is None:
-        return None
     try:
-        context = trace.get_current_span().get_span_context()
+        context = sys.modules["opentelemetry.trace"].get_current_span().get_span_context()
         if not context.is_valid:
             return None
-        return f"{context.trace_id:032x}", context.span_id, int(context.trace_flags) & 0xFF
+        high, low = divmod(context.trace_id, 1 << 64)
+        return high, low, context.span_id, int(context.trace_flags) & 0xFF
     except Exception:  # a provider of the program's own, or an import that is not complete
         _core.lost_add("hook_errors")
         return None
 
 
-def current_request() -> request | None:
-    """Return the request that the calling code belongs to, or None."""
-    found = _current.get()
-    if found is None:
-        # A greenlet belongs to its creator's request, but does not have its context variables.
-        number = _core.request_number()
-        if number:
-            found = _alive.get(number)
-    return found
-
-
-def known_requests() -> dict[int, tuple[str, str | None]]:
-    """Return the ids and trace ids of requests by number.
-
-    These are all open requests, the latest 16,384 that have begun, and the latest 1,024 that have
-    ended.
-    """
-    alive = [reference() for reference in _alive.valuerefs()]
-    found = [(one.number, one.id, one.trace_id) for one in alive if one is not None]
-    found += _ended_ids.copy().values()
-    found += _begun_ids.copy().values()
-    return {number: (id_, trace_id) for number, id_, trace_id in found}
-
-
-def known_request(number: int) -> tuple[str, str | None]:
-    """Return the id and the trace id of a request; an empty id if its number is not known."""
-    begun = _begun_ids.get(number % MOST_REQUEST_IDS)
-    if begun is not None and begun[0] == number:
-        return begun[1:]
-    alive = _alive.get(number)
-    if alive is not None:
-        return alive.id, alive.trace_id
-    ended = (one[1:] for one in _ended_ids.copy().values() if one[0] == number)
-    return next(ended, ("", None))
+_core.request_set_finders(_opentelemetry_parent, _find_hash, run.pipeline_name)
 
 
 _this_process = object()
@@ -433,7 +228,7 @@ class Carried:
 
     def __init__(self, queue: str | None = None) -> None:
         self._inheritance = _core.request_inheritance()
-        self._request = current_request()
+        self._request = _core.current_request()
         # The wait of what is submitted to a pool. Only requests have waits.
         self._queue = None if self._request is None else queue
         self._process = _this_process
@@ -478,6 +273,5 @@ class Carried:
         _core.request_leave(adopted, self._request)
 
 
-# The parent reports its own requests, and hops to a child do not come back to the root there.
+# The parent reports its own requests.
 forks.after_in_child(finished_requests.clear)
-forks.after_in_child(open_roots.clear)

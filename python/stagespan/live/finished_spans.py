@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stagespan import _core
-from stagespan.contexts.requests import known_requests
 from stagespan.live.kinds import KINDS
 from stagespan.process import imports
 
@@ -35,7 +34,7 @@ def spans(*, since: _core.SpanCursor | None = None) -> NDArray[np.void]:
     with_ids = numpy.empty(len(found), numpy.dtype([*fields.items(), *objects.items()], align=True))
     with_ids[names] = found
     with_ids["kind"] = [KINDS[flags >> _core.KIND_SHIFT] for flags in found["flags"].tolist()]
-    known = known_requests()
+    known = _core.requests_known()
     ids = [known.get(number, (None, None)) for number in found["request"].tolist()]
     with_ids["request_id"] = [id_ for id_, _ in ids]
     with_ids["trace_id"] = [trace_id for _, trace_id in ids]

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 
 from stagespan import _core
-from stagespan.contexts.requests import current_request
 from stagespan.text import escaping
 
 LOGGER = logging.getLogger("stagespan")
@@ -133,7 +132,7 @@ def log_info(message: str, *args: object) -> None:
     """Write one line at level INFO. ``args`` are the arguments for ``message``, as in logging."""
     if is_enabled():
         record = _record(message, args)
-        current = current_request()
+        current = _core.current_request()
         record.request = None if current is None else current.id
         emit(record)
 

@@ -6,7 +6,6 @@ import threading
 from typing import TypedDict, cast
 
 from stagespan import _core
-from stagespan.contexts.requests import known_request
 from stagespan.live.kinds import KINDS
 
 
@@ -56,7 +55,7 @@ def open_spans() -> list[OpenSpan]:
                 span["thread_name"] = names.get(span["thread"], span["thread_name"])
             span["kind"] = KINDS[span["kind"]]
             number = span["request"]
-            id_, span["trace_id"] = known_request(number) if number else ("", None)
+            id_, span["trace_id"] = _core.request_known(number) if number else ("", None)
             span["request"] = id_ or None
             span["request_number"] = number or None
     return cast("list[OpenSpan]", found)

@@ -167,7 +167,7 @@ class _Service:
     def _write_lines(self, finished: tuple[str, int, int, int, int, int, int, int]) -> None:
         stage, begin_ns, end_ns, thread, native, peak, flags, number = finished
         is_device = bool(flags & _core.COMPLETION_DEVICE_MEMORY)
-        id_ = requests.known_request(number)[0] if number else ""
+        id_ = _core.request_known(number)[0] if number else ""
         request = requests.shown_id(id_) if id_ else None
         records = [lines.duration_line(stage, begin_ns, end_ns, request)]
         if peak >= 0:

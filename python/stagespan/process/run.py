@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import time
@@ -261,16 +260,6 @@ def pipeline_name() -> str:
     )
 
 
-def stable_pipeline_name() -> str:
-    """Return `pipeline_name` quickly, with the variable as it was when this was first called."""
-    return _pipeline_name if _pipeline_name is not None else _pipeline_name_at_first()
-
-
-@functools.lru_cache(1)
-def _pipeline_name_at_first() -> str:
-    return pipeline_name()
-
-
 def set_pipeline_name(name: str) -> None:
     """Set the name of the pipeline, also for processes that start from now on.
 
@@ -280,6 +269,7 @@ def set_pipeline_name(name: str) -> None:
     text = _text(name, "pipeline name")
     _export("STAGESPAN_PIPELINE_NAME", text)
     _pipeline_name = text
+    _core.request_set_pipeline(text)
     _core.recording_describe_process()
 
 

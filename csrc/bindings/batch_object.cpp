@@ -1,0 +1,171 @@
+// batch_object.cpp: one execution that serves several requests.
+#include <structmember.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "docstrings.h"
+#include "execution_context.h"
+#include "object.h"
+#include "ready_object.h"
+#include "request_object.h"
+#include "span_object.h"
+#include "timed_run.h"
+
+namespace stagespan::python {
+
+namespace {
+
+struct BatchObject {
+  PyObject_HEAD PyObject* span;
+  PyObject* requests;  // a list
+};
+
+BatchObject* self_of(PyObject* object) { return reinterpret_cast<BatchObject*>(object); }
+
+bool are_requests(PyObject* list) noexcept {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    PyObject* const one = PyList_GET_ITEM(list, i);
+    if (is_request(one)) continue;
+    PyErr_Format(PyExc_TypeError,
+                 "batch() takes requests, such as current_request() and what extract() returned, not %s",
+                 Py_TYPE(one)->tp_name);
+    return false;
+  }
+  return true;
+}
+
+/// Links the span that has just been opened to the requests, and ends their waits.
+bool link(PyObject* requests) noexcept {
+  const Py_ssize_t count = PyList_GET_SIZE(requests);
+  if (count == 0 || !mode_has(kModeEnabled)) return true;
+  std::uint64_t few[128];
+  std::unique_ptr<std::uint64_t[]> many;
+  if (static_cast<std::size_t>(count) > std::size(few)) {
+    many.reset(new (std::nothrow) std::uint64_t[static_cast<std::uint32_t>(count)]);
+    if (!many) return PyErr_NoMemory() != nullptr;
+  }
+  std::uint64_t* const numbers = many ? many.get() : few;
+  for (Py_ssize_t i = 0; i < count && i < PyList_GET_SIZE(requests); ++i) {
+    auto* const one = reinterpret_cast<RequestObject*>(PyList_GET_ITEM(requests, i));
+    numbers[i] = one->number;
+    if (one->is_remote && !one->is_started) start_request(*one);
+  }
+  ThreadState& thread = current_thread();
+  const std::uint64_t span = innermost(thread, *thread.scope).id;
+  publish(thread);  // a scope without open spans is removed again
+  if (span != 0) Recorder::get().add_links(span, numbers, static_cast<std::uint32_t>(count));
+  return true;
+}
+
+PyObject* enter(BatchObject& self) noexcept {
+  const Ref span(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&reinterpret_cast<SpanObject*>(self.span)->enter)));
+  if (!span) return nullptr;
+  const Ref requests(Py_NewRef(self.requests));
+  if (!link(requests.get())) return nullptr;
+  return Py_NewRef(span.get());
+}
+
+bool leave(BatchObject& self, PyObject* const* args, Py_ssize_t count) noexcept {
+  if (count != 3) {
+    PyErr_Format(PyExc_TypeError, "__exit__ takes 3 arguments, not %zd", count);
+    return false;
+  }
+  return static_cast<bool>(Ref(PyObject_Vectorcall(self.span, args, 3, nullptr)));
+}
+
+PyObject* batch_enter(PyObject* object, PyObject*) { return enter(*self_of(object)); }
+
+PyObject* batch_exit(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  return leave(*self_of(object), args, count) ? Py_NewRef(Py_None) : nullptr;
+}
+
+PyObject* batch_aenter(PyObject* object, PyObject*) { return ready(enter(*self_of(object))); }
+
+PyObject* batch_aexit(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  return leave(*self_of(object), args, count) ? ready(Py_NewRef(Py_None)) : nullptr;
+}
+
+/// batch(name, requests)
+PyObject* make(PyTypeObject* type, PyObject* name, PyObject* requests) noexcept {
+  Ref list(PySequence_List(requests));
+  if (!list || !are_requests(list.get())) return nullptr;
+  Ref span(batch_span(name));
+  if (!span) return nullptr;
+  PyObject* const object = type->tp_alloc(type, 0);
+  if (object == nullptr) return nullptr;
+  self_of(object)->span = span.release();
+  self_of(object)->requests = list.release();
+  return object;
+}
+
+PyObject* batch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"name", "requests", nullptr};
+  PyObject *name = nullptr, *requests = nullptr;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OO:batch", const_cast<char**>(names), &name, &requests) == 0)
+    return nullptr;
+  return make(type, name, requests);
+}
+
+PyObject* batch_vectorcall(PyObject* type, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+  if (count == 2 && kwnames == nullptr) [[likely]]
+    return make(reinterpret_cast<PyTypeObject*>(type), args[0], args[1]);
+  const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
+  const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
+  if (!positional || !named) return nullptr;
+  return batch_new(reinterpret_cast<PyTypeObject*>(type), positional.get(), named.get());
+}
+
+int batch_traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(self_of(object)->requests);
+  return 0;
+}
+
+int batch_clear(PyObject* object) {
+  drop_from(self_of(object)->requests);
+  return 0;
+}
+
+void batch_dealloc(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  drop_from(self_of(object)->span);
+  batch_clear(object);
+  Py_TYPE(object)->tp_free(object);
+}
+
+PyMethodDef g_methods[] = {
+    {"__enter__", batch_enter, METH_NOARGS, nullptr},
+    {"__exit__", as_method(batch_exit), METH_FASTCALL, nullptr},
+    {"__aenter__", batch_aenter, METH_NOARGS, nullptr},
+    {"__aexit__", as_method(batch_aexit), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef g_members[] = {
+    {"requests", T_OBJECT, offsetof(BatchObject, requests), READONLY, docs::kBatchRequests},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyTypeObject g_batch_type = static_type("stagespan.batch", sizeof(BatchObject), Py_TPFLAGS_HAVE_GC);
+
+}  // namespace
+
+bool init_batch_type(PyObject* module) {
+  g_batch_type.tp_doc = docs::kBatchType;
+  g_batch_type.tp_new = batch_new;
+  g_batch_type.tp_vectorcall = batch_vectorcall;
+  g_batch_type.tp_methods = g_methods;
+  g_batch_type.tp_members = g_members;
+  g_batch_type.tp_traverse = batch_traverse;
+  g_batch_type.tp_clear = batch_clear;
+  g_batch_type.tp_dealloc = batch_dealloc;
+  return PyType_Ready(&g_batch_type) == 0 &&
+         PyModule_AddObjectRef(module, "batch", reinterpret_cast<PyObject*>(&g_batch_type)) == 0;
+}
+
+}  // namespace stagespan::python

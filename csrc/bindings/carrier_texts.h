@@ -1,0 +1,29 @@
+// carrier_texts.h: takes the texts of a carrier from the Python object that contains it.
+#pragma once
+
+#include <Python.h>
+
+#include <string_view>
+
+#include "object.h"
+#include "request_object.h"
+
+namespace stagespan::python {
+
+/// The texts of a carrier; empty where it has none.
+using Texts = Ref[kKeys];
+
+/// Takes the texts of a mapping, or of pairs of names and values, of str or bytes, with names in any case. A key that
+/// occurs twice with different values is left out. False with an exception set if `carrier` is neither.
+bool take_texts(PyObject* carrier, Texts& to);
+
+/// A text in UTF-8; its data is null if the object is null, not a str, or longer.
+std::string_view view_of(PyObject* text, std::size_t most_bytes) noexcept;
+
+/// The names of the keys, borrowed.
+PyObject* name_of_key(Key key) noexcept;
+
+/// False with an exception set if that fails.
+bool init_carrier_texts();
+
+}  // namespace stagespan::python

@@ -1,0 +1,687 @@
+// request_object.cpp: begins, receives, sends and ends requests, and writes their segments to the recording.
+#include "request_object.h"
+
+#include <structmember.h>
+
+#include <cstddef>
+#include <cstring>
+#include <iterator>
+#include <string_view>
+#include <utility>
+
+#include "carrier_texts.h"
+#include "context_variables.h"
+#include "current_request.h"
+#include "docstrings.h"
+#include "execution_context.h"
+#include "object.h"
+#include "request_tables.h"
+#include "segments.h"
+#include "stage_names.h"
+#include "stagespan/recorder.h"
+#include "stagespan/text.h"
+
+namespace stagespan::python {
+
+namespace {
+
+// Except where current_thread is called, the thread is only attached (this_thread): these functions neither need the
+// scope of the running code nor open spans in it.
+
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr const char* kStatusNames[kStatusCount] = {"open",      "ok",        "error", "cancelled",
+                                                    "discarded", "abandoned", "unused"};
+std::uint64_t g_last_number = 0;
+
+// Functions of Python, and what they have returned.
+PyObject* g_find_parent = nullptr;    // () -> (trace_high, trace_low, hop, flags) of OpenTelemetry's span, or None
+PyObject* g_find_hash = nullptr;      // () -> a function from an id to what files show, or None if they show the id
+PyObject* g_find_pipeline = nullptr;  // () -> the name of the process's pipeline
+PyObject* g_hash = nullptr;
+PyObject* g_pipeline = nullptr;
+
+RequestObject* self_of(PyObject* object) { return reinterpret_cast<RequestObject*>(object); }
+
+bool has_trace(const RequestObject& self) noexcept { return (self.parent.trace.high | self.parent.trace.low) != 0; }
+
+/// Calls the function unless it has been called.
+PyObject* found_once(PyObject*& place, PyObject* function) noexcept {
+  if (place == nullptr) {
+    PyObject* const found = PyObject_CallNoArgs(function);
+    if (place == nullptr)
+      place = found;
+    else  // by another thread meanwhile
+      Py_XDECREF(found);
+  }
+  return place;
+}
+
+/// The name of the pipeline of a process, borrowed; null with an exception set.
+PyObject* pipeline_of_process() noexcept { return found_once(g_pipeline, g_find_pipeline); }
+
+/// What files show of an id; empty with an exception set.
+Ref shown_id(PyObject* id) noexcept {
+  PyObject* const hash = found_once(g_hash, g_find_hash);
+  if (hash == nullptr) return Ref();
+  return Ref(hash == Py_None ? Py_NewRef(id) : PyObject_CallOneArg(hash, id));
+}
+
+/// A text of a request in UTF-8. Servers decode headers with lone surrogates, which have no UTF-8 encoding; they are
+/// written as escapes.
+class Utf8 {
+ public:
+  explicit Utf8(PyObject* text) noexcept {
+    if (text == nullptr) return;
+    Py_ssize_t size = 0;
+    const char* found = PyUnicode_AsUTF8AndSize(text, &size);
+    if (found == nullptr) {
+      PyErr_Clear();
+      encoded_ = Ref(PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace"));
+      if (!encoded_) return;
+      found = PyBytes_AS_STRING(encoded_.get());
+      size = PyBytes_GET_SIZE(encoded_.get());
+    }
+    view_ = {found, static_cast<std::size_t>(size)};
+  }
+  explicit operator bool() const noexcept { return view_.data() != nullptr; }
+  std::string_view view() const noexcept { return view_; }
+
+ private:
+  Ref encoded_;
+  std::string_view view_;
+};
+
+/// The entry of a segment or hop in the recording, null if it has none.
+SegmentEntry* entry_of(std::uint64_t number, std::uint32_t shown) noexcept {
+  return shown != 0 ? Recorder::get().segment(number, shown - 1) : nullptr;
+}
+
+// --- begin and end --------------------------------------------------------------------------------------
+
+/// Gives it a number and an id. False with an exception set if that fails.
+bool initialise(RequestObject& self, PyObject* given_id, PyObject* metadata) noexcept {
+  const int is_given = given_id != nullptr ? PyObject_IsTrue(given_id) : 0;
+  if (is_given < 0) return false;
+  self.number = ++g_last_number;
+  self.attempt = 1;
+  self.has_given_id = is_given != 0;
+  const Ref id(self.has_given_id ? PyObject_Str(given_id)
+                                 : PyUnicode_FromFormat("req_%llu", static_cast<unsigned long long>(self.number)));
+  const Ref made(metadata != nullptr ? Py_NewRef(metadata) : PyDict_New());
+  if (!id || !made) return false;
+  keep(self.id, id.get());
+  keep(self.metadata, made.get());
+  self.parent = {};
+  return true;
+}
+
+bool is_open(RequestObject& self) noexcept {
+  if (self.entered == nullptr) return false;
+  PyErr_Format(PyExc_RuntimeError, "the request %R is already open: create a new one for each unit of work.", self.id);
+  return true;
+}
+
+/// Takes the trace of OpenTelemetry's current span, if the program uses it, or makes a new one.
+bool join_trace(RequestObject& self) noexcept {
+  static PyObject* const name = PyUnicode_InternFromString("opentelemetry.trace");
+  self.parent = {};
+  if (g_find_parent != nullptr && name != nullptr && PyDict_GetItem(PyImport_GetModuleDict(), name) != nullptr) {
+    const Ref found(PyObject_CallNoArgs(g_find_parent));
+    if (!found) return false;
+    unsigned long long high = 0, low = 0, hop = 0;
+    if (found.get() != Py_None) {
+      if (PyArg_ParseTuple(found.get(), "KKKI", &high, &low, &hop, &self.parent.flags) == 0) return false;
+      self.parent.trace = {high, low};
+      self.parent.hop = hop;
+      return true;
+    }
+  }
+  self.parent.trace = {random_number(), random_number()};
+  return true;
+}
+
+/// Writes its segment or hop to the recording. Returns 1 + index of the entry; 0 with an exception set if that fails.
+std::uint32_t write_entry(const RequestObject& self, SegmentStart& start) noexcept {
+  const Ref shown = shown_id(self.id);
+  const Utf8 id(shown.get());
+  if (!id) return 0;
+  start.id = id.view();
+  start.trace = self.parent.trace;
+  start.segment = self.segment;
+  start.parent_hop = self.parent.hop;
+  start.trace_flags = self.parent.flags;
+  return Recorder::get().begin_segment(self.number, start) + 1;
+}
+
+bool begin_root(RequestObject& self) noexcept {
+  self.status = kStatusOpen;
+  if (!has_trace(self) && !join_trace(self)) return false;
+  self.segment = random_number();
+  SegmentStart start;
+  start.begin_ticks = now_ticks();
+  self.shown = write_entry(self, start);
+  self.begin_ticks = start.begin_ticks;
+  self.is_root = true;
+  return self.shown != 0;
+}
+
+/// Writes that a request was received. `sent` is null if that is not known.
+bool write_received(RequestObject& self, const SentHop* sent, std::uint64_t received_ticks,
+                    std::int64_t received_monotonic_ns) noexcept {
+  const Utf8 branch(self.branch != Py_None ? self.branch : nullptr);
+  SegmentStart start;
+  start.origin = self.owner == nullptr ? kOriginRemote : kOriginReturn;
+  if (!has_trace(self) && !join_trace(self)) return false;
+  if (self.parent.hop != 0 && is_repeated_hop(self.parent.hop)) start.origin = kOriginRepeated;
+  self.segment = self.owner == nullptr ? random_number() : self.owner->segment;
+  start.branch = branch.view();
+  start.attempt = self.attempt;
+  start.queue_stage = stage_of_kind(self.queue, kQueue);
+  start.received_ticks = received_ticks;
+  Recorder& recorder = Recorder::get();
+  if (sent != nullptr) {
+    start.parent_segment = sent->segment;
+    start.sent_monotonic_ns = sent->monotonic_ns;
+    start.sent_unix_ns = sent->unix_ns;
+    start.sent_clock = sent->clock;
+  }
+  const bool is_same_clock = start.sent_clock != 0 && start.sent_clock == clock_identity();
+  if (is_same_clock) {
+    const double ns = static_cast<double>(received_monotonic_ns - start.sent_monotonic_ns);
+    // Not clamped: a time in the future shows that the stamp is wrong.
+    start.sent_ticks = received_ticks - static_cast<std::uint64_t>(rounded(ns / recorder.ns_per_tick()));
+  }
+  const std::uint32_t shown = write_entry(self, start);
+  if (shown == 0) return false;
+  self.hop_number = self.number;
+  self.hop_shown = shown;
+  self.shown = self.owner == nullptr ? shown : self.owner->shown;
+  // The hop is a span of this process, unless its begin is unknown or impossible.
+  if (is_same_clock && start.sent_ticks != 0 && start.sent_ticks <= received_ticks && start.origin != kOriginRepeated)
+    recorder.record_ticks(stage_of_kind(self.queue, kHandOff), start.sent_ticks, received_ticks, self.number);
+  return true;
+}
+
+/// Ends the wait in the queue.
+bool enter_received(RequestObject& self) noexcept {
+  // The recorder was off when it was received.
+  if (self.hop_shown == 0 && !write_received(self, nullptr, now_ticks(), monotonic_ns())) return false;
+  self.is_started = true;
+  Recorder::get().enter_segment(self.hop_number, self.hop_shown - 1, stage_of_kind(self.queue, kQueue));
+  return true;
+}
+
+void end_received(RequestObject& self, SegmentStatus status) noexcept {
+  const std::uint32_t stage = status != kStatusUnused ? stage_of_kind(self.queue, kRemote) : kNoStage;
+  Recorder::get().end_segment(self.hop_number, self.hop_shown - 1, status, stage);
+}
+
+PyObject* request_enter(PyObject* object, PyObject*) {
+  RequestObject& self = *self_of(object);
+  if (is_open(self)) return nullptr;
+  if (self.number == 0 && !initialise(self, nullptr, nullptr)) return nullptr;  // made while compiled code was captured
+  self.begin_ticks = 0;
+  if (mode_has(kModeEnabled)) {
+    if (self.is_remote ? !enter_received(self) : !begin_root(self)) return nullptr;
+    if (self.is_remote) self.begin_ticks = now_ticks();
+  }
+  Ref entered = enter_request(self.number, object);
+  if (!entered) return nullptr;
+  self.entered = entered.release();
+  remember_begun(self);
+  add_open(self);
+  Py_RETURN_NONE;
+}
+
+/// What is known of a request that has ended.
+PyObject* finished_entry(const RequestObject& self, std::uint64_t end_ticks, std::uint8_t status) noexcept {
+  constexpr std::size_t kCount = 8;
+  static PyObject* names[kCount];
+  static PyObject* statuses[kStatusCount];
+  if (names[0] == nullptr) {
+    const char* const texts[kCount] = {"id",       "number", "trace_id", "metadata",
+                                       "begin_ns", "end_ns", "status",   "figures"};
+    for (std::size_t i = 0; i < kCount; ++i) names[i] = PyUnicode_InternFromString(texts[i]);
+    for (std::size_t i = 0; i < kStatusCount; ++i) statuses[i] = PyUnicode_InternFromString(kStatusNames[i]);
+  }
+  const PublishedClock clock = Recorder::get().published_clock();
+  const Ref values[kCount] = {
+      Ref(Py_NewRef(self.id)),
+      Ref(PyLong_FromUnsignedLongLong(self.number)),
+      Ref(text_of_trace(self.parent.trace)),
+      Ref(Py_NewRef(self.metadata)),
+      Ref(PyLong_FromLongLong(clock.unix_ns(self.begin_ticks))),
+      Ref(PyLong_FromLongLong(clock.unix_ns(end_ticks))),
+      Ref(Py_NewRef(statuses[status])),
+      Ref(Py_NewRef(Py_None)),
+  };
+  Ref entry(PyDict_New());
+  if (!entry) return nullptr;
+  for (std::size_t i = 0; i < kCount; ++i)
+    if (!values[i] || PyDict_SetItem(entry.get(), names[i], values[i].get()) != 0) return nullptr;
+  return entry.release();
+}
+
+// _leave(status) -> its entry among the finished ones, or None
+PyObject* request_leave(PyObject* object, PyObject* given_status) {
+  RequestObject& self = *self_of(object);
+  const long derived = PyLong_AsLong(given_status);
+  if (derived < 0 || derived >= kStatusCount) {
+    if (PyErr_Occurred() == nullptr) PyErr_Format(PyExc_ValueError, "no status has the number %ld", derived);
+    return nullptr;
+  }
+  if (self.entered == nullptr) Py_RETURN_NONE;
+  const Ref entered(std::exchange(self.entered, nullptr));
+  remove_open(self);
+  leave_request(entered.get(), object);
+  if (self.begin_ticks == 0) Py_RETURN_NONE;
+  const auto status = static_cast<std::uint8_t>(self.status != kStatusOpen ? self.status : derived);
+  if (self.owner != nullptr) {
+    end_received(self, static_cast<SegmentStatus>(derived));
+    Py_RETURN_NONE;
+  }
+  if (self.is_remote)
+    end_received(self, static_cast<SegmentStatus>(status));
+  else
+    Recorder::get().end_segment(self.number, self.shown - 1, static_cast<SegmentStatus>(status));
+  remember_ended(self);
+  return finished_entry(self, now_ticks(), status);
+}
+
+PyObject* request_set_status(PyObject* object, PyObject* status) {
+  RequestObject& self = *self_of(object);
+  std::uint8_t number = kStatusOk;
+  while (number != kStatusUnused &&
+         (PyUnicode_Check(status) == 0 || PyUnicode_CompareWithASCIIString(status, kStatusNames[number]) != 0))
+    ++number;
+  if (number == kStatusUnused)
+    return PyErr_Format(PyExc_ValueError,
+                        "%R is not a status of a request: pass one of ok, error, cancelled, discarded, abandoned",
+                        status);
+  self.status = number;
+  if (SegmentEntry* const entry = entry_of(self.number, self.shown)) entry->status.store(number, relaxed);
+  Py_RETURN_NONE;
+}
+
+// --- what it is made from -------------------------------------------------------------------------------
+
+// _initialise(request_id, traceparent, metadata)
+PyObject* request_initialise(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "_initialise() takes 3 arguments, not %zd", count);
+  RequestObject& self = *self_of(object);
+  if (is_open(self) || !initialise(self, args[0], args[2])) return nullptr;
+  if (TraceParent parent; read_traceparent(view_of(args[1], kMostCarrierBytes), parent)) {
+    self.parent = parent;
+    keep(self.texts[kTraceParent], args[1]);
+  }
+  Py_RETURN_NONE;
+}
+
+/// A name of a queue as an object that is the same each time, so that its stages are found by its address.
+Ref kept_name(std::string_view name) noexcept {
+  static PyObject* kept[256];
+  PyObject*& place = kept[fnv1a(name) % std::size(kept)];
+  if (place == nullptr || view_of(place, kMostCarrierBytes) != name) {
+    const Ref made(PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), nullptr));
+    if (!made) return Ref();
+    keep(place, made.get());
+  }
+  return Ref(Py_NewRef(place));
+}
+
+// _receive(carrier, request_id, trusted)
+PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  const std::uint64_t received_ticks = now_ticks();
+  const std::int64_t received_monotonic_ns = monotonic_ns();
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "_receive() takes 3 arguments, not %zd", count);
+  RequestObject& self = *self_of(object);
+  if (is_open(self)) return nullptr;
+  Texts texts;
+  if (!take_texts(args[0], texts)) return nullptr;
+  const int is_trusted = PyObject_IsTrue(args[2]);
+  if (is_trusted < 0) return nullptr;
+  if (is_trusted == 0) texts[kOwnKey] = Ref();
+  TraceParent parent;
+  SentHop sent;
+  const bool has_parent = read_traceparent(view_of(texts[kTraceParent].get(), kMostCarrierBytes), parent);
+  bool is_sent = has_parent && read_sent_hop(view_of(texts[kOwnKey].get(), kMostCarrierBytes), sent);
+  Ref id, queue, branch(Py_NewRef(Py_None));
+  if (is_sent) {
+    id = Ref(PyUnicode_DecodeUTF8(sent.id.data(), static_cast<Py_ssize_t>(sent.id.size()), nullptr));
+    if (id && !sent.queue.empty()) queue = kept_name(sent.queue);
+    if (id && !sent.branch.empty())
+      branch = Ref(PyUnicode_DecodeUTF8(sent.branch.data(), static_cast<Py_ssize_t>(sent.branch.size()), nullptr));
+    is_sent = id && branch && (queue || sent.queue.empty());
+    PyErr_Clear();
+    if (!is_sent) branch = Ref(Py_NewRef(Py_None));
+  }
+  if (!queue) {
+    PyObject* const pipeline = pipeline_of_process();
+    if (pipeline == nullptr) return nullptr;
+    queue = Ref(Py_NewRef(pipeline));
+  }
+  if (!initialise(self, is_sent ? id.get() : args[1], nullptr)) return nullptr;
+  self.is_remote = true;
+  if (has_parent) self.parent = parent;
+  for (std::size_t key = 0; key < kKeys; ++key)
+    if (texts[key] && (has_parent || key == kTraceState)) keep(self.texts[key], texts[key].get());
+  self.passes_state =
+      has_parent && texts[kTraceState] && is_tracestate(view_of(texts[kTraceState].get(), kMostStateBytes));
+  self.attempt = static_cast<std::uint16_t>(is_sent ? sent.attempt : 1);
+  keep(self.branch, branch.get());
+  keep(self.queue, queue.get());
+  if (RequestObject* const owner = is_sent ? find_root(parent.trace) : nullptr) {
+    // The hop has come back: its spans belong to the request that is open here.
+    self.owner = reinterpret_cast<RequestObject*>(Py_NewRef(reinterpret_cast<PyObject*>(owner)));
+    self.number = owner->number;
+    keep(self.id, owner->id);
+    keep(self.metadata, owner->metadata);
+  }
+  if (mode_has(kModeEnabled) && !write_received(self, is_sent ? &sent : nullptr, received_ticks, received_monotonic_ns))
+    return nullptr;
+  Py_RETURN_NONE;
+}
+
+// --- inject ---------------------------------------------------------------------------------------------
+
+struct InjectArguments {
+  PyObject* carrier = Py_None;
+  PyObject* queue = Py_None;
+  PyObject* branch = Py_None;
+  PyObject* attempt = nullptr;
+  std::uint32_t attempt_number = 1;
+};
+
+bool is_text_or_none(PyObject* value, const char* name) noexcept {
+  if (value == Py_None || PyUnicode_Check(value) != 0) return true;
+  PyErr_Format(PyExc_TypeError, "%s is %R: pass a text, or None for the default", name, value);
+  return false;
+}
+
+bool is_attempt(InjectArguments& arguments) noexcept {
+  PyObject* const given = arguments.attempt;
+  if (given == nullptr) return true;
+  const Ref number(PyNumber_Index(given));
+  if (!number) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) return false;
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "attempt is %R: pass a number from 1 to 65,535", given);
+    return false;
+  }
+  int overflow = 0;
+  const long attempt = PyLong_AsLongAndOverflow(number.get(), &overflow);
+  if (overflow == 0 && attempt >= 1 && attempt <= static_cast<long>(kMostAttempt)) {
+    arguments.attempt_number = static_cast<std::uint32_t>(attempt);
+    return true;
+  }
+  PyErr_Format(PyExc_ValueError, "attempt is %R: pass a number from 1 to 65,535", given);
+  return false;
+}
+
+bool parse_inject(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, InjectArguments& to) noexcept {
+  if (count > 1) {
+    PyErr_Format(PyExc_TypeError, "inject() takes one carrier, but %zd arguments without a name were given", count);
+    return false;
+  }
+  if (count == 1) to.carrier = args[0];
+  for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(kwnames, i);
+    PyObject* const value = args[count + i];
+    if (PyUnicode_CompareWithASCIIString(name, "queue") == 0) {
+      to.queue = value;
+    } else if (PyUnicode_CompareWithASCIIString(name, "attempt") == 0) {
+      to.attempt = value;
+    } else if (PyUnicode_CompareWithASCIIString(name, "branch") == 0) {
+      to.branch = value;
+    } else if (PyUnicode_CompareWithASCIIString(name, "carrier") == 0 && count == 0) {
+      to.carrier = value;
+    } else {
+      PyErr_Format(PyExc_TypeError, "inject() takes carrier, queue, attempt and branch, not another argument %R", name);
+      return false;
+    }
+  }
+  if (to.carrier != Py_None && PyDict_Check(to.carrier) == 0 && PyObject_HasAttrString(to.carrier, "keys") == 0) {
+    PyErr_Format(PyExc_TypeError, "the carrier is of type '%s': pass a dict that inject() can write to, or None",
+                 Py_TYPE(to.carrier)->tp_name);
+    return false;
+  }
+  return is_text_or_none(to.queue, "queue") && is_text_or_none(to.branch, "branch") && is_attempt(to);
+}
+
+bool set_text(PyObject* carrier, Key key, PyObject* text) noexcept {
+  if (PyDict_CheckExact(carrier)) return PyDict_SetItem(carrier, name_of_key(key), text) == 0;
+  return PyObject_SetItem(carrier, name_of_key(key), text) == 0;
+}
+
+bool set_text(PyObject* carrier, Key key, const char* text, std::size_t size_bytes) noexcept {
+  const Ref made(PyUnicode_New(static_cast<Py_ssize_t>(size_bytes), 127));
+  if (!made) return false;
+  std::memcpy(PyUnicode_1BYTE_DATA(made.get()), text, size_bytes);
+  return set_text(carrier, key, made.get());
+}
+
+bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments& arguments) noexcept {
+  const Utf8 id(self.id);
+  const Utf8 queue(arguments.queue != Py_None ? arguments.queue : nullptr);
+  const Utf8 branch(arguments.branch != Py_None ? arguments.branch : nullptr);
+  if (!id || PyErr_Occurred() != nullptr) return false;
+  if (SegmentEntry* const entry = entry_of(self.number, self.shown)) entry->hops_sent.fetch_add(1, relaxed);
+  SentHop hop;
+  hop.id = id.view();
+  hop.queue = queue.view();
+  hop.branch = branch.view();
+  hop.attempt = arguments.attempt_number;
+  hop.clock = clock_identity();
+  hop.segment = self.segment;
+  char parent[kTraceParentBytes];
+  char own[kMostCarrierBytes];
+  write_traceparent({self.parent.trace, random_number(), self.parent.flags}, parent);
+  hop.monotonic_ns = monotonic_ns();
+  hop.unix_ns = realtime_ns();
+  const std::size_t own_bytes = write_sent_hop(hop, own);
+  return set_text(carrier, kTraceParent, parent, sizeof(parent)) &&
+         (!self.passes_state || set_text(carrier, kTraceState, self.texts[kTraceState])) &&
+         set_text(carrier, kOwnKey, own, own_bytes);
+}
+
+/// Passes on what this process has received, unchanged.
+bool forward(const RequestObject& self, PyObject* carrier) noexcept {
+  for (std::size_t key = 0; key < kKeys; ++key)
+    if (self.texts[key] != nullptr && !set_text(carrier, static_cast<Key>(key), self.texts[key])) return false;
+  return true;
+}
+
+/// Writes a request, which may be null, to the carrier of the arguments or to a new one, and returns it.
+PyObject* inject(RequestObject* self, const InjectArguments& arguments) noexcept {
+  Ref carrier(arguments.carrier != Py_None ? Py_NewRef(arguments.carrier) : PyDict_New());
+  if (!carrier || self == nullptr) return carrier.release();
+  const bool is_recorded = (!self->is_remote || self->is_started) && self->shown != 0 && has_trace(*self);
+  const bool is_written = is_recorded && mode_has(kModeEnabled) ? write_carrier(*self, carrier.get(), arguments)
+                                                                : forward(*self, carrier.get());
+  return is_written ? carrier.release() : nullptr;
+}
+
+PyObject* request_inject(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  InjectArguments arguments;
+  return parse_inject(args, count, kwnames, arguments) ? inject(self_of(object), arguments) : nullptr;
+}
+
+/// The request object of the calling code, or None.
+Ref current_object() noexcept {
+  Ref found(read_request());
+  if (found.get() != Py_None || t_state == nullptr) return found;
+  // A greenlet belongs to its creator's request, but does not have its context variables.
+  ThreadState& thread = current_thread();
+  const std::uint64_t number = thread.scope->request;
+  publish(thread);  // a scope without open spans is removed again
+  RequestObject* const open = number != 0 ? find_open(number) : nullptr;
+  return open != nullptr ? Ref(Py_NewRef(reinterpret_cast<PyObject*>(open))) : std::move(found);
+}
+
+PyObject* inject_current(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  InjectArguments arguments;
+  if (!parse_inject(args, count, kwnames, arguments)) return nullptr;
+  const Ref current = current_object();
+  return inject(current.get() != Py_None ? self_of(current.get()) : nullptr, arguments);
+}
+
+PyObject* current_request(PyObject*, PyObject*) { return current_object().release(); }
+
+// --- chunks ---------------------------------------------------------------------------------------------
+
+bool is_amount(PyObject* given, std::uint64_t& to) noexcept {
+  const Ref number(PyNumber_Index(given));
+  if (number) to = PyLong_AsUnsignedLongLong(number.get());
+  if (PyErr_Occurred() == nullptr) return true;
+  const bool is_number = static_cast<bool>(number);
+  if (PyErr_ExceptionMatches(is_number ? PyExc_OverflowError : PyExc_TypeError) == 0) return false;
+  PyErr_Clear();
+  PyErr_Format(is_number ? PyExc_ValueError : PyExc_TypeError, "tokens is %R: pass %s from 0 to 2**64 - 1", given,
+               is_number ? "a number" : "an integer");
+  return false;
+}
+
+PyObject* request_chunk(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  const Py_ssize_t named = kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0;
+  if (count + named > 1 ||
+      (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, 0), "tokens") != 0)) {
+    PyErr_SetString(PyExc_TypeError, "chunk() takes one argument: tokens");
+    return nullptr;
+  }
+  RequestObject& self = *self_of(object);
+  std::uint64_t tokens = 1;
+  if (count + named == 1 && !is_amount(args[0], tokens)) return nullptr;
+  SegmentEntry* const entry = entry_of(self.number, self.shown);
+  if (entry == nullptr) Py_RETURN_NONE;
+  PyObject* name = self.pipeline;
+  if (name == nullptr || name == Py_None) name = pipeline_of_process();
+  if (name == nullptr) return nullptr;
+  Recorder::get().add_chunk(*entry, tokens, stage_of_kind(name, kFirstChunk), stage_of_kind(name, kBetweenChunks),
+                            stage_of_kind(name, kPerToken));
+  Py_RETURN_NONE;
+}
+
+// --- the functions of Python ----------------------------------------------------------------------------
+
+// request_set_finders(parent, hash, pipeline)
+PyObject* set_finders(PyObject*, PyObject* args) {
+  PyObject *parent = nullptr, *hash = nullptr, *pipeline = nullptr;
+  if (PyArg_ParseTuple(args, "OOO", &parent, &hash, &pipeline) == 0) return nullptr;
+  keep(g_find_parent, parent);
+  keep(g_find_hash, hash);
+  keep(g_find_pipeline, pipeline);
+  Py_RETURN_NONE;
+}
+
+PyObject* set_pipeline(PyObject*, PyObject* name) {
+  keep(g_pipeline, name);
+  Py_RETURN_NONE;
+}
+
+// --- the type -------------------------------------------------------------------------------------------
+
+int request_traverse(PyObject* object, visitproc visit, void* arg) {
+  const RequestObject& self = *self_of(object);
+  Py_VISIT(self.metadata);
+  Py_VISIT(self.pipeline);
+  Py_VISIT(reinterpret_cast<PyObject*>(self.owner));
+  return 0;
+}
+
+int request_clear(PyObject* object) {
+  RequestObject& self = *self_of(object);
+  drop_from(self.metadata);
+  drop_from(self.pipeline);
+  drop_from(self.owner);
+  return 0;
+}
+
+void request_dealloc(PyObject* object) {
+  RequestObject& self = *self_of(object);
+  PyObject_GC_UnTrack(object);
+  const ErrorAside pending;
+  if (self.entered != nullptr) remove_open(self);
+  if (self.hop_shown != 0 && !self.is_started) end_received(self, kStatusUnused);
+  request_clear(object);
+  drop_from(self.entered);
+  drop_from(self.id);
+  drop_from(self.queue);
+  drop_from(self.branch);
+  for (PyObject*& text : self.texts) drop_from(text);
+  Py_TYPE(object)->tp_free(object);
+}
+
+PyObject* get_trace_id(PyObject* object, void*) { return text_of_trace(self_of(object)->parent.trace); }
+
+PyObject* get_is_open(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->entered != nullptr); }
+
+PyObject* get_given_id(PyObject* object, void*) {
+  const RequestObject& self = *self_of(object);
+  return self.has_given_id ? Py_NewRef(self.id) : PyUnicode_FromString("");
+}
+
+PyMethodDef g_methods[] = {
+    {"chunk", as_method(request_chunk), METH_FASTCALL | METH_KEYWORDS, docs::kRequestChunk},
+    {"inject", as_method(request_inject), METH_FASTCALL | METH_KEYWORDS, docs::kRequestInject},
+    {"_initialise", as_method(request_initialise), METH_FASTCALL, nullptr},
+    {"_receive", as_method(request_receive), METH_FASTCALL, nullptr},
+    {"_enter", request_enter, METH_NOARGS, nullptr},
+    {"_leave", request_leave, METH_O, nullptr},
+    {"set_status", request_set_status, METH_O, docs::kRequestSetStatus},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef g_members[] = {
+    {"number", T_ULONGLONG, offsetof(RequestObject, number), READONLY, docs::kRequestNumber},
+    {"id", T_OBJECT, offsetof(RequestObject, id), READONLY, docs::kRequestId},
+    {"metadata", T_OBJECT_EX, offsetof(RequestObject, metadata), 0, nullptr},
+    {"pipeline", T_OBJECT, offsetof(RequestObject, pipeline), 0, nullptr},
+    {"attempt", T_USHORT, offsetof(RequestObject, attempt), READONLY, docs::kRequestAttempt},
+    {"branch", T_OBJECT, offsetof(RequestObject, branch), READONLY, docs::kRequestBranch},
+    {"queue", T_OBJECT, offsetof(RequestObject, queue), READONLY, docs::kRequestQueue},
+    {"_traceparent", T_OBJECT, offsetof(RequestObject, texts) + kTraceParent * sizeof(PyObject*), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyGetSetDef g_getset[] = {
+    {"trace_id", get_trace_id, nullptr, docs::kRequestTraceId, nullptr},
+    {"_is_open", get_is_open, nullptr, nullptr, nullptr},
+    {"_given_id", get_given_id, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+}  // namespace
+
+PyTypeObject g_request_type =
+    static_type("stagespan._core.Request", sizeof(RequestObject), Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);
+
+void start_request(RequestObject& self) noexcept {
+  if (self.is_remote && !self.is_started && !enter_received(self)) PyErr_Clear();
+}
+
+PyMethodDef g_request_functions[] = {
+    {"inject", as_method(inject_current), METH_FASTCALL | METH_KEYWORDS, docs::kInject},
+    {"current_request", current_request, METH_NOARGS, docs::kCurrentRequest},
+    {"request_set_finders", set_finders, METH_VARARGS, nullptr},
+    {"request_set_pipeline", set_pipeline, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+bool init_request_type(PyObject* module) {
+  g_request_type.tp_doc = docs::kRequestType;
+  g_request_type.tp_methods = g_methods;
+  g_request_type.tp_members = g_members;
+  g_request_type.tp_getset = g_getset;
+  g_request_type.tp_traverse = request_traverse;
+  g_request_type.tp_clear = request_clear;
+  g_request_type.tp_dealloc = request_dealloc;
+  // Objects are made by object.__new__, because torch.compile captures only those.
+  g_request_type.tp_new = PyBaseObject_Type.tp_new;
+  if (!init_carrier_texts() || PyType_Ready(&g_request_type) != 0 ||
+      PyDict_DelItemString(g_request_type.tp_dict, "__new__") != 0)
+    return false;
+  PyType_Modified(&g_request_type);
+  return PyModule_AddObjectRef(module, "Request", reinterpret_cast<PyObject*>(&g_request_type)) == 0;
+}
+
+}  // namespace stagespan::python

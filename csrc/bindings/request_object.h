@@ -1,0 +1,63 @@
+// request_object.h: the base class of `request` and `Remote`: a request in this process.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+#include "stagespan/carrier.h"
+#include "stagespan/layout.h"
+
+namespace stagespan::python {
+
+/// The keys of a carrier.
+enum Key : std::size_t { kTraceParent, kTraceState, kOwnKey, kKeys };
+
+/// A request, or one that another process has sent. Objects may be null, and all numbers 0, until it is initialised; in
+/// code that torch.compile captures, it never is.
+struct RequestObject {
+  PyObject_HEAD std::uint64_t number;
+  PyObject* id;
+  PyObject* metadata;
+  PyObject* pipeline;      // the name of the figures of its chunks; null or None: that of the process's pipeline
+  PyObject* texts[kKeys];  // what is passed on while nothing is recorded
+  PyObject* entered;       // what `leave_request` takes; null while it is not open
+  TraceParent parent;      // the trace is 0 before it has one, and the hop if it has no parent
+  std::uint64_t segment;
+  std::uint64_t begin_ticks;  // 0 if it is not recorded
+  std::uint32_t shown;        // 1 + index of its entry in the recording; 0 without one
+  std::uint32_t generation;   // of the process that has entered it
+  std::uint8_t status;        // as it was set
+  bool has_given_id;
+
+  // Of one that was received:
+  bool is_remote;
+  bool is_started;  // its wait in the queue has ended
+  bool passes_state;
+  std::uint16_t attempt;
+  std::uint32_t hop_shown;  // as `shown`, of the hop, which is its segment unless it has an owner
+  std::uint64_t hop_number;
+  RequestObject* owner;  // the request of this process that the hop has come back to
+  PyObject* queue;
+  PyObject* branch;
+
+  // While it is open, it is in the tables of request_tables.h.
+  bool is_root;
+  RequestObject* next_of_number;
+  RequestObject* next_of_trace;
+};
+
+extern PyTypeObject g_request_type;
+
+inline bool is_request(PyObject* object) noexcept { return PyObject_TypeCheck(object, &g_request_type) != 0; }
+
+/// Ends the wait of a received request in its queue, without making it current.
+void start_request(RequestObject& self) noexcept;
+
+extern PyMethodDef g_request_functions[];
+
+/// False with an exception set if that fails.
+bool init_request_type(PyObject* module);
+bool init_batch_type(PyObject* module);
+
+}  // namespace stagespan::python

@@ -1,0 +1,213 @@
+// carrier.cpp: reads and writes the texts of carriers, which come from anywhere.
+#include "carrier.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "text.h"
+
+namespace stagespan {
+
+namespace {
+
+constexpr std::size_t kMostIdBytes = 96;
+constexpr std::size_t kMostQueueBytes = 40;
+constexpr std::size_t kMostBranchBytes = 16;
+constexpr char kDigits[] = "0123456789abcdef";
+constexpr std::int64_t kLatestNs = std::int64_t{1} << 62;
+
+int digit(char c) noexcept {
+  if (c >= '0' && c <= '9') return c - '0';
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/// Whether a character of a text is not encoded.
+bool is_plain(char c) noexcept {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '.' || c == '_' || c == '~' || c == '-';
+}
+
+/// Takes fields from the begin of a text. After the first one that is malformed, nothing is taken.
+class Fields {
+ public:
+  explicit Fields(std::string_view text) noexcept : rest_(text) {}
+
+  std::string_view rest() const noexcept { return rest_; }
+  bool is_at_end() const noexcept { return rest_.empty(); }
+
+  bool character(char c) noexcept {
+    if (!rest_.starts_with(c)) return false;
+    rest_.remove_prefix(1);
+    return true;
+  }
+
+  /// A number of exactly `digits` digits, in lower case.
+  template <class Number>
+  bool hexadecimal(std::size_t digits, Number& to) noexcept {
+    if (rest_.size() < digits) return false;
+    std::uint64_t value = 0;
+    for (const char c : rest_.substr(0, digits)) {
+      const int next = digit(c);
+      if (next < 0) return false;
+      value = value << 4 | static_cast<std::uint64_t>(next);
+    }
+    to = static_cast<Number>(value);
+    rest_.remove_prefix(digits);
+    return true;
+  }
+
+  bool decimal(std::size_t most_digits, std::uint32_t& to) noexcept {
+    std::size_t length = 0;
+    to = 0;
+    for (; length < rest_.size() && rest_[length] >= '0' && rest_[length] <= '9'; ++length) {
+      if (length == most_digits) return false;
+      to = to * 10 + static_cast<std::uint32_t>(rest_[length] - '0');
+    }
+    rest_.remove_prefix(length);
+    return length != 0;
+  }
+
+  /// A text up to the next semicolon or the end, decoded to `at`, which moves behind it.
+  bool encoded(char*& at, std::string_view& to) noexcept {
+    char* const begin = at;
+    std::size_t i = 0;
+    for (; i < rest_.size() && rest_[i] != ';'; ++i) {
+      if (rest_[i] != '%') {
+        if (!is_plain(rest_[i])) return false;
+        *at++ = rest_[i];
+        continue;
+      }
+      const int high = i + 1 < rest_.size() ? digit(rest_[i + 1]) : -1;
+      const int low = i + 2 < rest_.size() ? digit(rest_[i + 2]) : -1;
+      if (high < 0 || low < 0) return false;
+      *at++ = static_cast<char>(high << 4 | low);
+      i += 2;
+    }
+    rest_.remove_prefix(i);
+    to = {begin, static_cast<std::size_t>(at - begin)};
+    return true;
+  }
+
+ private:
+  std::string_view rest_;
+};
+
+char* put_hexadecimal(char* to, std::uint64_t value, int digits) noexcept {
+  for (int i = digits - 1; i >= 0; --i) *to++ = kDigits[value >> (4 * i) & 0xF];
+  return to;
+}
+
+std::string_view stripped(std::string_view text) noexcept {
+  const auto is_blank = [](char c) { return c == ' ' || c == '\t'; };
+  while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
+  while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+/// Puts whole characters until one does not fit into `most_bytes`. False if one does not.
+bool put_characters(std::string_view text, std::size_t most_bytes, char*& to) noexcept {
+  const char* const end = to + most_bytes;
+  for (std::size_t i = 0; i < text.size();) {
+    if (is_plain(text[i])) {
+      if (to == end) return false;
+      *to++ = text[i++];
+      continue;
+    }
+    std::size_t bytes = 1;
+    while (bytes < 4 && i + bytes < text.size() && (static_cast<unsigned char>(text[i + bytes]) & 0xC0) == 0x80)
+      ++bytes;
+    if (3 * bytes > static_cast<std::size_t>(end - to)) return false;
+    for (; bytes > 0; --bytes) {
+      *to++ = '%';
+      to = put_hexadecimal(to, static_cast<unsigned char>(text[i++]), 2);
+    }
+  }
+  return true;
+}
+
+char* put_encoded(char* to, std::string_view text, std::size_t most_bytes) noexcept {
+  char* at = to;
+  if (put_characters(text, most_bytes, at)) return at;
+  const std::uint64_t hash = fnv1a(text);
+  const int digits = static_cast<int>(std::min<std::size_t>(16, most_bytes / 2));
+  at = to;
+  put_characters(text, most_bytes - 1 - static_cast<std::size_t>(digits), at);
+  *at++ = '~';
+  // The high bits of FNV-1a depend on few of the last characters.
+  return put_hexadecimal(at, digits == 16 ? hash : hash ^ hash >> 32, digits);
+}
+
+}  // namespace
+
+bool read_traceparent(std::string_view text, TraceParent& to) noexcept {
+  if (text.size() > kMostCarrierBytes) return false;
+  Fields fields(stripped(text));
+  std::uint32_t version = 0;
+  if (!fields.hexadecimal(2, version) || !fields.character('-') || !fields.hexadecimal(16, to.trace.high) ||
+      !fields.hexadecimal(16, to.trace.low) || !fields.character('-') || !fields.hexadecimal(16, to.hop) ||
+      !fields.character('-') || !fields.hexadecimal(2, to.flags))
+    return false;
+  // Later versions may have more fields.
+  const bool has_more = !fields.is_at_end();
+  if (has_more && (version == 0 || !fields.character('-'))) return false;
+  for (const char c : fields.rest())
+    if (c < '!' || c > '~') return false;
+  return version != 0xFF && (to.trace.high | to.trace.low) != 0 && to.hop != 0;
+}
+
+bool read_sent_hop(std::string_view text, SentHop& to) noexcept {
+  if (text.size() > kMostCarrierBytes) return false;
+  Fields fields(text);
+  char* at = to.decoded;
+  const bool is_whole = fields.character('1') && fields.character(';') && fields.encoded(at, to.id) &&
+                        fields.character(';') && fields.hexadecimal(16, to.monotonic_ns) && fields.character(';') &&
+                        fields.hexadecimal(16, to.unix_ns) && fields.character(';') &&
+                        fields.hexadecimal(16, to.clock) && fields.character(';') &&
+                        fields.hexadecimal(16, to.segment) && fields.character(';') && fields.encoded(at, to.queue) &&
+                        fields.character(';') && fields.decimal(5, to.attempt) && fields.character(';') &&
+                        fields.encoded(at, to.branch) && fields.is_at_end();
+  return is_whole && to.monotonic_ns >= 0 && to.monotonic_ns < kLatestNs && to.unix_ns >= 0 && to.unix_ns < kLatestNs &&
+         to.attempt >= 1 && to.attempt <= kMostAttempt;
+}
+
+bool is_tracestate(std::string_view text) noexcept {
+  return text.size() <= kMostStateBytes &&
+         std::all_of(text.begin(), text.end(), [](char c) { return (c >= ' ' && c <= '~') || c == '\t'; });
+}
+
+void write_traceparent(const TraceParent& parent, char (&to)[kTraceParentBytes]) noexcept {
+  char* at = to;
+  *at++ = '0';
+  *at++ = '0';
+  *at++ = '-';
+  at = put_hexadecimal(at, parent.trace.high, 16);
+  at = put_hexadecimal(at, parent.trace.low, 16);
+  *at++ = '-';
+  at = put_hexadecimal(at, parent.hop, 16);
+  *at++ = '-';
+  put_hexadecimal(at, parent.flags, 2);
+}
+
+std::size_t write_sent_hop(const SentHop& hop, char (&to)[kMostCarrierBytes]) noexcept {
+  char* at = to;
+  *at++ = '1';
+  *at++ = ';';
+  at = put_encoded(at, hop.id, kMostIdBytes);
+  for (const std::uint64_t number : {static_cast<std::uint64_t>(hop.monotonic_ns),
+                                     static_cast<std::uint64_t>(hop.unix_ns), hop.clock, hop.segment}) {
+    *at++ = ';';
+    at = put_hexadecimal(at, number, 16);
+  }
+  *at++ = ';';
+  at = put_encoded(at, hop.queue, kMostQueueBytes);
+  *at++ = ';';
+  char digits[10];
+  int count = 0;
+  for (std::uint32_t rest = hop.attempt; count == 0 || rest != 0; rest /= 10)
+    digits[count++] = static_cast<char>('0' + rest % 10);
+  while (count > 0) *at++ = digits[--count];
+  *at++ = ';';
+  at = put_encoded(at, hop.branch, kMostBranchBytes);
+  return static_cast<std::size_t>(at - to);
+}
+
+}  // namespace stagespan

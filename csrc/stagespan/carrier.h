@@ -1,0 +1,52 @@
+// carrier.h: the texts that take a request to another process: `traceparent` of W3C Trace Context, and our own key.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "layout.h"
+
+namespace stagespan {
+
+inline constexpr std::size_t kMostCarrierBytes = 256;  // of `traceparent` and of our own key
+inline constexpr std::size_t kMostStateBytes = 2048;   // of `tracestate`
+inline constexpr std::size_t kTraceParentBytes = 55;   // as we write it
+inline constexpr std::uint32_t kMostAttempt = 65'535;
+inline constexpr std::uint32_t kNewTraceFlags = 3;  // sampled, and with a random trace id
+
+/// What a `traceparent` says.
+struct TraceParent {
+  TraceId trace;
+  std::uint64_t hop = 0;
+  std::uint32_t flags = kNewTraceFlags;
+};
+
+/// What our own key says of a hop. The texts are in UTF-8; those of a key that was read are in `decoded`, and may have
+/// been cut by the sender.
+struct SentHop {
+  std::string_view id, queue, branch;
+  std::int64_t monotonic_ns = 0;
+  std::int64_t unix_ns = 0;
+  std::uint64_t clock = 0;  // the identity of the sender's CLOCK_MONOTONIC
+  std::uint64_t segment = 0;
+  std::uint32_t attempt = 1;
+  char decoded[kMostCarrierBytes];
+
+  SentHop() = default;
+  SentHop(const SentHop&) = delete;
+  SentHop& operator=(const SentHop&) = delete;
+};
+
+/// Read a text. False if it is malformed, too long, or, for our own key, of another version; `to` is then undefined.
+bool read_traceparent(std::string_view text, TraceParent& to) noexcept;
+bool read_sent_hop(std::string_view text, SentHop& to) noexcept;
+/// Whether a `tracestate` can be passed on.
+bool is_tracestate(std::string_view text) noexcept;
+
+/// Write a text; the second one returns its length. Its texts are percent-encoded. One that is too long is cut, and
+/// ends with a hash of the whole.
+void write_traceparent(const TraceParent& parent, char (&to)[kTraceParentBytes]) noexcept;
+std::size_t write_sent_hop(const SentHop& hop, char (&to)[kMostCarrierBytes]) noexcept;
+
+}  // namespace stagespan
