@@ -281,7 +281,7 @@ bool init_waiting(PyObject* module) {
 }
 
 PyMethodDef g_waiting_functions[] = {
-    {"spans", as_method(spans), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"spans", as_method(spans), METH_VARARGS | METH_KEYWORDS, "spans(*, since=None)\n--\n\n"},
     {"service_wait", as_method(wait_for_work), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"device_resolve", as_method(resolve_device), METH_VARARGS | METH_KEYWORDS, nullptr},
     {nullptr, nullptr, 0, nullptr},
