@@ -41,15 +41,20 @@ def reason() -> str:
     return f"the extension cannot be imported ({_reason})"
 
 
+class _NeedsExtension(StagespanError, AttributeError):
+    """What was asked for needs the extension.
+
+    It is an AttributeError too, because code such as pickle asks every module for its names.
+    """
+
+
 def __getattr__(name: str) -> NoReturn:
-    if name.startswith("__"):  # what Python itself asks of a module
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     refuse()
 
 
 def refuse() -> NoReturn:
     """Raise the StagespanError of everything that needs the extension."""
-    raise StagespanError(
+    raise _NeedsExtension(
         f"This needs stagespan's extension, and {reason()}: install stagespan for this Python on a"
         " machine that it supports."
     )

@@ -12,6 +12,7 @@ import pytest
 
 import stagespan
 from stagespan import _core, without_core
+from stagespan.errors import StagespanError
 
 BLOCKED = "import sys; sys.modules['stagespan._core'] = None\n"  # Python then refuses the import
 
@@ -131,3 +132,10 @@ def test_the_doctor_calls_it_a_failure(tmp_path: Path) -> None:
         ("recorder", "stagespan")
     ]
     assert "the extension cannot be imported" in failing[0]["text"]
+
+
+def test_code_may_ask_the_stand_in_for_any_name() -> None:
+    """As pickle asks every imported module, with and without the extension."""
+    assert not hasattr(without_core, "a_name_that_no_module_has")
+    with pytest.raises(StagespanError, match="needs stagespan's extension"):
+        _ = without_core.read_recording
