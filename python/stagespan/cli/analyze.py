@@ -103,6 +103,13 @@ def _analysis(path: Path, against: Path | None, jobs: int) -> Analysis:
     help="Write the recorded stacks in folded form, for tools that draw flame graphs.",
 )
 @click.option(
+    "--critical-path",
+    "path_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the trace with its critical path on a track of its own for Perfetto (.json.gz).",
+)
+@click.option(
     "--json-schema",
     is_flag=True,
     is_eager=True,
@@ -119,6 +126,7 @@ def command(
     markdown_file: str | None,
     html_file: str | None,
     flame_file: str | None,
+    path_file: Path | None,
 ) -> None:
     """Show where the time of a trace went, and why the device was idle.
 
@@ -132,6 +140,10 @@ def command(
     analysis = _analysis(path, against, jobs)
     if merge_file is not None:
         merge_ranks(analysis, merge_file)
+    if path_file is not None:
+        from stagespan.cli.critical_path import mark_critical_path
+
+        mark_critical_path(analysis, path_file)
     if json_file is not None:
         import json
 

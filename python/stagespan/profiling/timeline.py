@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import mmap
 import re
+import shutil
+import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from stagespan import _core
 from stagespan.live import open_spans
@@ -21,6 +24,7 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _WORK = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|kernel|gpu_\w+|\w*_runtime|\w*_driver)"|"name"\s*:\s*"(?:aten::|CANN)'
 )
+_GZIP = b"\x1f\x8b"
 _EDGE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 
@@ -77,29 +81,49 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
 
 
 def compressed_with_spans(trace: Path, spans: Iterable[TimelineSpan]) -> bytes:
-    """Return the JSON file `trace` as gzip, with `spans` as a separate process.
+    """Return a trace as gzip, with `spans` as a separate process; see `compressed_with_events`."""
+    return compressed_with_events(trace, lambda base_ns: _events(spans, base_ns))
 
-    Raises ValueError if the file does not end like a trace, because it is incomplete.
+
+def compressed_with_events(trace: Path, events: Callable[[int], Iterable[bytes]]) -> bytes:
+    """Return a trace (JSON, or JSON as gzip) as gzip, with more events.
+
+    `events` returns them as JSON. Its argument is the Unix time in ns from which the times of the
+    trace count.
+
+    Raises ValueError if the file does not end like a trace, because it is incomplete, and OSError
+    if it cannot be read.
     """
     with open(trace, "rb") as file:
-        head = file.read(_EDGE_BYTES)
-        size = file.seek(0, 2)
-        file.seek(max(0, size - _EDGE_BYTES))
-        tail = file.read()
-        opening = _EVENTS.search(head)
-        is_list = head.lstrip()[:1] == b"["
-        if tail.rstrip()[-1:] != (b"]" if is_list else b"}") or not (opening or is_list):
-            raise ValueError("the profiler did not write it completely")
-        base = _BASE.search(tail) or _BASE.search(head)
-        at = opening.end() if opening else head.index(b"[") + 1
-        file.seek(at)
-        empty = file.read(_EDGE_BYTES).lstrip()[:1] == b"]"
-        events = b",\n".join(_events(spans, int(base[1]) if base else 0))
+        if file.read(2) != _GZIP:
+            return _with_events(file, events)
         file.seek(0)
-        packer = zlib.compressobj(level=6, wbits=31)
-        packed = [packer.compress(piece) for piece in _pieces(file, at, events, empty)]
-        packed.append(packer.flush())
-        return b"".join(packed)
+        with tempfile.TemporaryFile() as plain:
+            with gzip.open(file) as unpacked:
+                shutil.copyfileobj(unpacked, plain, _CHUNK_BYTES)
+            return _with_events(plain, events)
+
+
+def _with_events(file: IO[bytes], events: Callable[[int], Iterable[bytes]]) -> bytes:
+    file.seek(0)
+    head = file.read(_EDGE_BYTES)
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _EDGE_BYTES))
+    tail = file.read()
+    opening = _EVENTS.search(head)
+    is_list = head.lstrip()[:1] == b"["
+    if tail.rstrip()[-1:] != (b"]" if is_list else b"}") or not (opening or is_list):
+        raise ValueError("the profiler did not write it completely")
+    base = _BASE.search(tail) or _BASE.search(head)
+    at = opening.end() if opening else head.index(b"[") + 1
+    file.seek(at)
+    empty = file.read(_EDGE_BYTES).lstrip()[:1] == b"]"
+    added = b",\n".join(events(int(base[1]) if base else 0))
+    file.seek(0)
+    packer = zlib.compressobj(level=6, wbits=31)
+    packed = [packer.compress(piece) for piece in _pieces(file, at, added, empty)]
+    packed.append(packer.flush())
+    return b"".join(packed)
 
 
 def shows_work(trace: Path) -> bool:
@@ -111,7 +135,7 @@ def shows_work(trace: Path) -> bool:
             return _WORK.search(content) is not None
 
 
-def _pieces(file: BinaryIO, at: int, events: bytes, empty: bool) -> Iterator[bytes]:
+def _pieces(file: IO[bytes], at: int, events: bytes, empty: bool) -> Iterator[bytes]:
     yield file.read(at)
     if events:
         yield b"\n" + events + (b"" if empty else b",")
@@ -137,8 +161,8 @@ def _events(spans: Iterable[TimelineSpan], base_ns: int) -> Iterator[bytes]:
                 json_bytes(span.stage.encode("utf-8", "replace").decode()),
                 PROCESS.encode(),
                 span.thread,
-                _microseconds(span.begin_ns - base_ns),
-                _microseconds(span.end_ns - span.begin_ns),
+                microseconds(span.begin_ns - base_ns),
+                microseconds(span.end_ns - span.begin_ns),
                 json_bytes(args),
             )
         )
@@ -156,6 +180,7 @@ def _metadata(name: str, thread: int, args: dict[str, object]) -> bytes:
     )
 
 
-def _microseconds(nanoseconds: int) -> bytes:
+def microseconds(nanoseconds: int) -> bytes:
+    """Return a time as the text of a number of microseconds with three decimals."""
     sign, whole = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
     return f"{sign}{whole // 1000}.{whole % 1000:03d}".encode()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import shutil
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,8 +16,6 @@ from stagespan.trace import read_trace
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording
     from stagespan.trace import Trace
-
-_GZIP = b"\x1f\x8b"
 
 
 class Merged(NamedTuple):
@@ -65,7 +60,7 @@ def merge_spans(
         raise ambiguous(overlapping[0][0].pid, [one for one, _ in overlapping])
     ((found, spans),) = overlapping
     try:
-        return Merged(_with_spans(Path(trace_path), spans), len(spans), found.pid)
+        return Merged(compressed_with_spans(Path(trace_path), spans), len(spans), found.pid)
     except (OSError, ValueError) as error:
         raise StagespanError(f"{trace_path} cannot take spans: {error}") from error
 
@@ -102,15 +97,3 @@ def _spans(recording: Recording, begin_ns: int, end_ns: int) -> list[TimelineSpa
                 )
             )
     return found
-
-
-def _with_spans(trace_path: Path, spans: list[TimelineSpan]) -> bytes:
-    with open(trace_path, "rb") as file:
-        if file.read(2) != _GZIP:
-            return compressed_with_spans(trace_path, spans)
-        file.seek(0)
-        with tempfile.NamedTemporaryFile(suffix=".json") as plain:
-            with gzip.open(file) as unpacked:
-                shutil.copyfileobj(unpacked, plain, 1 << 20)
-            plain.flush()
-            return compressed_with_spans(Path(plain.name), spans)

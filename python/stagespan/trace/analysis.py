@@ -15,6 +15,7 @@ import msgspec
 
 from stagespan.trace.analyses import (
     compiled,
+    critical_path,
     device_use,
     flame,
     host,
@@ -61,6 +62,7 @@ ANALYSES: dict[str, Analyze] = {
     "rates": rates.analyze,
     "compiled": compiled.analyze,
     "steps": steps.analyze,
+    "critical_path": critical_path.analyze,
     "stages": stages.analyze,
     "layers": layers.analyze,
     "memory": memory.analyze,

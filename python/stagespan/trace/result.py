@@ -320,6 +320,7 @@ Lack = Literal[
     "no_waits",
     "not_compiled",
     "shared_correlations",
+    "too_many_events",
 ]
 """Why an analysis has no result. The codes never change."""
 

@@ -86,7 +86,9 @@ def print_page(analysis: Analysis, console: Console | None = None) -> None:
         more = f"{counted(tables, 'table')} and all evidence: --html, --markdown or --json FILE."
         notes.append(more)
     tail = [text_block(note, "dim") for note in notes]
-    lines = [text_block(f"{name:9}{line}") for name, line in one_liners(analysis)]
+    summaries = one_liners(analysis)
+    width = max((len(name) for name, _ in summaries), default=0) + 2
+    lines = [text_block(f"{name:{width}}{line}") for name, line in summaries]
     blocks = [*laid_out(head, console), text_block("")]
     print_blocks(blocks, analysis.findings(), tail, console, lines)
 

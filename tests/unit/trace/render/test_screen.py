@@ -61,16 +61,16 @@ def test_on_a_tall_terminal_each_analysis_has_a_line(tmp_path: Path) -> None:
     analysis = analyze_path(a_trace(tmp_path))
     figures = analysis.to_dict()
     # WHEN the page is printed
-    # THEN kernels, steps and memory have a line, with the figures of the JSON
+    # THEN kernels, steps, the path and memory have a line, with the figures of the JSON
     told = dict(one_liners(analysis))
-    assert list(told) == ["Kernels", "Steps", "Memory"]
+    assert list(told) == ["Kernels", "Steps", "Critical path", "Memory"]
     assert told["Kernels"] == "matrix products 100.0 % of the 150.000 µs of 3 device events"
     median = figures["steps"]["step_us"]["median"]
     assert told["Steps"].startswith(f"{figures['steps']['count']}, {median:.3f} µs in the median")
     # 2 µs before the first step, steps of 158 and 168 µs, 300 after each, 15 into the third.
     assert told["Memory"] == "at most 7.00 MiB on cuda:0, at 943.000 µs"
     lines = printed(analysis, 50, 120)
-    assert [line for line in lines if line.startswith("Steps ")] == [f"Steps    {told['Steps']}"]
+    assert [line for line in lines if line.startswith("Steps ")] == [f"{'Steps':15}{told['Steps']}"]
 
 
 @pytest.mark.parametrize("name", REAL)

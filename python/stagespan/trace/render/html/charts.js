@@ -10,7 +10,11 @@ const IDLE_COLOURS = {
   kernel_loading: "#b36ad1", profiler: "#9a9a9a", runtime_call: "#cc7a2e", dependency: "#3f78c9",
   graph: "#56a68b", queued: "#b8bcc4", not_traced: "#868d97",
 };
-const HOST_COLOURS = { operators: "#6f9bd1", calls: "#d0a04f", step: "#7c8696" };
+const HOST_COLOURS = {
+  operators: "#6f9bd1", calls: "#d0a04f", step: "#7c8696",
+  path_work: "#2f9e63", path_launch: "#d9a21b", path_stream: "#b8bcc4", path_dependency: "#c2528b",
+  path_host: "#6f9bd1", path_call: "#d0a04f", path_wait: "#e2674a",
+};
 const STAGE_COLOURS = ["#5b8ff9", "#5ad8a6", "#f6bd16", "#e8684a", "#6dc8ec", "#9270ca", "#ff9d4d",
   "#269a99", "#ff99c3", "#a0b86f"];
 

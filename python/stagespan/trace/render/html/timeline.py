@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.text.amounts import in_words
+from stagespan.trace.analyses import critical_path
 from stagespan.trace.analyses.idle import split_gaps
+from stagespan.trace.derived.dependencies import KINDS as KINDS_OF_PATH
 from stagespan.trace.derived.device import (
     COMMUNICATION,
     COMPUTE,
@@ -89,11 +91,11 @@ class Bars:
 
 
 def timeline(trace: Trace) -> list[TimelineRow]:
-    """Return rows for steps, stages, streams, the device's idle time, and the host's threads."""
+    """Return rows for steps, stages, the critical path, streams, idle time, and threads."""
     if window_of(trace) is None:
         return []
     found: list[TimelineRow] = []
-    for rows_of in (_annotations, _streams, _idle, _threads):
+    for rows_of in (_annotations, _path, _streams, _idle, _threads):
         found += rows_of(trace)
     if all(row.name != "steps" for row in found):
         found[:0] = _inferred_steps(trace)
@@ -271,6 +273,29 @@ def _idle(trace: Trace) -> list[TimelineRow]:
     names = [f"idle: {CAUSES[name]}" for name in NAMES]
     begin = gaps.begin_ns - window
     return [_row("idle", begin, begin + gaps.dur_ns, cause, keys, cause, names, "gaps")]
+
+
+def _path(trace: Trace) -> list[TimelineRow]:
+    """Return the row of the critical path, as far as it was computed."""
+    found = critical_path.analyze(trace)
+    if not isinstance(found, critical_path.CriticalPath):
+        return []
+    window, _ = window_of(trace) or (0, 0)
+    names = list(dict.fromkeys(segment.name for segment in found.segments))
+    number = {name: at for at, name in enumerate(names)}
+    kinds = list(KINDS_OF_PATH)
+    return [
+        _row(
+            "critical path",
+            np.array([segment.begin_ns - window for segment in found.segments]),
+            np.array([segment.end_ns - window for segment in found.segments]),
+            np.array([kinds.index(segment.kind) for segment in found.segments]),
+            [(f"path_{kind}", words) for kind, words in KINDS_OF_PATH.items()],
+            np.array([number[segment.name] for segment in found.segments]),
+            names,
+            "parts",
+        )
+    ]
 
 
 def _annotations(trace: Trace) -> list[TimelineRow]:

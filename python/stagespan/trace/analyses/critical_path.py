@@ -1,0 +1,345 @@
+"""The chain of calls and device work that determines how long a step takes, and what would help.
+
+The path goes through launches, streams, and calls that wait (`derived.dependencies`). Each moment
+of the step belongs to one part of the path, so the parts sum to the step's length. A predicted gain
+comes from computing all times again with shorter parts, so it accounts for another chain that
+becomes the longest one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+
+from stagespan.text.amounts import in_words
+from stagespan.trace.derived.dependencies import (
+    CALL,
+    HOST,
+    KINDS,
+    WORK,
+    Edges,
+    dependencies,
+)
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.launch_sources import no_operators
+from stagespan.trace.derived.step_ranges import step_ranges
+from stagespan.trace.derived.threads import ThreadIndex
+from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.derived.windows import base_window, steps_of
+from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
+from stagespan.trace.read.intervals import Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
+from stagespan.trace.result import StructResult, Table, Unavailable, share, shortened
+
+# The most events of the step that is described, and of the other steps together: the times of a
+# graph are computed point by point.
+_MOST_EVENTS = 60_000
+_MOST_OF_OTHERS = 20_000
+_MOST_STEPS = 100
+_MOST_PREDICTED = 12
+_SHOWN = 50
+_NAMES = tuple(KINDS)
+# Kinds whose time a program can change.
+_CAN_BE_SHORTER = (WORK, HOST, CALL)
+
+_Kind = Annotated[str, one_of(KINDS)]
+
+
+class PathPart(Figures, frozen=True):
+    """What one name contributes to the critical path of the described step; times in ns."""
+
+    kind: _Kind | None
+    """None for the parts after the largest ones, which are summed up."""
+    name: str
+    """The kernel, the call, or, for the time before a call, the operator that makes the call."""
+    count: Count
+    """The number of its events on the path."""
+    time_ns: Ns
+    """Its time on the path."""
+    percent: float
+    """Of the step."""
+    gain_ns: Ns | None = msgspec.field(name="gain_if_half_us")
+    """How much shorter the step would be if all of its events took half of their time; None if it
+    was not computed."""
+
+
+class OffPath(Figures, frozen=True):
+    """Device work of one name that is not on the critical path of the described step."""
+
+    name: str
+    count: Count
+    time_ns: Ns
+    slack_ns: Ns
+    """How much longer the first of its events that matters could take without a longer step."""
+
+
+class StepPath(Figures, frozen=True):
+    """The critical path of one step by kind; the times sum to the length."""
+
+    name: str
+    whole_ns: Ns
+    kinds: dict[_Kind, Ns] = msgspec.field(name="kinds_us")
+
+
+class Segment(Figures, frozen=True):
+    """A part of the critical path in the order of time."""
+
+    begin_ns: int
+    end_ns: int
+    kind: str
+    name: str
+
+
+class CriticalPath(StructResult, frozen=True):
+    """The critical path of every step, and of one step in detail."""
+
+    step: str | None
+    """The step with the median length, which is described; None if it is the whole trace."""
+    whole_ns: Ns
+    """Its length, to which the times of `parts` sum."""
+    parts: list[PathPart]
+    gains: dict[_Kind, Ns] = msgspec.field(name="gains_if_half_us")
+    """How much shorter the step would be if everything of a kind took half of its time."""
+    off_path: list[OffPath]
+    steps: list[StepPath]
+    segments: Internal[list[Segment]]
+    """The path of the described step."""
+
+    def line(self) -> str:
+        """Return the largest parts of the path by kind."""
+        times = Counter[str]()
+        for part in self.parts:
+            if part.kind is not None:
+                times[part.kind] += part.time_ns
+        shown = [
+            f"{share(time, self.whole_ns):.0f} % {KINDS[kind]}"
+            for kind, time in times.most_common(3)
+            if time
+        ]
+        return f"{in_words(self.whole_ns, 'ns')}: {', '.join(shown)}"
+
+    def tables(self) -> list[Table]:
+        """The parts of the path, the work that is not on it, and every step."""
+        of = "the trace" if self.step is None else shortened(self.step)
+        found = [
+            Table.of(
+                f"Critical path of {of}",
+                self.parts,
+                ("name", "", ""),
+                (lambda part: KINDS.get(part.kind), "kind", ""),
+                ("count", "events", ""),
+                ("time_ns", "time", "ns"),
+                ("percent", "of the path", "%"),
+                ("gain_ns", "gain if half", "ns"),
+                note="The last column is how much shorter it would be if this took half its time.",
+            )
+        ]
+        if self.off_path:
+            found.append(
+                Table.of(
+                    "Not on the critical path",
+                    self.off_path,
+                    ("name", "kernel", ""),
+                    ("count", "events", ""),
+                    ("time_ns", "time", "ns"),
+                    ("slack_ns", "slack", "ns"),
+                    note="The slack is how much longer it could take without a longer step.",
+                )
+            )
+        if len(self.steps) > 1:
+            found.append(
+                Table(
+                    "Critical path by step",
+                    (("step", ""), ("length", "ns"), *((kind, "ns") for kind in KINDS)),
+                    [
+                        (step.name, step.whole_ns, *(step.kinds.get(kind, 0) for kind in KINDS))
+                        for step in self.steps
+                    ],
+                )
+            )
+        return found
+
+
+@once
+def analyze(trace: Trace) -> CriticalPath | Unavailable:
+    """Find the critical path of each step; Unavailable without device events or launches."""
+    if not device_work(trace).kind.any():
+        return Unavailable("The trace has no device events.", "no_device")
+    windows = _windows(trace)
+    lengths = [window.end_ns - window.begin_ns for window in windows]
+    middle = sorted(range(len(windows)), key=lambda at: lengths[at])[(len(windows) - 1) // 2]
+    edges = _edges(trace, windows[middle], _MOST_EVENTS)
+    if isinstance(edges, int):
+        what = "step" if windows[middle].step else "trace"
+        return Unavailable(
+            f"The {what} has {edges:,} calls and device events, but a critical path can be computed"
+            f" for at most {_MOST_EVENTS:,}: mark shorter steps."
+            if edges
+            else f"The {what} has no device events.",
+            "too_many_events" if edges else "no_device",
+        )
+    found = {middle: edges}
+    left = _MOST_OF_OTHERS
+    for at, window in enumerate(windows[:_MOST_STEPS]):
+        other = 0 if at == middle else _edges(trace, window, left)
+        if not isinstance(other, int):
+            left -= other.points // 2
+            found[at] = other
+    path = _segments(edges)
+    names = _names(trace, edges)
+    parts, gains = _parts(edges, path, names)
+    return CriticalPath(
+        step=windows[middle].step or None,
+        whole_ns=edges.end_ns - edges.begin_ns,
+        parts=parts,
+        gains=gains,
+        off_path=_off_path(edges, path, names),
+        steps=[
+            StepPath(windows[at].step, each.end_ns - each.begin_ns, _by_kind(each))
+            for at, each in sorted(found.items())
+            if windows[at].step
+        ],
+        segments=[
+            Segment(begin, end, _NAMES[edges.kind[edge]], names[edge]) for edge, begin, end in path
+        ],
+    )
+
+
+class _Window(NamedTuple):
+    """A step, or the whole trace without a name."""
+
+    step: str
+    begin_ns: int
+    end_ns: int
+    host_end_ns: int
+    """When the host has done its part of it."""
+
+
+def _windows(trace: Trace) -> list[_Window]:
+    steps, ranges = steps_of(trace), step_ranges(trace)
+    found = []
+    if steps is not None and ranges is not None:
+        host_end = np.maximum(ranges.end_ns, steps.begin_ns) if ranges.on_host else steps.end_ns
+        columns = (steps.begin_ns.tolist(), steps.end_ns.tolist(), host_end.tolist())
+        found = [_Window(*row) for row in zip(steps.names, *columns, strict=True)]
+        found = [window for window in found if window.begin_ns < window.end_ns]
+    base = base_window(trace)
+    assert base is not None  # there is an event
+    return found or [_Window("", base.begin_ns, base.end_ns, base.end_ns)]
+
+
+def _edges(trace: Trace, window: _Window, most: int) -> Edges | int:
+    return dependencies(trace, window.begin_ns, window.end_ns, window.host_end_ns, most)
+
+
+def _segments(edges: Edges) -> list[tuple[int, int, int]]:
+    """Return the edges of the path with their begins and ends; each moment belongs to one.
+
+    An event that begins before the end of the one that it waited for gets the time of both.
+    """
+    times = edges.times()
+    until = edges.end_ns
+    found = []
+    for edge in edges.path()[::-1].tolist():
+        begin = times[int(edges.source[edge])]
+        if begin < until:
+            found.append((edge, begin, until))
+            until = begin
+    return found[::-1]
+
+
+def _by_kind(edges: Edges) -> dict[str, int]:
+    found = dict.fromkeys(_NAMES, 0)
+    for edge, begin, end in _segments(edges):
+        found[_NAMES[edges.kind[edge]]] += end - begin
+    return {kind: time for kind, time in found.items() if time}
+
+
+def _names(trace: Trace, edges: Edges) -> list[str]:
+    """Return the name of each edge: the device's event, the call, or the operator around it."""
+    events = trace.events
+    of_host = np.flatnonzero((edges.kind == _NAMES.index(HOST)) & (edges.row >= 0))
+    around = dict(zip(of_host.tolist(), _operators(trace, edges.row[of_host]), strict=True))
+    found = []
+    for edge, (row, kind) in enumerate(zip(edges.row.tolist(), edges.kind.tolist(), strict=True)):
+        if row < 0:
+            found.append("after the last call or work")
+        elif around.get(edge, -1) >= 0:
+            found.append(trace.names[int(events.name[around[edge]])])
+        elif _NAMES[kind] == HOST:
+            found.append(f"before {trace.names[int(events.name[row])]}")
+        else:
+            found.append(trace.names[int(events.name[row])])
+    return found
+
+
+def _operators(trace: Trace, rows: Rows) -> list[int]:
+    """Return the row of the innermost operator around each event of the host, or -1."""
+    operators = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~no_operators(trace))
+    index = ThreadIndex(trace, operators, rows)
+    if not index.fits:
+        return [-1] * len(rows)
+    forest = Nesting.of(trace, index.axis, operators, index.of[0])
+    if len(forest) == 0:
+        return [-1] * len(rows)
+    at = forest.at(index.axis.place(index.of[1], trace.events.begin_ns[rows]))
+    result: list[int] = np.where(at >= 0, forest.rows[at], -1).tolist()
+    return result
+
+
+def _parts(
+    edges: Edges, path: list[tuple[int, int, int]], names: list[str]
+) -> tuple[list[PathPart], dict[str, int]]:
+    """Return the parts of the path, and what half of the time of each kind would gain."""
+    times = Counter[tuple[str, str]]()
+    counts = Counter[tuple[str, str]]()
+    keys = [(_NAMES[kind], name) for kind, name in zip(edges.kind.tolist(), names, strict=True)]
+    for edge, begin, end in path:
+        times[keys[edge]] += end - begin
+        counts[keys[edge]] += 1
+    chosen = [key for key, _ in times.most_common() if key[0] in _CAN_BE_SHORTER]
+    chosen = chosen[:_MOST_PREDICTED]
+    number = {key: at for at, key in enumerate(chosen)}
+    of = np.array([number.get(key, -1) for key in keys])
+    halves = [of == at for at in range(len(chosen))]
+    halves += [edges.kind == _NAMES.index(kind) for kind in _CAN_BE_SHORTER]
+    half = np.stack(halves, axis=1) * (np.maximum(edges.lag_ns, 0) // 2)[:, None]
+    gains = [edges.end_ns - end for end in edges.ends(edges.lag_ns[:, None] - half)]
+    whole = edges.end_ns - edges.begin_ns
+    parts = [
+        PathPart(
+            kind=kind,
+            name=name,
+            count=counts[kind, name],
+            time_ns=time,
+            percent=share(time, whole),
+            gain_ns=gains[number[kind, name]] if (kind, name) in number else None,
+        )
+        for (kind, name), time in times.most_common(_SHOWN)
+    ]
+    if len(times) > _SHOWN:
+        rest = [(counts[key], time) for key, time in times.most_common()[_SHOWN:]]
+        count, time = (sum(column) for column in zip(*rest, strict=True))
+        parts.append(PathPart(None, "(other)", count, time, share(time, whole), None))
+    return parts, dict(zip(_CAN_BE_SHORTER, gains[len(chosen) :], strict=True))
+
+
+def _off_path(edges: Edges, path: list[tuple[int, int, int]], names: list[str]) -> list[OffPath]:
+    on_path = {names[edge] for edge, _, _ in path}
+    slack = edges.slack_ns().tolist()
+    begins = edges.times()
+    found: dict[str, OffPath] = {}
+    for edge in np.flatnonzero(edges.kind == _NAMES.index(WORK)).tolist():
+        name = names[edge]
+        if name in on_path:
+            continue
+        time = begins[int(edges.target[edge])] - begins[int(edges.source[edge])]
+        before = found.get(name, OffPath(name, 0, 0, slack[edge]))
+        found[name] = OffPath(
+            name, before.count + 1, before.time_ns + time, min(before.slack_ns, slack[edge])
+        )
+    return sorted(found.values(), key=lambda each: -each.time_ns)[:_SHOWN]

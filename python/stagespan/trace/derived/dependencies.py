@@ -1,0 +1,390 @@
+"""What each call and each event of a device had to wait for, as a graph of points in time.
+
+The points of a window are its begin and end, and the begins and ends of the device's events and of
+the calls that launched them or waited for them. An edge says that a point comes at least `lag_ns`
+after another one:
+
+    begin of a call   <- end of the thread's call before it, or of the thread that it waited for
+    end of a call     <- its begin; if it waited, also the end of the device's event
+    begin of an event <- end of its launch (begin, if it began before that end); end of the event
+                         before it on its stream; end of an event of another stream, if it began as
+                         soon as that event had ended
+    end of an event   <- its begin
+
+With the lags of the trace, each point's time is the latest of (time of a source + lag), which are
+the times of the trace. With other lags, it is a prediction of the times of a changed program.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.device import launch_of, launches, streams
+from stagespan.trace.derived.gaps import gaps, waiting_calls
+from stagespan.trace.derived.threads import TimeIndex, named, threads
+from stagespan.trace.read.groups import by_group, pairs
+from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
+
+WORK, LAUNCH, STREAM, DEPENDENCY = "work", "launch", "stream", "dependency"
+HOST, CALL, WAIT = "host", "call", "wait"
+KINDS = {
+    WORK: "device work",
+    LAUNCH: "launch to begin",
+    STREAM: "between work of a stream",
+    DEPENDENCY: "between work of two streams",
+    HOST: "host between calls",
+    CALL: "host in calls",
+    WAIT: "end of work to end of wait",
+}
+"""The kinds of edges."""
+_NAMES = tuple(KINDS)
+# How far the clocks of host and device may differ.
+_CLOCKS_NS = 5_000
+# Work that begins so soon after the end of work on another stream may have waited for it.
+_SOON_NS = 10_000
+# The usual time from a launch to its begin on an idle device, if the trace shows none.
+_USUAL_LATENCY_NS = 5_000
+_OF_THREADS = ("cpu_op", "user_annotation", "python_function")
+_WAITS_FOR_ALL = re.compile("device|context", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """The edges of a window, ordered so that all edges into a point precede those out of it."""
+
+    source: Rows
+    target: Rows
+    """Points; 0 is the begin of the window, and the last one is its end."""
+    lag_ns: Numbers
+    kind: NDArray[np.int8]
+    """Index into the keys of KINDS."""
+    row: Rows
+    """The event to which the edge's time belongs: the device's event or the call that ends there
+    or, for the time between two calls, the later one; -1 for the end of the window."""
+    begin_ns: int
+    end_ns: int
+    points: int
+
+    def times(self) -> list[int]:
+        """Return the time of each point."""
+        found = [self.begin_ns] * self.points
+        for source, target, lag in self._rows():
+            found[target] = max(found[target], found[source] + lag)
+        return found
+
+    def ends(self, lag_ns: NDArray[np.int64]) -> list[int]:
+        """Return the end of the window with other lags: one row for each edge, one column a case.
+
+        No point can be earlier than the begin of the window.
+        """
+        found = np.full((self.points, lag_ns.shape[1]), self.begin_ns)
+        for (source, target, _), lag in zip(self._rows(), lag_ns, strict=True):
+            np.maximum(found[target], found[source] + lag, out=found[target])
+        result: list[int] = found[-1].tolist()
+        return result
+
+    def _rows(self) -> Iterable[tuple[int, int, int]]:
+        return zip(self.source.tolist(), self.target.tolist(), self.lag_ns.tolist(), strict=True)
+
+    def path(self) -> Rows:
+        """Return the indices of the edges of the critical path, from the begin to the end.
+
+        If several edges determine the time of a point, work of the device is preferred.
+        """
+        times = self.times()
+        binding = [-1] * self.points
+        order = np.argsort(self.kind, kind="stable")[::-1].tolist()
+        rows = list(self._rows())
+        for edge in order:
+            source, target, lag = rows[edge]
+            if times[source] + lag == times[target]:
+                binding[target] = edge
+        found = []
+        point = self.points - 1
+        while point != 0 and binding[point] >= 0:
+            found.append(binding[point])
+            point = rows[binding[point]][0]
+        return np.array(found[::-1], dtype=np.intp)
+
+    def slack_ns(self) -> Numbers:
+        """Return how much longer each edge could take without a later end of the window."""
+        times = self.times()
+        latest = [times[-1]] * self.points
+        for source, target, lag in reversed(list(self._rows())):
+            latest[source] = min(latest[source], latest[target] - lag)
+        early, late = np.array(times), np.array(latest)
+        result: Numbers = late[self.target] - early[self.source] - self.lag_ns
+        return result
+
+
+@once
+def _indices(trace: Trace) -> tuple[TimeIndex, TimeIndex]:
+    """Return the device's events and the calls that launch or wait, by time."""
+    found = gaps(trace)
+    waits = np.flatnonzero(waiting_calls(trace, found.rows, found.calls))
+    calls = np.union1d(found.calls[found.calls >= 0], waits)
+    return TimeIndex(trace, found.rows), TimeIndex(trace, calls)
+
+
+@once
+def _begins_by_thread(trace: Trace) -> dict[tuple[int, int], Numbers]:
+    """Return the begins of the host's events in ascending order, by process and thread."""
+    rows = np.flatnonzero(trace.rows_of(_OF_THREADS) | launches(trace))
+    owners, thread = threads(trace, rows)
+    begin = trace.events.begin_ns[rows]
+    groups = by_group(thread, len(owners))
+    return {
+        (int(pid), int(tid)): np.sort(begin[mine])
+        for (pid, tid), mine in zip(owners, groups, strict=True)
+    }
+
+
+def dependencies(
+    trace: Trace, begin_ns: int, end_ns: int, host_end_ns: int, most: int
+) -> Edges | int:
+    """Return the edges of a window, such as a step.
+
+    Calls of the host that begin at `host_end_ns` or later, and what they launched, are left out:
+    they belong to the next step. Returns the number of events if it is more than `most`, and 0 if
+    there is no event of a device.
+    """
+    items, calls = (index.overlapping(begin_ns, end_ns) for index in _indices(trace))
+    events = trace.events
+    launched = launch_of(trace, items)
+    items = items[(launched < 0) | (events.begin_ns[launched] < host_end_ns)]
+    calls = calls[(events.begin_ns[calls] >= begin_ns) & (events.begin_ns[calls] < host_end_ns)]
+    if len(items) == 0 or len(items) + len(calls) > most:
+        return len(items) and len(items) + len(calls)
+    return _Builder(trace, begin_ns, end_ns, items, calls).finished()
+
+
+_Source = tuple[int, int, str]
+"""A point, the least time from it that is known, and the kind of the edge."""
+
+
+class _Builder:
+    """Collects the edges of one window."""
+
+    def __init__(self, trace: Trace, begin_ns: int, end_ns: int, items: Rows, calls: Rows) -> None:
+        self.trace, self.begin_ns, self.end_ns = trace, begin_ns, end_ns
+        self.edges: list[tuple[int, int, int, int, int]] = []
+        self.time: list[int] = [begin_ns]
+        events = trace.events
+        self.items = items[np.lexsort((events.end_ns[items], events.begin_ns[items]))]
+        self.item_begin = [self._point(time) for time in events.begin_ns[self.items].tolist()]
+        self.item_end = [self._point(time) for time in events.end_ns[self.items].tolist()]
+        self.calls, self.call_at = self._outermost(calls)
+        self.call_begin = [self._point(time) for time in events.begin_ns[self.calls].tolist()]
+        self.call_end = [self._point(time) for time in events.end_ns[self.calls].tolist()]
+        self.launched_by = [
+            self.call_at.get(call, -1) for call in launch_of(trace, self.items).tolist()
+        ]
+        last = [(point, 0, HOST) for point in self._add_threads()]
+        self._add_calls()
+        last += [(point, 0, STREAM) for point in self._add_items()]
+        self._add(self._point(end_ns), -1, last)
+
+    def finished(self) -> Edges:
+        """Return the edges in topological order."""
+        source, target, lag, kind, row = (
+            np.array(column, dtype=np.int64) for column in zip(*self.edges, strict=True)
+        )
+        order = np.argsort(_ranks(source, target, len(self.time))[source], kind="stable")
+        return Edges(
+            source[order],
+            target[order],
+            lag[order],
+            kind[order].astype(np.int8),
+            row[order],
+            self.begin_ns,
+            self.end_ns,
+            len(self.time),
+        )
+
+    def _point(self, time_ns: int) -> int:
+        """Add a point with the time that it has in the trace."""
+        self.time.append(min(max(time_ns, self.begin_ns), self.end_ns))
+        return len(self.time) - 1
+
+    def _add(self, target: int, row: int, sources: list[_Source]) -> None:
+        """Add the edges into a point.
+
+        The rest of the time until the point is added to all lags.
+        """
+        rest = self.time[target] - max(self.time[source] + lag for source, lag, _ in sources)
+        for source, lag, kind in sources:
+            self.edges.append((source, target, lag + rest, _NAMES.index(kind), row))
+
+    def _outermost(self, calls: Rows) -> tuple[Rows, dict[int, int]]:
+        """Return the calls without those inside others, and the index of each call's outermost."""
+        events = self.trace.events
+        _, thread = threads(self.trace, calls)
+        order = np.lexsort((-events.end_ns[calls], events.begin_ns[calls], thread))
+        found: list[int] = []
+        at: dict[int, int] = {}
+        reached, before = -1, -1
+        for row, number, end in zip(
+            calls[order].tolist(),
+            thread[order].tolist(),
+            events.end_ns[calls[order]].tolist(),
+            strict=True,
+        ):
+            if number != before or end > reached:
+                found.append(row)
+                reached, before = end, number
+            at[row] = len(found) - 1
+        return np.array(found, dtype=np.intp), at
+
+    def _add_threads(self) -> list[int]:
+        """Add the edges into the begins of calls. Returns the end of the last call of each thread.
+
+        If a thread did nothing until a call of another thread had ended, it waited for that
+        thread, as the thread of the forward pass and that of the backward pass do in turns.
+        """
+        events = self.trace.events
+        owners, thread = threads(self.trace, self.calls)
+        begin, end = events.begin_ns[self.calls], events.end_ns[self.calls]
+        by_end = np.argsort(end, kind="stable")
+        ends = end[by_end]
+        # For each place in `by_end`, the last earlier place of another thread, or -1.
+        changes = np.flatnonzero(np.diff(thread[by_end])) if len(by_end) else by_end
+        places = np.searchsorted(changes, np.arange(len(by_end))) - 1
+        before_it = np.where(places >= 0, changes[places], -1).tolist() if len(changes) else []
+        before_it = before_it or [-1] * len(by_end)
+        processes_of = owners[:, 0][thread] if len(owners) else thread
+        lasts = []
+        for number, mine in enumerate(by_group(thread, len(owners))):
+            active = _begins_by_thread(self.trace).get(
+                (int(owners[number, 0]), int(owners[number, 1])), begin[:0]
+            )
+            previous, previous_end = 0, self.begin_ns
+            for call in mine.tolist():
+                sources: list[_Source] = [(previous, 0, HOST)]
+                at = int(np.searchsorted(ends, begin[call], "right")) - 1
+                at = at if at < 0 or thread[by_end[at]] != number else before_it[at]
+                other = int(by_end[at]) if at >= 0 else -1
+                if other >= 0 and processes_of[other] == owners[number, 0]:
+                    # The first event after the previous call, if it is after the other's end.
+                    at = int(np.searchsorted(active, previous_end, "left"))
+                    if end[other] > previous_end and (
+                        at == len(active) or active[at] >= end[other]
+                    ):
+                        sources.append((self.call_end[other], 0, HOST))
+                self._add(self.call_begin[call], int(self.calls[call]), sources)
+                previous, previous_end = self.call_end[call], int(end[call])
+            lasts.append(previous)
+        return lasts
+
+    def _add_calls(self) -> None:
+        """Add the edges into the ends of calls.
+
+        A call that waits for the device waits for all streams, one that copies for its copy, and
+        any other for the work that ended last.
+        """
+        events = self.trace.events
+        found = gaps(self.trace)
+        waits = waiting_calls(self.trace, found.rows, found.calls)
+        waits_for_all = named(self.trace, _WAITS_FOR_ALL)
+        own = {call: item for item, call in enumerate(self.launched_by)}
+        ends = events.end_ns[self.items]
+        by_end = np.argsort(ends, kind="stable")
+        streams_found, stream = pairs(*streams(self.trace, self.items))
+        of_streams = [by_end[mine] for mine in by_group(stream[by_end], len(streams_found))]
+        for call, row in enumerate(self.calls.tolist()):
+            sources: list[_Source] = [(self.call_begin[call], 0, CALL)]
+            groups = [by_end]
+            if not waits[row]:
+                groups = []
+            elif call in own:
+                groups = [np.array([own[call]])]
+            elif waits_for_all[row]:
+                groups = of_streams
+            end = int(events.end_ns[row])
+            for group in groups:
+                at = int(np.searchsorted(ends[group], end + _CLOCKS_NS, "right")) - 1
+                if at >= 0:
+                    item = int(group[at])
+                    sources.append((self.item_end[item], min(end - int(ends[item]), 0), WAIT))
+            self._add(self.call_end[call], row, sources)
+
+    def _add_items(self) -> list[int]:
+        """Add the edges into the device's events. Returns the end of each stream's last event."""
+        found, stream = pairs(*streams(self.trace, self.items))
+        ends = self.trace.events.end_ns[self.items]
+        by_end = np.argsort(ends, kind="stable")
+        ordered_ends = ends[by_end].tolist()
+        previous = [-1] * len(found)
+        before = []
+        for item, number in enumerate(stream.tolist()):
+            before.append(previous[number])
+            previous[number] = item
+        usual = self._usual_latency(before)
+        for item, row in enumerate(self.items.tolist()):
+            begin = self.time[self.item_begin[item]]
+            sources: list[_Source] = []
+            if before[item] >= 0:
+                sources.append((self.item_end[before[item]], 0, STREAM))
+            launch = self._launch(item)
+            if launch is not None:
+                sources.append((launch, min(usual, begin - self.time[launch]), LAUNCH))
+            known = max((self.time[point] + lag for point, lag, _ in sources), default=0)
+            if begin > known:
+                # Work on another stream that ended just before, and after all other conditions.
+                at = bisect_right(ordered_ends, begin) - 1
+                while at >= 0 and ordered_ends[at] > max(known, begin - _SOON_NS):
+                    other = int(by_end[at])
+                    if stream[other] != stream[item] and other != item:
+                        sources.append((self.item_end[other], 0, DEPENDENCY))
+                        break
+                    at -= 1
+            self._add(self.item_begin[item], row, sources or [(0, 0, STREAM)])
+            self._add(self.item_end[item], row, [(self.item_begin[item], 0, WORK)])
+        return [self.item_end[item] for item in previous]
+
+    def _launch(self, item: int) -> int | None:
+        """Return the point of the launch of an item: the call's end, if the item began later."""
+        call = self.launched_by[item]
+        if call < 0:
+            return None
+        end = self.call_end[call]
+        return end if self.time[self.item_begin[item]] >= self.time[end] else self.call_begin[call]
+
+    def _usual_latency(self, before: list[int]) -> int:
+        """Return the median time from a launch to its begin on an idle stream."""
+        found = []
+        for item, last in enumerate(before):
+            launch = self._launch(item)
+            if launch is None:
+                continue
+            if last < 0 or self.time[self.item_end[last]] <= self.time[launch]:
+                found.append(self.time[self.item_begin[item]] - self.time[launch])
+        return max(int(np.median(found)), 0) if found else _USUAL_LATENCY_NS
+
+
+def _ranks(source: Rows, target: Rows, count: int) -> Numbers:
+    """Return the position of each point in a topological order of the graph."""
+    incoming = np.bincount(target, minlength=count).tolist()
+    order = np.argsort(source, kind="stable")
+    targets = target[order].tolist()
+    firsts = np.searchsorted(source[order], np.arange(count + 1)).tolist()
+    ready = deque(point for point in range(count) if incoming[point] == 0)
+    rank = [0] * count
+    position = 0
+    while ready:
+        point = ready.popleft()
+        rank[point] = position
+        position += 1
+        for following in targets[firsts[point] : firsts[point + 1]]:
+            incoming[following] -= 1
+            if incoming[following] == 0:
+                ready.append(following)
+    return np.array(rank)
