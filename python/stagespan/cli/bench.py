@@ -39,10 +39,13 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 @click.option(
     "--warmup", type=int, help="Iterations before measuring. [default: until the times settle]"
 )
-@click.option("--steps", default=1, show_default=True, help="Iterations under the profiler.")
+@click.option(
+    "--steps", "profile_steps", default=1, show_default=True, help="Iterations under the profiler."
+)
 @click.option("--timing-steps", type=int, help="Timed iterations. [default: 20 or more]")
 @click.option(
     "--output",
+    "output_dir",
     type=click.Path(),
     help="Folder for the files. [default: the output folder of the run]",
 )
@@ -89,21 +92,12 @@ def command(
     signature_file: str,
     stage_name: str | None,
     factory: str,
-    warmup: int | None,
-    steps: int,
-    timing_steps: int | None,
-    output: str | None,
-    device: str | None,
-    dtype: str | None,
-    threads: str,
-    seed: int,
-    profile_compile: bool,
     step: str | None,
     explain: bool,
     variant: str | None,
     inputs: str | None,
-    any_callable: bool,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Replay one iteration of a stage of SIGNATURE_FILE, time it and profile it.
 
@@ -124,20 +118,11 @@ def command(
         except ReplayError as error:
             raise HarnessError(_sentence(str(error))) from error
         config = HarnessConfig(
-            warmup=warmup,
-            profile_steps=steps,
-            timing_steps=timing_steps,
-            output_dir=output,
-            device=device,
-            dtype=dtype,
-            threads=threads,
-            seed=seed,
-            profile_compile=profile_compile,
             inputs=make_inputs,
-            any_callable=any_callable,
             step_fn=step_fn,
             step=step if step_fn is None else None,
             progress=progress,
+            **settings,  # the other options have the names of the settings
         )
         harness = StageBenchHarness(signature, stage, config)
         harness.variant = variant
