@@ -49,6 +49,7 @@ NEED_TORCH = {
     *("harness/standalone/own_loop.py", "harness/standalone/program.py"),
     *("harness/standalone/loop_state.py", "harness/standalone/torch_state.py"),
     *("harness/standalone/contents.py", "harness/standalone/values.py"),
+    "signature/contents.py",
 }
 # The same for C++: the folders whose headers each folder may include.
 FOLDERS = {

@@ -8,6 +8,7 @@ import graphlib
 import hashlib
 import inspect
 import re
+import symtable
 from collections.abc import Iterable
 from importlib import resources
 from types import ModuleType
@@ -26,7 +27,6 @@ so scripts of different versions of stagespan can be in one folder, and run in o
 from __future__ import annotations
 
 '''
-_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class ReplayModule(NamedTuple):
@@ -46,7 +46,7 @@ class ReplayModule(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def replay_module(more: tuple[ModuleType, ...] = ()) -> ReplayModule:
-    """Return the modules of `standalone`, and ``more`` modules after them, as one module.
+    """Return the modules of `standalone`, and ``more`` modules, as one module.
 
     Imports of stagespan are left out, because what they import is in the same module.
     """
@@ -65,8 +65,9 @@ def replay_module(more: tuple[ModuleType, ...] = ()) -> ReplayModule:
     ]
     text = _HEAD + _import_block(trees.values()) + "".join(parts).rstrip("\n") + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    defined = frozenset().union(*map(_defined, trees.values()))
-    return ReplayModule(PREFIX + digest, text, defined)
+    symbols = symtable.symtable(text, PREFIX, "exec").get_symbols()
+    defined = (each.get_name() for each in symbols if each.is_assigned() and not each.is_imported())
+    return ReplayModule(PREFIX + digest, text, frozenset(defined))
 
 
 def replay_file_of(script: str) -> str | None:
@@ -93,18 +94,6 @@ def import_of(name: str, names: Iterable[str], indent: str = "") -> str:
 def _imported(tree: ast.Module) -> set[str]:
     """Return the modules from which a module imports names at its top level."""
     return {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)}
-
-
-def _defined(tree: ast.Module) -> set[str]:
-    found: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, _Definition):
-            found.add(node.name)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            inside = (each for target in targets for each in ast.walk(target))
-            found |= {each.id for each in inside if isinstance(each, ast.Name)}
-    return found
 
 
 def _without_imports(text: str, tree: ast.Module) -> str:

@@ -51,8 +51,8 @@ except ModuleNotFoundError as error:
     if error.name != "{replay}":
         raise
     sentence = (
-        f"{{error.name}}.py is missing in {{Path(__file__).parent}}: copy it there from where "
-        "stagespan wrote it beside this script, or run stagespan bench again."
+        f"{{error.name}}.py is missing in {{Path(__file__).parent}}: copy it from the folder in "
+        "which stagespan wrote this script, or run stagespan bench again."
     )
     if __name__ == "__main__":
         sys.stderr.write(f"{{sentence}}\\n")

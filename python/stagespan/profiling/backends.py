@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 from stagespan.contexts.requests import UnboundThread
 from stagespan.device.table import Device
-from stagespan.harness.standalone.running import is_left_over, was_taken_over
+from stagespan.harness.standalone.running import was_taken_over
 from stagespan.process import imports
 from stagespan.process.imports import importing
 from stagespan.profiling.counting import OperatorCounter
+from stagespan.profiling.running import is_left_over
 
 LOGGER = logging.getLogger("stagespan")
 _KINETO_LEVEL = "KINETO_LOG_LEVEL"

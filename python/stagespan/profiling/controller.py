@@ -17,11 +17,11 @@ from types import TracebackType
 from stagespan import settings
 from stagespan.device.platforms import current_platform
 from stagespan.errors import StagespanError
-from stagespan.harness.standalone.running import foreign_profiler
 from stagespan.process import forks, run
 from stagespan.process.files import stage_path, write_whole
 from stagespan.profiling.backends import Backend, Options, make_backend
 from stagespan.profiling.bounds import Watch
+from stagespan.profiling.running import foreign_profiler
 from stagespan.profiling.timeline import compressed_with_spans, recorded_spans, shows_work
 
 LOGGER = logging.getLogger("stagespan")

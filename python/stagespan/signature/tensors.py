@@ -82,7 +82,7 @@ def _content(tensor: Any, dtype: str, torch: Any) -> dict[str, Any]:
             return {"values": values}
     if count > _LARGEST_SCANNED and tensor.device.type == "cpu":
         return {}
-    levels = imports.load("stagespan.harness.standalone.contents").describe_levels(tensor)
+    levels = imports.load("stagespan.signature.contents").describe_levels(tensor)
     if levels is not None:
         return {"content": levels}
     lowest, highest = (float(bound) for bound in torch.aminmax(tensor))
@@ -98,7 +98,7 @@ def _bounds(low: float, high: float) -> dict[str, Any]:
 
 
 def _kind(tensor: Any) -> dict[str, Any] | None:
-    return imports.load("stagespan.harness.standalone.contents").describe_content(tensor) or None
+    return imports.load("stagespan.signature.contents").describe_content(tensor) or None
 
 
 def array_node(array: Any, read_values: bool) -> dict[str, Any] | None:

@@ -626,7 +626,7 @@ def test_a_missing_module_is_reported_in_one_sentence(
     module = replay_module()
     monkeypatch.delitem(sys.modules, module.name, raising=False)
     script.with_name(module.file_name).unlink()
-    sentence = f"{module.file_name} is missing in {tmp_path}: copy it there"
+    sentence = f"{module.file_name} is missing in {tmp_path}: copy it from"
     before = list(sys.path)
 
     # WHEN it is run as a program, and imported

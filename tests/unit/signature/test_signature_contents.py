@@ -18,7 +18,8 @@ from stagespan.signature.capture import capture_arguments
 
 torch = pytest.importorskip("torch")
 
-from stagespan.harness.standalone.contents import describe_content, make_content  # noqa: E402
+from stagespan.harness.standalone.contents import make_content  # noqa: E402
+from stagespan.signature.contents import describe_content  # noqa: E402
 from stagespan.signature.mock import make_inputs  # noqa: E402
 
 

@@ -1,4 +1,4 @@
-"""Detects a profiler of the application, which a window would break."""
+"""Detects a profiler that another one has ended."""
 
 from __future__ import annotations
 
@@ -11,52 +11,12 @@ _never_stopped: weakref.WeakSet[Any] = weakref.WeakSet()
 """Profilers of windows whose session was taken over."""
 
 
-def foreign_profiler() -> bool:
-    """Whether a profiler of the application is recording or warming up in this process.
-
-    A second torch.profiler does not fail. It silently ends the first, or makes it lose its trace.
-    """
-    autograd: Any = sys.modules.get("torch.autograd.profiler")
-    if autograd is None:
-        return False
-    if getattr(autograd, "_is_profiler_enabled", False):
-        return True
-    return is_enabled_here() or _warming_up(autograd)
-
-
 def is_enabled_here() -> bool:
     """Whether a profiler that records this thread only is enabled in it."""
     import torch
 
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
     return enabled is not None and bool(enabled())
-
-
-def is_left_over() -> bool:
-    """Whether a profiler is still enabled in this thread, but one of another thread ended it."""
-    autograd: Any = sys.modules.get("torch.autograd.profiler")
-    return not getattr(autograd, "_is_profiler_enabled", True) and is_enabled_here()
-
-
-def _warming_up(autograd: Any) -> bool:
-    """Whether a scheduled profiler is in its warm-up, for which torch has no flag."""
-    kinds: Any = sys.modules.get("torch.profiler.profiler") or sys.modules.get("torch.profiler")
-    profile = getattr(kinds, "profile", None)
-    action = getattr(kinds, "ProfilerAction", None)
-    tracker = getattr(autograd, "KinetoStepTracker", None)
-    if profile is None or action is None:
-        return False
-    # Profilers count their steps there from their creation on. No count means no profiler.
-    if tracker is not None and "ProfilerStep" not in getattr(
-        tracker, "_step_dict", {"ProfilerStep"}
-    ):
-        return False
-    for candidate in _instances(profile):
-        inner = getattr(candidate, "profiler", None)
-        prepared = inner is not None and getattr(inner, "kineto_results", None) is None
-        if prepared and getattr(candidate, "current_action", None) is action.WARMUP:
-            return True
-    return False
 
 
 def was_taken_over(profiler: Any, all_threads: bool = False) -> bool:
@@ -80,14 +40,14 @@ def was_taken_over(profiler: Any, all_threads: bool = False) -> bool:
         and candidate not in _never_stopped
         and getattr(candidate, "entered", False)
         and getattr(candidate, "kineto_results", None) is None
-        for candidate in _instances(autograd.profile)
+        for candidate in instances_of(autograd.profile)
     ):
         _never_stopped.add(inner)
         return True
     return False
 
 
-def _instances(kind: type) -> list[Any]:
+def instances_of(kind: type) -> list[Any]:
     """Return all objects of a class and of its subclasses.
 
     One call searches all objects, because a profiler with stacks would record each step of a loop.

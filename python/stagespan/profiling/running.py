@@ -1,0 +1,48 @@
+"""Detects a profiler of the application, which a window would break."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from stagespan.harness.standalone.running import instances_of, is_enabled_here
+
+
+def foreign_profiler() -> bool:
+    """Whether a profiler of the application is recording or warming up in this process.
+
+    A second torch.profiler does not fail. It silently ends the first, or makes it lose its trace.
+    """
+    autograd: Any = sys.modules.get("torch.autograd.profiler")
+    if autograd is None:
+        return False
+    if getattr(autograd, "_is_profiler_enabled", False):
+        return True
+    return is_enabled_here() or _warming_up(autograd)
+
+
+def is_left_over() -> bool:
+    """Whether a profiler is still enabled in this thread, but one of another thread ended it."""
+    autograd: Any = sys.modules.get("torch.autograd.profiler")
+    return not getattr(autograd, "_is_profiler_enabled", True) and is_enabled_here()
+
+
+def _warming_up(autograd: Any) -> bool:
+    """Whether a scheduled profiler is in its warm-up, for which torch has no flag."""
+    kinds: Any = sys.modules.get("torch.profiler.profiler") or sys.modules.get("torch.profiler")
+    profile = getattr(kinds, "profile", None)
+    action = getattr(kinds, "ProfilerAction", None)
+    tracker = getattr(autograd, "KinetoStepTracker", None)
+    if profile is None or action is None:
+        return False
+    # Profilers count their steps there from their creation on. No count means no profiler.
+    if tracker is not None and "ProfilerStep" not in getattr(
+        tracker, "_step_dict", {"ProfilerStep"}
+    ):
+        return False
+    for candidate in instances_of(profile):
+        inner = getattr(candidate, "profiler", None)
+        prepared = inner is not None and getattr(inner, "kineto_results", None) is None
+        if prepared and getattr(candidate, "current_action", None) is action.WARMUP:
+            return True
+    return False
