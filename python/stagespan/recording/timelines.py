@@ -132,9 +132,10 @@ class Timeline:
 def timelines(recordings: Iterable[Recording], id_: str | None = None) -> list[Timeline]:
     """Return the requests in recordings, ordered by begin; only those with an id if one is given.
 
-    The recordings must have been opened with their spans.
+    The recordings must have been opened with their spans. Of several copies of one recording, the
+    latest counts.
     """
-    processes = [_Process(one) for one in recordings]
+    processes = _without_copies([_Process(one) for one in recordings])
     found = _Segments({}, defaultdict(list), defaultdict(list), defaultdict(list))
     for process in processes:
         for stretch in process.stretches:
@@ -159,6 +160,18 @@ def timelines(recordings: Iterable[Recording], id_: str | None = None) -> list[T
     return sorted(requests, key=lambda one: one.begin_ns)
 
 
+def _without_copies(processes: Sequence[_Process]) -> list[_Process]:
+    taken: set[str | None] = set()
+    kept = set()
+    for process in sorted(processes, key=lambda one: one.last_ns, reverse=True):
+        # These ids are random numbers of 64 bits.
+        own_ids = {one["segment"] for one in process.recording.segments()} - {None}
+        if not taken & own_ids:
+            kept.add(id(process))
+            taken |= own_ids
+    return [process for process in processes if id(process) in kept]
+
+
 class _Process:
     """The segments of one recording, with their spans."""
 
@@ -170,7 +183,7 @@ class _Process:
         self.dropped = [
             one for one in segments if one["origin"] != "return" and one["status"] == "unused"
         ]
-        self._now_ns = self._last_ns()
+        self.last_ns = self._last_ns()
         self.stretches = [
             self._stretch(one)
             for one in segments
@@ -203,7 +216,7 @@ class _Process:
         begin_ns = segment["begin_ns"] or segment["received_ns"] or self.recording.begin_ns
         end_ns = segment["end_ns"]
         begin = begin_ns - self._offset_ns
-        end = self._now_ns if end_ns is None else end_ns - self._offset_ns
+        end = self.last_ns if end_ns is None else end_ns - self._offset_ns
         since = self.monotonic(segment["received_ns"]) or begin
         return Stretch(
             *(self.recording, segment, begin, max(begin, end), spans),
@@ -265,7 +278,7 @@ class _Process:
             if span["kind"] not in _SPAN_KINDS:
                 continue
             begin = span["begin_ns"] - self._offset_ns
-            end = max(begin, self._now_ns)
+            end = max(begin, self.last_ns)
             timed = TimedSpan(
                 *(span["kind"], span["stage"], begin, end, span["depth"], span["thread"], True, 1)
             )
@@ -333,7 +346,7 @@ def _joined(root: Stretch, found: _Segments) -> Timeline:
     for stretch in segments:
         stretch.parts = []
     hops, out_and_back_ns = _hops(root, segments, own_returns, found.by_id)
-    missing = _missing_hops(root, segments, own_returns, found)
+    missing, missing_causes = _missing_hops(root, segments, own_returns, found)
     received_ns = root.segment["received_ns"]
     begin_ns, end_ns = root.begin_ns, root.end_ns
     if received_ns is not None:
@@ -345,7 +358,7 @@ def _joined(root: Stretch, found: _Segments) -> Timeline:
             kind = "execution" if span.kind == "batch" else span.kind
             duration_ns = span.end_ns - span.begin_ns
             count, sum_ns = spent.get((kind, span.stage), (0, 0))
-            spent[kind, span.stage] = (count + 1, sum_ns + duration_ns // span.size)
+            spent[kind, span.stage] = (count + 1, sum_ns + duration_ns // max(span.size, 1))
             if stretch.is_discarded:
                 discarded_ns += duration_ns if kind == "execution" else 0
                 continue
@@ -372,7 +385,7 @@ def _joined(root: Stretch, found: _Segments) -> Timeline:
         spent=spent,
         hops=hops + missing,
         segments=segments,
-        causes=_causes(root, segments, own_returns, missing, found),
+        causes=_causes(root, segments, own_returns, found) + missing_causes,
         chunks=sum(one.segment["chunks"] for one in chunked),
         tokens=sum(one.segment["chunk_amount"] for one in chunked),
         first_chunk_ns=min(firsts, default=None),
@@ -523,11 +536,15 @@ def _out_and_back(back: Segment, remote: Stretch, received_ns: int) -> int | Non
 
 def _missing_hops(
     root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns, found: _Segments
-) -> list[Hop]:
-    """Return the hops that were sent, and that no process has received and entered."""
+) -> tuple[list[Hop], list[str]]:
+    """Return the hops that were sent, and that no process has received and entered.
+
+    Also returns how many there are as causes. At most `_MOST_MISSING` of a segment are listed.
+    """
     arrived: defaultdict[str, set[str | None]] = defaultdict(set)
-    # A segment that has replied has received a hop, even if its recording is gone.
-    removed = set()
+    # A segment that has replied has received a hop, even if its recording is gone; and one that has
+    # sent the first hop may have got a reply.
+    removed = {root.segment["parent_segment"]} - {None}
     for _, _, one in returns:
         parent = one["parent_segment"]
         if parent is not None and parent not in found.by_id:
@@ -536,6 +553,7 @@ def _missing_hops(
             arrived[parent].add(one["parent_hop"])
     explained = len(removed)
     hops = []
+    causes: Counter[str] = Counter()
     for stretch in segments:
         segment, pid = stretch.segment, stretch.recording.pid
         own_id = segment["segment"] or ""
@@ -543,12 +561,19 @@ def _missing_hops(
         for process, one in found.dropped[own_id]:
             if one["parent_hop"] not in own:
                 own.add(one["parent_hop"])
+                causes[_MISSING["not_entered"]] += 1
                 hops.append(_hop_without_entry("not_entered", pid, process.recording.pid, one))
         count = max(segment["hops_sent"] - len(own), 0)
         explained, count = max(explained - count, 0), max(count - explained, 0)
         is_open = "open" in (root.segment["status"], segment["status"])
-        hops += [_hop_without_entry("waiting" if is_open else "lost", pid)] * count
-    return hops
+        state = "waiting" if is_open else "lost"
+        causes[_MISSING[state]] += count
+        hops += [_hop_without_entry(state, pid)] * min(count, _MOST_MISSING)
+    return hops, _counted(causes)
+
+
+def _counted(causes: Counter[str]) -> list[str]:
+    return [f"{cause} ({n:,})" if n > 1 else cause for cause, n in causes.items() if n]
 
 
 def _hop_without_entry(
@@ -569,6 +594,7 @@ def _hop_without_entry(
     )
 
 
+_MOST_MISSING = 100
 _MISSING = {
     "waiting": "message waiting to be received",
     "lost": "message not received",
@@ -580,7 +606,6 @@ def _causes(
     root: Stretch,
     segments: Sequence[Stretch],
     returns: _OwnReturns,
-    missing: Sequence[Hop],
     found: _Segments,
 ) -> list[str]:
     causes: Counter[str] = Counter()
@@ -588,7 +613,6 @@ def _causes(
         causes["recording removed"] += 1  # that of the process that has sent it
     parents = {one["parent_segment"] for _, _, one in returns} - {None}
     causes["recording removed"] += len(parents - found.by_id.keys())
-    causes.update(_MISSING[hop.state] for hop in missing)
     for stretch in segments:
         segment, recording = stretch.segment, stretch.recording
         if segment["status"] == "abandoned" and segment["end_ns"] is None:
@@ -601,4 +625,4 @@ def _causes(
             causes["spans overwritten"] += 1
         if not stretch.has_all_links:
             causes["links overwritten"] += 1
-    return [f"{cause} ({n:,})" if n > 1 else cause for cause, n in causes.items() if n]
+    return _counted(causes)

@@ -1,0 +1,278 @@
+"""Requests whose recordings are damaged, copied from other hosts, incomplete or still open."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfetto import check
+from recorded_process import command_here, copy_sparse, end, extents, ready, recordings_in, start
+
+from properties import examples
+from stagespan import recording
+from stagespan.errors import StagespanError
+from stagespan.recording import dump, request_summary, summary
+from stagespan.recording.timelines import Timeline, timelines
+
+
+def check_sums(found: list[Timeline]) -> None:
+    """Assert that the parts of each request sum to its time, as JSON too."""
+    for one in found:
+        assert sum(one.where.values()) == one.total_ns
+        assert min(one.where.values(), default=0) >= 0
+        page = json.loads(json.dumps(request_summary.as_dict(one)))
+        parts = ("execution_ns", "handoff_ns", "queue_ns", "unattributed_ns")
+        assert sum(page[part] for part in parts) == page["total_ns"]
+
+
+# --- damaged --------------------------------------------------------------------------------------
+
+MANY = """
+    import os
+    import stagespan
+    remotes = []
+    for i in range(8):
+        with stagespan.request(f"id-{i}"), stagespan.span("a"):
+            here, there = stagespan.inject(queue="q"), stagespan.inject(queue="p")
+            with stagespan.queued("w"):
+                pass
+            with stagespan.extract(here), stagespan.span("b"):
+                pass
+        remotes.append(stagespan.extract(there))
+    with stagespan.batch("f", remotes):
+        pass
+    for remote in remotes[:4]:
+        with remote:
+            remote.chunk()
+    left_open = stagespan.request("id-open")
+    left_open.__enter__()
+    print(stagespan._core.recording_place()["path"], flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def file_of_requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
+    variables = {"STAGESPAN_RING_SPANS": "64", "STAGESPAN_REQUESTS": "64"}
+    process = start(MANY, STAGESPAN_RECORDING_DIR=str(folder), **variables)
+    path = Path(ready(process))
+    process.communicate(timeout=60)
+    kept = tmp_path_factory.mktemp("requests") / "real.stagespan"
+    copy_sparse(path, kept)
+    shutil.rmtree(folder)
+    return kept
+
+
+_WORDS = st.one_of(
+    st.integers(0, 40).map(lambda n: struct.pack("<Q", n)),
+    st.sampled_from([1, -1, 2**62, 2**63 - 1, -(2**63), 10**18]).map(
+        lambda n: struct.pack("<q", n)
+    ),
+    st.binary(min_size=8, max_size=8),
+)
+
+
+@settings(max_examples=examples(200))
+@given(changes=st.lists(st.tuples(st.integers(0, 8), st.integers(-33, 8), _WORDS), max_size=10))
+def test_damaged_requests_are_read_with_totals_that_close(
+    file_of_requests: Path, changes: list[tuple[int, int, bytes]]
+) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".stagespan", dir="/dev/shm") as file:
+        path = Path(file.name)
+        copy_sparse(file_of_requests, path)
+        with path.open("r+b") as open_file:
+            places = [
+                begin + at
+                for begin, length in extents(open_file.fileno())
+                for content in [os.pread(open_file.fileno(), length, begin)]
+                for at in range(0, length, 8)
+                if content[at : at + 3] == b"id-"
+            ]
+            # The id is the end of an entry of 256 bytes.
+            for number, word, value in changes:
+                at = places[number % len(places)] + 8 * word
+                os.pwrite(open_file.fileno(), value, at)
+        with contextlib.suppress(StagespanError):
+            found = recording.open(path)
+            requests = timelines([found])
+            check_sums(requests)
+            request_summary.stages(requests), request_summary.hops(requests)
+            summary.load([found])
+            check(json.loads(dump.as_perfetto(found)))
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+THERE = """
+    import json, sys, stagespan
+    remote = stagespan.extract(json.loads(sys.argv[1]))
+    with remote, stagespan.span("work"):
+        pass
+    print(json.dumps(remote.inject(queue="replies")), flush=True)
+"""
+HERE = """
+    import json, subprocess, sys, stagespan
+    with stagespan.request("r"):
+        carrier = json.dumps(stagespan.inject(queue="tasks"))
+        script = 'hostname there && exec "$@"'
+        unshare = ["unshare", "--uts", "--time", "--monotonic=7200", "sh", "-c", script, "sh"]
+        command = [*unshare, sys.executable, "-c", sys.argv[1], carrier]
+        reply = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        with stagespan.extract(json.loads(reply)), stagespan.span("render"):
+            pass
+"""
+
+
+def test_copies_of_the_recordings_of_two_hosts(folder: Path, tmp_path: Path) -> None:
+    try:
+        subprocess.run(
+            ["unshare", "--uts", "--time", "hostname", "there"], check=True, capture_output=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"unshare does not work here ({error}): run the tests as root")
+    # GIVEN a request to a worker with another clock and host name, both recordings being copied
+    subprocess.run(
+        [sys.executable, "-c", *map(textwrap.dedent, (HERE, THERE))],
+        check=True,
+        env={**os.environ, "STAGESPAN_RECORDING": "keep"},
+    )
+    copies = []
+    for one in recordings_in(folder):
+        copies.append(str(tmp_path / Path(one.path).name))
+        copy_sparse(Path(one.path), Path(copies[-1]))
+        Path(one.path).unlink()
+    assert len(copies) == 2
+    # WHEN they are named
+    page = json.loads(command_here("requests", *copies, "--json").stdout)
+    # THEN the request is whole, and each hand-off has its error
+    (one,) = page["requests"]
+    assert (one["complete"], one["status"]) == (True, "ok")
+    hosts = {segment["host"] for segment in one["segments"]}
+    assert len(hosts) == 2
+    assert "there" in hosts
+    assert all(hop["error_ns"] > 0 for hop in one["hops"])
+    assert sum(hop["hand_off_ns"] for hop in one["hops"]) == one["out_and_back_ns"][0]
+    check_sums(timelines(map(recording.open, copies)))
+    # AND a trace for Perfetto names the hosts
+    trace = tmp_path / "trace.json"
+    assert command_here("requests", *copies, "--perfetto", str(trace)).returncode == 0
+    text = json.loads(trace.read_text())
+    check(text)
+    names = [e["args"]["name"] for e in text["traceEvents"] if e["name"] == "process_name"]
+    assert {name.rpartition("host ")[2] for name in names} == hosts
+    # WHEN only one of them is there
+    for copy in copies:
+        (one,) = json.loads(command_here("requests", copy, "--json").stdout)["requests"]
+        assert one["causes"] == ["recording removed"]
+
+
+def test_one_process_read_twice_counts_once(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a recording and a copy of it
+    process = start(MANY, STAGESPAN_RECORDING="keep")
+    path = ready(process)
+    process.communicate(timeout=60)
+    copy_sparse(Path(path), tmp_path / "copy.stagespan")
+    once = json.loads(command_here("requests", path, "--json").stdout)
+    twice = command_here("requests", path, str(tmp_path / "copy.stagespan"), "--json")
+    assert json.loads(twice.stdout)["count"] == once["count"] == 9
+
+
+# --- open -----------------------------------------------------------------------------------------
+
+OPEN = """
+    import sys, stagespan
+    with stagespan.request("never ends"), stagespan.span("waits"):
+        stagespan.inject(queue="nowhere")
+        received = stagespan.extract({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
+        print("ready", flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_request_that_never_ends(folder: Path) -> None:
+    process = start(OPEN)
+    try:
+        ready(process)
+        (path,) = (one.path for one in recordings_in(folder))
+        found = {one.id: one for one in timelines([recording.open(path)])}
+        later = {one.id: one for one in timelines([recording.open(path)])}
+        text = command_here("requests", path, "--status", "open").stdout
+    finally:
+        end(process)
+    # THEN it grows, and its time is that of its open span
+    one = found["never ends"]
+    assert one.status == "open"
+    assert set(one.causes) == {"message waiting to be received", "not ended yet"}
+    assert 0 < one.total_ns < later["never ends"].total_ns
+    check_sums([*found.values(), *later.values()])
+    assert later["never ends"].where["execution", "waits"] > one.where["execution", "waits"]
+    # AND what was received and not entered waits
+    (waiting,) = (one for name, one in found.items() if name != "never ends")
+    assert waiting.status == "open"
+    assert waiting.where == {("queue", "default"): waiting.total_ns}
+    assert "not ended yet" in text
+    # WHEN the process is killed
+    ended = {one.id: one for one in timelines([recording.open(path)])}
+    assert {one.status for one in ended.values()} == {"abandoned"}
+    assert set(ended["never ends"].causes) == {"message not received", "process ended"}
+    check_sums(list(ended.values()))
+
+
+# --- what the command says ------------------------------------------------------------------------
+
+CROWD = """
+    import os, stagespan
+    opened = [stagespan.request(f"q{i}") for i in range(200)]
+    for one in opened:
+        one.__enter__()
+    for one in reversed(opened):
+        one.__exit__()
+    ended = opened[0]
+    for i in range(3):
+        with stagespan.batch("b", [ended] * 200):
+            pass
+    print(stagespan._core.recording_place()["path"], flush=True)
+    os._exit(0)
+"""
+
+
+def test_the_command_says_what_was_lost(folder: Path) -> None:
+    process = start(CROWD, STAGESPAN_RECORDING="keep", STAGESPAN_REQUESTS="64")
+    path = ready(process)
+    process.communicate(timeout=60)
+    page = json.loads(command_here("requests", path, "--json").stdout)
+    assert page["lost"]["requests"] == 200 - 64
+    assert page["lost"]["links"] == 600 - 256
+    text = command_here("requests", path).stdout
+    assert "lost: requests 136, links 344" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--job", "nobody"), "There is no recording of the job 'nobody'"),
+        (("/nowhere",), "There is no file /nowhere"),
+        (("--id", "none", "--job", "x", "1"), "Name recordings, or a job with --job, but not both"),
+        (("--slowest", "0"), "0 is not in the range"),
+        (("--status", "done"), "'done' is not one of"),
+    ],
+)
+def test_what_cannot_be_shown_is_said_in_a_sentence(
+    arguments: tuple[str, ...], words: str, folder: Path
+) -> None:
+    done = command_here("requests", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
