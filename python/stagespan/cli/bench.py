@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,7 @@ from stagespan.harness.standalone.fit import ReplayError
 from stagespan.harness.standalone.loading import load, load_stage
 from stagespan.signature.describe import printable
 from stagespan.signature.model import SignatureFile
-from stagespan.text.amounts import counted
+from stagespan.text.amounts import counted, in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -281,13 +281,26 @@ def _print_result(result: HarnessResult, console: Console) -> None:
     if timing["busy"]:
         _print_line(console, timing["busy"])
     waits = idle(timing, result.device)
-    for sentence in (waits, clock_change(timing), profiled_line(result.breakdown)):
+    rates = _rates_line(result.breakdown.get("rates"))
+    for sentence in (rates, waits, clock_change(timing), profiled_line(result.breakdown)):
         if sentence:
             _print_line(console, sentence)
     _print_line(console, result.fidelity["line"])
     if result.compile is not None:
         sentence = _compile_sentence(result.compile)
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+def _rates_line(rates: Mapping[str, Any] | None) -> str | None:
+    """Return a sentence about what an iteration computes; None if it is unknown."""
+    if rates is None:
+        return None
+    work = in_words(1e12 * rates["tflop"], "FLOP")
+    speed = f"{work}: {in_words(1e12 * rates['tflop_s'], 'FLOP/s')}"
+    percent = rates["mfu_percent"]
+    if percent is None:
+        return f"One iteration computes {speed}."
+    return f"One iteration computes {speed}, {percent:.1f} % of the peak of {rates['peaks_of']}."
 
 
 def _print_line(console: Console, text: str) -> None:

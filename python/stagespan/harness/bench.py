@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import json
 import logging
 import math
 import os
@@ -29,6 +30,7 @@ from stagespan.harness.first_call import (
     run_first_call,
     write_first_call,
 )
+from stagespan.harness.host_peaks import KEY, measured_peaks
 from stagespan.harness.live import live_runs
 from stagespan.harness.output import script_of, write_breakdown, write_result, write_script
 from stagespan.harness.script import has_unreplayable
@@ -369,6 +371,7 @@ class StageBenchHarness:
                 self._profiled,
                 self._device,
                 self.live,
+                median_ms=timing["p50"],
                 profiled_ms=replay.profiled_ms,
                 profiled_ratio=profiled_ratio(replay.profiled_ms, timing),
             )
@@ -432,8 +435,13 @@ class StageBenchHarness:
             max_events=math.inf,
         )
 
+        peaks = measured_peaks() if self._device.startswith("cpu") else None
+
         def begin() -> None:
             window.start()
+            add = getattr(window.profiler, "add_metadata_json", None)
+            if peaks is not None and add is not None:
+                add(KEY, json.dumps(peaks))
 
         try:
             self._profiled = replay.run_between(self.config.profile_steps, begin, window.stop)

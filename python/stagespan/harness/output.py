@@ -26,20 +26,27 @@ def write_breakdown(
     device: str,
     live: Mapping[str, Any] | None = None,
     *,
+    median_ms: float | None = None,
     profiled_ms: float | None = None,
     profiled_ratio: float | None = None,
 ) -> dict[str, Any]:
     """Write the kernel breakdown of the exported trace, and return its content.
 
+    ``median_ms`` is the median of an iteration without the profiler, for its rates.
     ``profiled_ms`` is the time of one profiled iteration, ``profiled_ratio`` is this time divided
     by the median without the profiler. Raises TraceError if the trace cannot be read, and OSError
     if the file cannot be written.
     """
     from stagespan.trace import breakdown, read_trace
+    from stagespan.trace.analyses.rates import rates_of_iteration
+    from stagespan.trace.read.view import TraceView
 
-    found = breakdown(read_trace(trace_path), stage)
+    trace = TraceView.of(read_trace(trace_path))
+    found = breakdown(trace, stage)
+    rates = None if median_ms is None else rates_of_iteration(trace, steps, median_ms * 1e6)
     content = {
         **found.to_dict(),
+        "rates": None if rates is None else rates.to_dict(),
         "profile_steps": steps,
         "profiled_ms": profiled_ms,
         "profiled_ratio": profiled_ratio,

@@ -78,6 +78,10 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
         p.name for p in (trace, table, script, beside, result)
     )
     content = json.loads(table.read_text())
+    # AND an iteration has two products, in percent of what this machine was measured to compute
+    assert content["rates"]["tflop"] == 2 * (2 * 8 * 32 * 64) / 1e12
+    assert content["rates"]["mfu_percent"] > 0
+    assert json.loads(gzip.decompress(trace.read_bytes()))["stagespan_peaks"]["fp32"] > 0
     assert content == results.breakdown
     assert content["name"] == "mlp"
     counts = {row["name"]: row["count"] for row in content["top_kernels"]}

@@ -18,7 +18,7 @@ from stagespan.trace.derived.missing import needs_operators
 from stagespan.trace.derived.threads import ThreadIndex
 from stagespan.trace.derived.trees import Nesting, with_those_below
 from stagespan.trace.derived.windows import BaseWindow, base_window, steps_of
-from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
+from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns, one_of
 from stagespan.trace.rates.calls import Call, Cost, call_of, inputs_in_words
 from stagespan.trace.rates.costs import Unknown, cost_of, formula_of
 from stagespan.trace.rates.limits import (
@@ -28,7 +28,7 @@ from stagespan.trace.rates.limits import (
     reason_of,
     unaligned_sizes,
 )
-from stagespan.trace.rates.peaks import Peaks, device_names, device_peaks
+from stagespan.trace.rates.peaks import Peaks, device_names, device_peaks, host_peaks
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -137,6 +137,8 @@ class Rates(StructResult, frozen=True):
     """The sum of the durations of all device events in the base, or of operators on a host."""
     rated: Rate
     """All calls that have a rate; `peak_percent` is of the time of these calls."""
+    at_peak_ns: MeanNs | None
+    """The time of all products if each ran at the peak of its type."""
     mfu_percent: float | None
     """Operations in percent of what the devices could compute in the whole time of the base."""
     by_shape: list[ShapeRate]
@@ -163,8 +165,8 @@ class Rates(StructResult, frozen=True):
         peak = "" if self.mfu_percent is None else f", {self.mfu_percent:.1f} % of the peak"
         whole, flops = self.base.whole_ns, found.flops or 0.0
         return (
-            f"{_tera(flops / 1e12, 'FLOP')} in {in_words(whole, 'ns')} of {self.base.label}:"
-            f" {_tera(flops / max(whole, 1) / 1e3, 'FLOP/s')}{peak}"
+            f"{in_words(flops, 'FLOP')} in {in_words(whole, 'ns')} of {self.base.label}:"
+            f" {in_words(flops / max(whole, 1) * 1e9, 'FLOP/s')}{peak}"
         )
 
     def findings(self) -> list[Finding]:
@@ -225,10 +227,10 @@ class Rates(StructResult, frozen=True):
                     " percentages: STAGESPAN_PEAKS can name a file with them."
                 )
             else:
-                rates = [f"{name} {value:,.0f}" for name, value in each.tflop_s.items()]
+                rates = [f"{name} {_short(value)}" for name, value in each.tflop_s.items()]
                 notes.append(
                     f"Peaks of {each.known_as} in TFLOP/s: {', '.join(rates)}; memory"
-                    f" {each.memory_tb_s} TB/s ({each.source}, {each.date})."
+                    f" {each.memory_tb_s:.3g} TB/s ({each.source}{each.date and f', {each.date}'})."
                 )
         if any(row.bytes_at_least for row in self.by_shape[:_SHOWN]):
             notes.append("Kernels of Triton may move more bytes than their arguments show.")
@@ -244,6 +246,38 @@ _RATE = (
     ("tb_s", "TB/s", ""),
     ("memory_percent", "of memory's peak", "%"),
 )
+
+
+class IterationRates(Figures, frozen=True):
+    """What one iteration of a replayed stage computes, by its time without the profiler."""
+
+    tflop: float
+    tflop_s: float
+    mfu_percent: float | None
+    """Model FLOPs utilisation: in percent of what the device computes at its peak in that time;
+    None if the peak is unknown."""
+    peaks_of: str | None
+    rated_percent: float
+    """The part of the trace's device work, or operators, that has rates."""
+
+
+def rates_of_iteration(trace: Trace, iterations: int, time_ns: float) -> IterationRates | None:
+    """Return the rates of one of the iterations in a trace, which takes `time_ns` without profiler.
+
+    None if the trace has no shapes, or no products.
+    """
+    found = analyze(trace)
+    if isinstance(found, Unavailable) or not found.rated.flops or iterations < 1 or time_ns <= 0:
+        return None
+    tflop = found.rated.flops / iterations / 1e12
+    at_peak = found.at_peak_ns
+    return IterationRates(
+        tflop=tflop,
+        tflop_s=tflop / time_ns * 1e9,
+        mfu_percent=None if at_peak is None else share(at_peak / iterations, time_ns),
+        peaks_of=next((each.known_as for each in found.devices), None),
+        rated_percent=found.rated.percent,
+    )
 
 
 @once
@@ -398,6 +432,7 @@ class _Found:
             devices=self._described(devices),
             work_ns=self._total,
             rated=_together(work, self._total),
+            at_peak_ns=ideal,
             mfu_percent=None if ideal is None else share(ideal, whole),
             by_shape=[self._shape_rate(each) for each in work],
             by_operator=self._parts((each.call.name, each) for each in work),
@@ -475,6 +510,8 @@ class _Found:
 
     def _peaks(self) -> Peaks | None:
         """Return the peaks of the devices in use; None if they are unknown or differ."""
+        if not self._on_device:
+            return host_peaks(self._trace)
         known = device_peaks(self._trace)
         found = [known.get(each) for each in self._devices()]
         if any(each is None for each in found):
@@ -486,6 +523,8 @@ class _Found:
         names, peaks = device_names(self._trace), self._peaks()
         other = next(iter(names.values()), "")
         used = dict.fromkeys(names.get(each, other) for each in devices)
+        if not self._on_device:
+            used = {} if peaks is None else {peaks.name: None}
         return [
             DevicePeaks(
                 device=name,
@@ -601,17 +640,20 @@ class _Work:
         return None if self.cost.bytes is None else self.cost.bytes * self.calls
 
     @property
+    def uses_memory(self) -> bool:
+        """Whether its bytes pass through the memory of the device, as far as is known."""
+        cached = 0 if self.peaks is None else self.peaks.cached_bytes
+        return not self.cost.over_bus and (self.cost.bytes or 0) >= cached
+
+    @property
     def peak(self) -> tuple[str, float] | None:
         """The name and the peak of its products; None if it is unknown."""
         return None if self.peaks is None else self.peaks.of_type(self.cost.type, self.call.kernels)
 
 
-def _tera(amount: float, unit: str) -> str:
-    """Return an amount that is in units of 10**12 with a suitable prefix."""
-    for size, prefix in ((1.0, "T"), (1e-3, "G")):
-        if amount >= 0.1 * size:
-            return f"{amount / size:,.{1 if amount >= 10 * size else 3}f} {prefix}{unit}"
-    return f"{amount * 1e6:,.1f} M{unit}"
+def _short(value: float) -> str:
+    """Return a number with three digits: 0.0631, 989, 1,307."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _per_second(amount: float | None, time_ns: float) -> float | None:
@@ -631,7 +673,7 @@ def _together(work: list[_Work], total_ns: int) -> Rate:
     products = [each for each in work if each.flops is not None]
     moved = [each for each in work if each.bytes is not None]
     of_products = sum(each.time_ns for each in products)
-    in_memory = [each for each in moved if not each.cost.over_bus]
+    in_memory = [each for each in moved if each.uses_memory]
     flops = sum(each.flops or 0.0 for each in products) if products else None
     bytes_ = sum(each.bytes or 0.0 for each in moved) if moved else None
     ideal = _ideal_ns(work)

@@ -27,6 +27,8 @@ _RATES = (
 )
 # A device shows a little less memory than it has; a smaller part of a device has its own rates.
 _LEAST_MEMORY, _MOST_MEMORY = 0.85, 1.12
+# About the size of the caches of processors of servers.
+_CACHED_BYTES = 1 << 25
 # Names that many devices have. These are told apart by their units and memory.
 _ANY_NAME = re.compile(r"^(?:AMD Radeon Graphics)?$")
 
@@ -47,6 +49,8 @@ class Peaks:
     """The document that has the rates."""
     date: str
     """The date of the document."""
+    cached_bytes: int = 0
+    """The bytes of a call up to which they are in caches, so that the memory does not limit it."""
 
     def of_type(self, element: str, kernels: Iterable[str] = ()) -> tuple[str, float] | None:
         """Return the name and the rate of products of an element type, such as `c10::BFloat16`.
@@ -140,6 +144,29 @@ def device_peaks(trace: Trace) -> dict[int, Peaks | None]:
         )
         for number, each in _described(trace).items()
     }
+
+
+def host_peaks(trace: Trace) -> Peaks | None:
+    """Return the peaks of the processors that stagespan measured while it made a trace."""
+    found = trace.metadata.get("stagespan_peaks")
+    if not isinstance(found, dict):
+        return None
+    rates = {
+        name: float(rate)
+        for name, rate in found.items()
+        if name in (*_RATES, "memory_tb_s") and isinstance(rate, (int, float)) and 0 < rate < 1e12
+    }
+    memory = rates.pop("memory_tb_s", None)
+    return Peaks(
+        name="the processors of its machine",
+        vendor="",
+        units=None,
+        tflops=rates,
+        memory_tb_s=memory,
+        source="measured when it was recorded",
+        date="",
+        cached_bytes=_CACHED_BYTES,
+    )
 
 
 def device_names(trace: Trace) -> dict[int, str]:
