@@ -85,5 +85,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             for name, value in getattr(report, "user_properties", ()):
-                if name == "skipped_part":
+                if name == "skipped_part" and report.when == "call":
                     terminalreporter.write_line(f"SKIPPED PART {value}")

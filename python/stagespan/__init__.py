@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         profile_steps as profile_steps,
         profile_window as profile_window,
     )
+    from stagespan.recording.any_path import analyze as analyze
     from stagespan.report.changes_pages import compare_timing_reports as compare_timing_reports
     from stagespan.report.tables import print_timing_summary as print_timing_summary
     from stagespan.report.timing import (
@@ -95,6 +96,7 @@ set_profiler_output_dir = _run.set_output_dir
 set_pipeline_name = _run.set_pipeline_name
 
 _LAZY = {
+    "analyze": "stagespan.recording.any_path",
     "annotate": "stagespan.profiling",
     "BoundExecutor": "stagespan.contexts.threads",
     "HarnessConfig": "stagespan.harness",

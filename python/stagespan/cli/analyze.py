@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from stagespan.cli.output import write_to
-
-if TYPE_CHECKING:
-    from stagespan.trace.analysis import Analysis
 
 
 def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -39,32 +35,11 @@ def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int
     return jobs
 
 
-def _analysis(path: Path, against: Path | None, jobs: int) -> Analysis:
-    """Analyse a trace, or what stagespan itself writes."""
-    from stagespan.recording.analysis import analyze_recording, analyze_recordings, is_recording
-    from stagespan.report import analysis, reader
-    from stagespan.trace.paths import analyze_path
-
-    if against is None:
-        if is_recording(path):
-            return analyze_recording(path)
-        if path.is_file() and reader.looks_like_report(path):
-            return analysis.analyze_report(path)
-        reports = analysis.reports_without_traces(path)
-        if reports:
-            return analysis.analyze_reports(path, reports)
-        of_ranks = analyze_recordings(path, jobs)
-        if of_ranks is not None:
-            return of_ranks
-    return analyze_path(path, against, jobs)
-
-
 @click.command()
-@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@click.argument("path", metavar="PATH")
 @click.option(
     "--against",
     metavar="BEFORE",
-    type=click.Path(path_type=Path),
     help="Show what changed since this earlier trace of the same program, and why.",
 )
 @click.option(
@@ -118,8 +93,8 @@ def _analysis(path: Path, against: Path | None, jobs: int) -> Analysis:
     help="Print the JSON Schema of the output of --json.",
 )
 def command(
-    path: Path,
-    against: Path | None,
+    path: str,
+    against: str | None,
     merge_file: Path | None,
     jobs: int,
     json_file: str | None,
@@ -133,11 +108,13 @@ def command(
     PATH is a trace of torch.profiler (.json or .json.gz), a folder that torch_npu.profiler wrote
     for one process, or a folder with the traces of many ranks. For many ranks, the page shows which
     rank the others waited for. PATH can also be a timing.json, a recording, the id of a process
-    that runs with stagespan, or a folder of timing reports or recordings.
+    that runs with stagespan, or a folder of timing reports or recordings. URLs such as
+    s3://bucket/run are read with fsspec, and archives are unpacked.
     """
+    from stagespan.recording.any_path import analyze
     from stagespan.trace.paths import merge_ranks
 
-    analysis = _analysis(path, against, jobs)
+    analysis = analyze(path, against, jobs=jobs)
     if merge_file is not None:
         merge_ranks(analysis, merge_file)
     if path_file is not None:

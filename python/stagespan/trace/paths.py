@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from stagespan.errors import StagespanError, TraceError
@@ -10,7 +11,7 @@ from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
 
 
-def open_trace(path: Path) -> Trace:
+def open_trace(path: str | os.PathLike[str]) -> Trace:
     """Return the one trace that a path names. Raises TraceError if it names none or several."""
     from stagespan.trace.ascend import read_ascend_trace
     from stagespan.trace.read.reader import read_trace
@@ -19,7 +20,11 @@ def open_trace(path: Path) -> Trace:
     return read_ascend_trace(only) if only.is_dir() else read_trace(only)
 
 
-def analyze_path(path: Path, against: Path | None = None, jobs: int | None = None) -> Analysis:
+def analyze_path(
+    path: str | os.PathLike[str],
+    against: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+) -> Analysis:
     """Analyse the file or folder at a path; with `against`, also compare it with that trace.
 
     Traces of many ranks are read by `jobs` worker processes, see `summarise_all`.
@@ -36,7 +41,7 @@ def analyze_path(path: Path, against: Path | None = None, jobs: int | None = Non
     return analyze_ascend(read_ascend_folder(only)) if only.is_dir() else analyze(open_trace(only))
 
 
-def _only_trace(path: Path) -> Path | None:
+def _only_trace(path: str | os.PathLike[str]) -> Path | None:
     """Return the only file or Ascend folder that a path names; None for a folder of several.
 
     Raises TraceError for a folder without traces.
@@ -44,6 +49,7 @@ def _only_trace(path: Path) -> Path | None:
     from stagespan.trace.ascend import find_ascend_folder
     from stagespan.trace.ranks.find import traces_in
 
+    path = Path(path)
     ascend = find_ascend_folder(path)
     if ascend is not None or not path.is_dir():
         return ascend or path
@@ -51,7 +57,7 @@ def _only_trace(path: Path) -> Path | None:
     return paths[0] if len(paths) == 1 else None
 
 
-def _one_trace(path: Path) -> Path:
+def _one_trace(path: str | os.PathLike[str]) -> Path:
     """Return the only file or Ascend folder that a path names.
 
     Raises TraceError for a folder without traces or with several.
@@ -65,7 +71,7 @@ def _one_trace(path: Path) -> Path:
     return only
 
 
-def analyze_ranks(folder: Path, jobs: int | None = None) -> Analysis:
+def analyze_ranks(folder: str | os.PathLike[str], jobs: int | None = None) -> Analysis:
     """Analyse the traces of a folder together; `jobs` as in `summarise_all`.
 
     Raises TraceError if no trace in the folder contains its rank.
@@ -78,7 +84,7 @@ def analyze_ranks(folder: Path, jobs: int | None = None) -> Analysis:
     return Analysis(without_events(str(folder), entries), {"ranks": ranks})
 
 
-def _compared(path: Path, against: Path) -> Analysis:
+def _compared(path: str | os.PathLike[str], against: str | os.PathLike[str]) -> Analysis:
     from stagespan.trace.compare import compare
 
     # Both are checked before one is read.
@@ -89,7 +95,7 @@ def _compared(path: Path, against: Path) -> Analysis:
     return Analysis(analysis.trace, {"against": compare(before, trace), **analysis.results})
 
 
-def merge_ranks(analysis: Analysis, target: Path) -> None:
+def merge_ranks(analysis: Analysis, target: str | os.PathLike[str]) -> None:
     """Write the timelines of all ranks of an analysed folder as one file.
 
     Raises StagespanError if the analysis is of one trace, or if the file cannot be written.

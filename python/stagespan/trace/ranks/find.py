@@ -36,11 +36,12 @@ _PARALLELISM = ("tp", "cp", "ep", "dp", "pp")
 MOST_RANKS = 1_000_000
 
 
-def traces_in(folder: Path) -> list[Path]:
+def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
     """Return files that may be traces, and Ascend result folders, or else those in subfolders.
 
     Raises TraceError if none are found.
     """
+    folder = Path(folder)
     found = _directly_in(folder)
     if not found:
         for below, folders, _ in os.walk(folder):

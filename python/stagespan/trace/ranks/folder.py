@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +27,9 @@ _A_DAY_NS = 86_400 * 10**9
 _OVERLAP = 0.5
 
 
-def ranks_of(folder: Path, found: Sequence[RankSummary | UnreadableFile]) -> Ranks:
+def ranks_of(
+    folder: str | os.PathLike[str], found: Sequence[RankSummary | UnreadableFile]
+) -> Ranks:
     """The result from the summaries of all files.
 
     Raises TraceError if they are not summaries of one job's ranks.

@@ -341,7 +341,9 @@ _SMALL_BYTES = 8 << 20
 
 
 def summarise_all(
-    paths: Sequence[Path], jobs: int | None = None, folder: Path | None = None
+    paths: Sequence[str | os.PathLike[str]],
+    jobs: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
 ) -> list[RankSummary | UnreadableFile]:
     """Summarise each trace, in the order of `paths`; `folder` as in `summarise`.
 
@@ -361,6 +363,6 @@ def summarise_all(
     return found
 
 
-def _size(paths: Sequence[Path]) -> int:
+def _size(paths: Sequence[str | os.PathLike[str]]) -> int:
     """The files' total size in bytes; each folder counts as `_SMALL_BYTES`."""
-    return sum(path.stat().st_size if path.is_file() else _SMALL_BYTES for path in paths)
+    return sum(os.stat(path).st_size if os.path.isfile(path) else _SMALL_BYTES for path in paths)

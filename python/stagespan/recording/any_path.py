@@ -1,0 +1,47 @@
+"""Analyses whatever a path names: a trace, a folder of ranks, a report, or a recording."""
+
+from __future__ import annotations
+
+import os
+
+from stagespan.recording.analysis import analyze_recording, analyze_recordings, is_recording
+from stagespan.report import analysis as reports
+from stagespan.report import reader
+from stagespan.trace.analysis import Analysis
+from stagespan.trace.paths import analyze_path
+from stagespan.trace.read.remote import local_path
+
+
+def analyze(
+    path: str | os.PathLike[str],
+    against: str | os.PathLike[str] | None = None,
+    *,
+    jobs: int | None = None,
+) -> Analysis:
+    """Analyse a trace, or what stagespan itself writes, as `stagespan analyze` does.
+
+    ``path`` is a trace of torch.profiler, a folder that torch_npu.profiler wrote for one process, a
+    folder with the traces of many ranks, a timing report, a recording, or the id of a process that
+    runs with stagespan. A URL such as ``s3://bucket/run`` is read with fsspec, and an archive is
+    unpacked first. With ``against``, an earlier trace of the same program, the analysis says what
+    changed since then. Traces of many ranks are read by ``jobs`` processes (default: one for each
+    core; needs joblib).
+
+    The result has the findings (``analysis.findings()``), the results by name
+    (``analysis.results``), and everything as a dict for JSON with times in microseconds
+    (``analysis.to_dict()``).
+
+    Raises TraceError or StagespanError, with what to do, if the path cannot be read.
+    """
+    found = local_path(path)
+    if against is not None:
+        return analyze_path(found, local_path(against), jobs)
+    if is_recording(found):
+        return analyze_recording(found)
+    if found.is_file() and reader.looks_like_report(found):
+        return reports.analyze_report(found)
+    without_traces = reports.reports_without_traces(found)
+    if without_traces:
+        return reports.analyze_reports(found, without_traces)
+    of_ranks = analyze_recordings(found, jobs)
+    return analyze_path(found, None, jobs) if of_ranks is None else of_ranks
