@@ -53,6 +53,47 @@ if __name__ == "__main__":
 """
 
 
+TWO_PROCESSES = """
+import multiprocessing, os, signal, sys, time
+import stagespan
+
+def worker(tasks, replies, how):
+    remote = stagespan.extract(tasks.get())
+    with remote:
+        with stagespan.span("work"):
+            for n in range(98):
+                with stagespan.span("step"):
+                    pass
+        replies.put(remote.inject(queue="replies"))
+        tasks.get()
+        if how == "return":
+            return
+    if how == "exit":
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGTERM)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    tasks, replies = context.SimpleQueue(), context.SimpleQueue()
+    child = context.Process(target=worker, args=(tasks, replies, sys.argv[1]))
+    child.start()
+    with stagespan.request("req-1"):
+        with stagespan.span("parse"):
+            tasks.put(stagespan.inject(queue="tasks"))
+        with stagespan.extract(replies.get()), stagespan.span("render"):
+            pass
+        try:
+            with stagespan.span("check"):
+                raise ValueError
+        except ValueError:
+            pass
+    tasks.put(None)
+    child.join()
+    print("ready", flush=True)
+    input()
+"""
+
+
 def durations_ns(seed: int, count: int) -> list[int]:
     """Return what a worker of `WORKERS` records as `decode`."""
     drawn = random.Random(seed)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from exporting import (
+    TWO_PROCESSES,
     WORKERS,
     Prometheus,
     durations_ns,
@@ -120,6 +121,32 @@ def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
         # THEN there are no labels that Prometheus sets or that change with each process
         names = {name for one in samples.values() for labels in one for name, _ in labels}
         assert not names & {"job", "instance", "pid", "id"}
+    end(process)
+
+
+def test_requests_and_hand_offs_are_counted_once(folder: Path) -> None:
+    # GIVEN a request in two processes, one of which was killed
+    process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc")
+    with exporter() as (side_car, port):
+        ready(process)
+        count = "stagespan_handoff_duration_seconds_count"
+        expected = {"request": 1, "tasks": 1, "replies": 1}
+
+        def found(port: int) -> dict[str, float | None]:
+            samples = scraped(port)
+            request = "stagespan_request_duration_seconds_count"
+            return {
+                "request": of(samples, request, status="ok", pipeline="default", service="svc"),
+                "tasks": of(samples, count, **{"from": "default", "to": "tasks"}),
+                "replies": of(samples, count, **{"from": "tasks", "to": "replies"}),
+            }
+
+        # WHEN it has ended THEN it is counted, also by an exporter that goes on after a killed one
+        assert until(lambda: found(port) == expected)
+        side_car.kill()
+        side_car.wait()
+    with exporter() as (_, port):
+        assert found(port) == expected
     end(process)
 
 

@@ -22,7 +22,7 @@ _COMMANDS = {
     "compare": "Show which stages are slower than before, beyond tolerance and noise.",
     "doctor": "Show what works on this machine, what does not, and why.",
     "dump": "Write the spans of a recording for Perfetto, or as CSV, JSON or Parquet.",
-    "export": "Serve what processes record as metrics for Prometheus.",
+    "export": "Hand what processes record to Prometheus and OpenTelemetry.",
     "merge-spans": "Add the spans of a recording to a trace of torch.profiler.",
     "ncu": "Show what limits the top kernels of a stage, with Nsight Compute.",
     "ps": "List the processes that record on this machine, and their current stages.",

@@ -32,7 +32,6 @@ _KINDS = {
     "stage": "execution",
     "batch": "batch",
     "queue": "queue",
-    "handoff": "handoff",
     "first_chunk": "first_chunk",
 }
 """The families of durations, and the kind of stage that each of them shows."""
@@ -80,6 +79,14 @@ class Figures(msgspec.Struct):
         for family, stage, unit, amount in later.numbers():
             units = self.amounts.setdefault(family, {}).setdefault(stage, {})
             units[unit] = max(units.get(unit, 0), amount)
+
+    def observe(self, family: str, label: str, duration_ns: int) -> None:
+        """Count one duration. Negative ones, which clocks can give, count as 0."""
+        mine = self.durations.setdefault(family, {})
+        known = mine.get(label) or Histogram([0] * (len(BOUNDS_NS) + 1), 0)
+        first = bisect.bisect_right(BOUNDS_NS, duration_ns)
+        below = known.below[:first] + [number + 1 for number in known.below[first:]]
+        mine[label] = Histogram(below, known.sum_ns + max(duration_ns, 0))
 
     def without(self, earlier: Figures) -> Figures:
         """Return what was added since an earlier state of the same figures."""

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +20,11 @@ import msgspec
 from stagespan import settings
 from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, Figures, Histogram, Names
+from stagespan.export.requests import Part, Taker
 from stagespan.export.totals import MOST_STAGES, MOST_UNITS, Gauges, Group, Process, Totals
+from stagespan.export.traces import Requests, Rules
 from stagespan.process.files import write_whole
-from stagespan.recording.reading import Recording, is_locked, recording_folders, recording_paths
+from stagespan.recording.reading import Recording, recording_folders, recording_paths
 
 _LOGGER = logging.getLogger("stagespan")
 
@@ -30,6 +33,7 @@ _LEFTOVER_BYTES = 256 << 20
 """The same limits as those of the processes, which do not remove leftovers while they are read."""
 _FEWEST_SECONDS = 0.5
 """Between two readings, however often a monitoring system asks."""
+_STATE_SECONDS = 5.0
 _MEMORY_SECONDS = 5.0
 """Between two searches for recordings without a file, which examine all processes."""
 _LOCK_FILE = ".exporter"
@@ -70,6 +74,7 @@ class _SavedProcess(msgspec.Struct, forbid_unknown_fields=True):
     resets: int
     figures: _SavedFigures
     given: _SavedFigures
+    taken: list[int]
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):
@@ -113,8 +118,12 @@ class Node:
     leave their file, and this object removes it after reading it.
     """
 
-    def __init__(self, state: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, state: str | os.PathLike[str] | None = None, rules: Rules | None = None
+    ) -> None:
         """Lock the folders, and read the state that an earlier exporter has left.
+
+        With ``rules``, `complete` returns the requests that they choose.
 
         Raises StagespanError if another exporter reads the same recordings, or if the folder of
         recordings cannot be read.
@@ -123,7 +132,7 @@ class Node:
         self._locks: dict[str, int] = {}
         self._removed_at: dict[str, int] = {}
         self._processes: dict[str, Process] = {}
-        self._totals = Totals()
+        self._totals = Totals(None if rules is None else Requests(rules))
         self._folded: dict[str, _Leftover | None] = {}
         """The ended processes that are in the totals, and have a file; None if that was not found
         yet."""
@@ -131,7 +140,9 @@ class Node:
         self._unreadable: dict[str, int] = {}
         """How often the recordings that cannot be read were tried."""
         self._lost: Counter[str] = Counter()
-        self._read_at = self._memory_at = -1e9
+        self.losses: list[Callable[[], dict[str, int]]] = []
+        """Functions that return what others have lost, by cause."""
+        self._read_at = self._memory_at = self._written_at = -1e9
         self._state_is_written = True
         self.folder = recording_folders()[0]
         self._state_path = Path(state or os.path.join(self.folder, STATE_FILE))
@@ -225,6 +236,7 @@ class Node:
         if first.identity in self._processes:
             return False
         process = Process(first, handle)
+        self._totals.roles.learn(first)
         process.group = self._totals.admitted(process.group)
         self._processes[first.identity] = self._resume(process)
         return True
@@ -244,6 +256,10 @@ class Node:
             process.group = saved.group
             process.figures = _restored(saved.figures)
             process.given = _restored(saved.given)
+            process.taker = Taker(saved.taken)
+            process.observed = Figures(
+                {key: process.figures.durations.get(key, {}) for key in ("request", "handoff")}, {}
+            )
         return process
 
     def _end(self, process: Process) -> None:
@@ -253,14 +269,14 @@ class Node:
         self._folded[process.identity] = _leftover(process.latest, _inode(process.handle))
         os.close(process.handle)
 
-    def _read_all(self, *, ended_only: bool = False) -> None:
+    def _read_all(self) -> None:
         for process in list(self._processes.values()):
-            if ended_only and is_locked(process.handle):
-                continue
             try:
-                copy = process.read()
+                copy = process.read(spans=self._totals.requests is not None)
                 if copy.has_gone:
-                    copy = process.read()  # now it does not change any more
+                    copy = process.read(
+                        spans=self._totals.requests is not None
+                    )  # now it does not change any more
             except StagespanError as error:
                 # Another program has cut it off. The process does not record any more.
                 self._lost["unreadable"] += 1
@@ -272,32 +288,36 @@ class Node:
                 self._end(process)
 
     def read(self) -> None:
-        """Read all recordings again, unless that was done a moment ago.
-
-        Raises StagespanError if the state cannot be written: what was read is then not lost.
-        """
+        """Read all recordings again, unless that was done a moment ago."""
         with self._lock:
-            now = time.monotonic()
-            if now - self._read_at < _FEWEST_SECONDS:
-                return
-            self._discover()
-            self._count_removed()
-            self._read_all()
-            self._add_resumed()
-            self._read_at = time.monotonic()
-            self._write_state()
-            self._tidy()
+            if time.monotonic() - self._read_at >= _FEWEST_SECONDS:
+                self._read(is_shown=True)
 
     def poll(self) -> None:
-        """Find processes that have begun, and read those that have ended for the last time."""
+        """Read all recordings again, before processes that have ended are gone."""
         with self._lock:
-            before = len(self._processes), len(self._folded)
-            self._discover()
-            self._count_removed()
-            self._read_all(ended_only=True)
-            if before != (len(self._processes), len(self._folded)):
-                self._write_state()
-                self._tidy()
+            self._read(is_shown=False)
+
+    def _read(self, *, is_shown: bool) -> None:
+        before = self._processes.keys() | self._folded.keys()
+        self._discover()
+        self._count_removed()
+        self._read_all()
+        self._add_resumed()
+        self._read_at = time.monotonic()
+        # What is shown is written before, so that no counter falls if this process is killed.
+        has_changed = before != self._processes.keys() | self._folded.keys()
+        if is_shown or has_changed or self._read_at - self._written_at > _STATE_SECONDS:
+            self._write_state()
+        self._tidy()
+
+    def complete(self, *, at_end: bool = False) -> list[list[Part]]:
+        """Return the parts of each request that is complete and was chosen, each one once.
+
+        ``at_end`` returns those that are not complete too.
+        """
+        with self._lock:
+            return self._totals.complete(self._processes.values(), time.time_ns(), at_end=at_end)
 
     def _add_resumed(self) -> None:
         """Add the last figures of processes that have ended without leaving a file."""
@@ -383,6 +403,7 @@ class Node:
                 one.resets,
                 _saved(one.figures),
                 _saved(one.given),
+                sorted(one.taker.taken),
             )
             for one in self._processes.values()
         ]
@@ -397,6 +418,7 @@ class Node:
         try:
             write_whole(self._state_path, msgspec.json.encode(state), private=True)
             self._state_is_written = True
+            self._written_at = time.monotonic()
         except OSError as error:
             if self._state_is_written:
                 _LOGGER.warning(
@@ -417,7 +439,12 @@ class Node:
     def lost(self) -> dict[str, int]:
         """Return what the exporter itself has lost, by cause."""
         with self._lock:
-            return dict(self._lost)
+            found = Counter(self._lost)
+            if self._totals.requests is not None and self._totals.requests.lost:
+                found["requests_waiting"] += self._totals.requests.lost
+        for losses in self.losses:
+            found.update(losses())
+        return dict(found)
 
     def gauges(self) -> Gauges:
         """Return what is going on in the live processes, as they were last read."""
@@ -425,8 +452,10 @@ class Node:
             return self._totals.gauges(self._processes.values())
 
     def close(self) -> None:
-        """Release the locks. The state has been written by the last `read`."""
+        """Write the state and release the locks."""
         with self._lock:
+            if self._locks and self._read_at > 0:
+                self._write_state()
             for handle in [*self._locks.values(), *(p.handle for p in self._processes.values())]:
                 os.close(handle)
             self._locks.clear()

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.export.figures import Figures
+from stagespan.export.requests import Part
 from stagespan.export.totals import Gauges, Group, Process, Totals
+from stagespan.export.traces import Requests, Rules
 from stagespan.recording.reading import open_recording
 
 
 class Own:
     """The recording of this process, which is read like that of another one."""
 
-    def __init__(self) -> None:
-        """Raises StagespanError if this process has no recording."""
+    def __init__(self, rules: Rules | None = None) -> None:
+        """With ``rules``, `complete` returns the requests that they choose.
+
+        Raises StagespanError if this process has no recording.
+        """
+        self._rules = rules
         if _core.recording_place()["kind"] in ("off", "memory"):
             raise StagespanError(
                 "This process has no recording to export: remove STAGESPAN_RECORDING=off, or see "
@@ -28,21 +35,26 @@ class Own:
         self._pid = os.getpid()
         # A lock that another thread held during a fork would stay locked in the child.
         self._lock = threading.Lock()
-        self._totals = Totals()
+        self._totals = Totals(None if self._rules is None else Requests(self._rules))
         self._process: Process | None = None
 
-    def read(self) -> None:
-        """Read the recording again."""
+    def read(self, *, at_end: bool = False) -> None:
+        """Read the recording again; with ``at_end`` for the last time."""
         if os.getpid() != self._pid:
             self._begin()
         try:
-            copy = open_recording(self._pid, spans=False)
+            copy = open_recording(self._pid, spans=self._rules is not None)
         except StagespanError:  # no span was opened yet
             return
         with self._lock:
             if self._process is None:
                 self._process = Process(copy)
-            self._totals.update(self._process, copy)
+            self._totals.update(self._process, copy, at_end=at_end)
+
+    def complete(self, *, at_end: bool = False) -> list[list[Part]]:
+        """Return the parts of each request that has ended and was chosen, each one once."""
+        with self._lock:
+            return self._totals.complete(self._processes(), time.time_ns(), at_end=at_end)
 
     def _processes(self) -> list[Process]:
         return [] if self._process is None else [self._process]

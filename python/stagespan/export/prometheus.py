@@ -10,7 +10,7 @@ from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, Figures
 from stagespan.export.node import Node
 from stagespan.export.own import Own
-from stagespan.export.totals import Gauges, Group
+from stagespan.export.totals import LABELS, Gauges, Group
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -39,6 +39,7 @@ class _Family(NamedTuple):
     key: str
     name: str
     text: str
+    labels: tuple[str, ...] = ("stage",)
 
 
 _DURATIONS = (
@@ -58,6 +59,18 @@ _DURATIONS = (
         "first_chunk",
         "stagespan_request_time_to_first_chunk_seconds",
         "Time from the begin of a request in a process to its first chunk.",
+    ),
+    _Family(
+        "request",
+        "stagespan_request_duration_seconds",
+        "Time from begin to end of requests.",
+        ("status",),
+    ),
+    _Family(
+        "handoff",
+        "stagespan_handoff_duration_seconds",
+        "Time from sent to received of requests that cross to another process.",
+        ("from", "to"),
     ),
 )
 
@@ -106,12 +119,13 @@ def families(
     totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges
 ) -> Iterator[Metric]:
     """Yield figures as metrics."""
-    for key, name, text in _DURATIONS:
-        durations = HistogramMetricFamily(name, text, labels=("stage", *_GROUP))
+    for key, name, text, labels in _DURATIONS:
+        durations = HistogramMetricFamily(name, text, labels=(*labels, *_GROUP))
         for group, figures in totals.items():
-            for stage, histogram in figures.durations.get(key, {}).items():
+            for label, histogram in figures.durations.get(key, {}).items():
+                values = label.split(LABELS) if len(labels) > 1 else [label]
                 buckets = list(zip(_BOUNDS, histogram.below, strict=True))
-                durations.add_metric((stage, *group), buckets, histogram.sum_ns / 1e9)
+                durations.add_metric((*values, *group), buckets, histogram.sum_ns / 1e9)
         yield durations
     errors = CounterMetricFamily(
         "stagespan_stage_errors_total",

@@ -9,12 +9,16 @@ from typing import NamedTuple
 import msgspec
 
 from stagespan.export.figures import OTHER, Figures, Names, figures_of
+from stagespan.export.requests import Part, Resource, Roles, Taker, durations
+from stagespan.export.traces import Requests
 from stagespan.recording.reading import Recording
 
 MOST_STAGES = 200
 """The most stages that are exported by name; the others are summed."""
 MOST_UNITS = 100
 _MOST_GROUPS = 256
+LABELS = "\0"
+"""Between the labels of a family that has more than one."""
 
 
 class Group(NamedTuple):
@@ -56,10 +60,13 @@ class Process:
         self.given = Figures({}, {})
         """The part of them that is already in the totals of another group."""
         self.latest = first
+        self.taker = Taker()
+        self.observed = Figures({}, {})
+        """The part of the figures that was counted here, from requests that have ended."""
 
-    def read(self) -> Recording:
+    def read(self, *, spans: bool) -> Recording:
         """Return a new copy, also if the file has been removed. Raises StagespanError."""
-        return Recording(self.path, everything=False, handle=self.handle)
+        return Recording(self.path, everything=spans, handle=self.handle)
 
     def rest(self) -> Figures:
         """Return the figures that belong to the present group."""
@@ -72,17 +79,31 @@ def group_of(recording: Recording) -> Group:
     return Group(recording.service, recording.pipeline, rank)
 
 
+def resource_of(recording: Recording) -> Resource:
+    """Return what is said of a process beside the parts of requests that ran in it."""
+    return Resource(
+        *group_of(recording),
+        recording.pid,
+        recording.host,
+        recording.program,
+        recording.identity,
+    )
+
+
 class Totals:
     """The figures of processes that are read again and again, and of those that have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: Requests | None = None) -> None:
+        """With ``requests``, the recordings must be read with their spans, which are put there."""
+        self.requests = requests
+        self.roles = Roles()
         self.stages, self.units = Names(MOST_STAGES), Names(MOST_UNITS)
         self.retained: dict[Group, Figures] = {}
         """The figures of processes that have ended, or that had other labels before."""
         self.groups: dict[Group, None] = {}
 
-    def update(self, process: Process, copy: Recording) -> None:
-        """Take a new copy of a process's recording."""
+    def update(self, process: Process, copy: Recording, *, at_end: bool = False) -> None:
+        """Take a new copy of a process's recording; with ``at_end`` the last one."""
         process.latest = copy
         if not copy.is_exact and not copy.has_gone:
             return
@@ -90,6 +111,7 @@ class Totals:
         if resets != process.resets:
             self.fold(process)
             process.figures, process.given = Figures({}, {}), Figures({}, {})
+            process.observed = Figures({}, {})
             process.resets = resets
         group = self.admitted(group_of(copy))
         if group != process.group:
@@ -97,7 +119,21 @@ class Totals:
             process.given = Figures({}, {})
             process.given.add(process.figures)
             process.group = group
+        self._take_requests(process, copy, at_end)
         process.figures.raise_to(figures_of(copy, process.ns_per_tick, self.stages, self.units))
+        process.figures.raise_to(process.observed)
+
+    def _take_requests(self, process: Process, copy: Recording, at_end: bool) -> None:
+        self.roles.learn(copy)
+        ended = process.taker.ended(copy, at_end=at_end)
+        for family, labels, duration_ns in durations(ended, self.roles, copy.pipeline):
+            if family == "handoff":
+                labels = tuple(map(self.stages.shown, labels))
+            process.observed.observe(family, LABELS.join(labels), duration_ns)
+        if process.taker.missed:
+            process.observed.amounts["lost"] = {"requests_unread": {"": process.taker.missed}}
+        if self.requests is not None and ended:
+            self.requests.add(process.taker.parts(copy, resource_of(copy), ended))
 
     def admitted(self, group: Group) -> Group:
         """Return the labels that a process is shown with."""
@@ -111,6 +147,20 @@ class Totals:
     def fold(self, process: Process) -> None:
         """Add the figures of a process that ends, or changes its labels, for good."""
         self.retained.setdefault(process.group, Figures({}, {})).add(process.rest())
+
+    def complete(
+        self, processes: Iterable[Process], now_ns: int, *, at_end: bool = False
+    ) -> list[list[Part]]:
+        """Return the requests that are complete now, and that are to be exported."""
+        if self.requests is None:
+            return []
+        is_open = {
+            one["trace_id"]
+            for process in processes
+            for one in process.latest.segments()
+            if one["origin"] != "return" and one["number"] not in process.taker.taken
+        }
+        return self.requests.complete({one for one in is_open if one}, now_ns, at_end=at_end)
 
     def sums(self, processes: Iterable[Process]) -> dict[Group, Figures]:
         """Return all figures by group."""

@@ -1,0 +1,559 @@
+"""Hands finished requests and figures to the official OTLP exporters of OpenTelemetry."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+from stagespan import __version__
+from stagespan.errors import StagespanError
+from stagespan.export.figures import BOUNDS_NS, Figures
+from stagespan.export.node import Node
+from stagespan.export.own import Own
+from stagespan.export.requests import Batch, Part, Resource, TimedSpan
+from stagespan.export.totals import Gauges, Group
+from stagespan.export.traces import Rules
+
+try:
+    from opentelemetry.sdk.metrics import export as points
+    from opentelemetry.sdk.resources import Resource as OtelResource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+except ImportError as error:
+    raise StagespanError(
+        "OpenTelemetry needs its SDK and exporters (the extra 'export'): install them with `pip "
+        "install opentelemetry-exporter-otlp-proto-http`."
+    ) from error
+
+_SCOPE = InstrumentationScope("stagespan", __version__)
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_LONGEST_CALL_S = 10.0
+_LONGEST_END_S = 1.5
+_MOST_SPANS = 20_000
+_BATCH_SPANS = 512
+_MOST_STUCK = 3
+_HALF = (1 << 64) - 1
+
+
+# --- spans ----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _resource_of(resource: Resource) -> OtelResource:
+    attributes: dict[str, str | int] = {
+        "service.name": resource.service,
+        "service.instance.id": resource.identity,
+        "host.name": resource.host,
+        "process.pid": resource.pid,
+        "process.command": resource.program,
+        "stagespan.pipeline": resource.pipeline,
+    }
+    if resource.rank:
+        attributes["stagespan.rank"] = int(resource.rank)
+    # Attributes that the user sets for all telemetry of this machine.
+    return OtelResource.create(attributes) if _has_own_attributes() else OtelResource(attributes)
+
+
+def _has_own_attributes() -> bool:
+    return bool(os.environ.get("OTEL_RESOURCE_ATTRIBUTES"))
+
+
+def _context(trace_id: int, span_id: int, *, is_remote: bool = False) -> SpanContext:
+    return SpanContext(trace_id, span_id, is_remote, _SAMPLED)
+
+
+def span_id_in(segment: int, span: int) -> int:
+    """Return the id of a span for OpenTelemetry: that of its segment, xor its own one.
+
+    A recording numbers the spans of its process; the id of a segment is random.
+    """
+    return (segment ^ span) & _HALF or 1
+
+
+def spans_of(part: Part) -> Iterator[ReadableSpan]:
+    """Yield the segment, the hops that came to it, and its spans."""
+    segment = part.segment
+    trace_id, own_id = int(segment["trace_id"] or "0", 16), int(segment["segment"] or "0", 16)
+    resource = _resource_of(part.resource)
+    own = _context(trace_id, own_id)
+    hops = [one for one in (segment, *part.returns) if one["parent_segment"] is not None]
+    for one in hops:
+        yield _hop(one, trace_id, resource)
+    parent = segment["parent_hop"]
+    attributes: dict[str, Any] = {
+        "stagespan.request.id": segment["id"],
+        "stagespan.status": segment["status"],
+        "stagespan.origin": segment["origin"],
+        "stagespan.complete": part.is_whole,
+    }
+    if segment["attempt"] > 1:
+        attributes["stagespan.attempt"] = segment["attempt"]
+    if segment["branch"] is not None:
+        attributes["stagespan.branch"] = segment["branch"]
+    if segment["queue"] is not None:
+        attributes["stagespan.queue"] = segment["queue"]
+    if segment["chunks"]:
+        attributes["stagespan.chunks"] = segment["chunks"]
+        attributes["stagespan.chunk_amount"] = segment["chunk_amount"]
+        first_ns, begin_ns = segment["first_chunk_ns"], segment["begin_ns"]
+        if first_ns is not None and begin_ns is not None:
+            attributes["stagespan.time_to_first_chunk_s"] = (first_ns - begin_ns) / 1e9
+    if part.batches:
+        attributes["stagespan.batch.ids"] = [
+            f"{_batch_context(one, part).span_id:016x}" for one in part.batches
+        ]
+        attributes["stagespan.batch.sizes"] = [one.size for one in part.batches]
+    if parent is None:
+        kind = SpanKind.INTERNAL
+    else:
+        kind = SpanKind.CONSUMER if hops and hops[0] is segment else SpanKind.SERVER
+    failed = segment["status"] not in ("ok", "unused")
+    yield ReadableSpan(
+        name=segment["queue"] or part.resource.pipeline,
+        context=own,
+        parent=None if parent is None else _context(trace_id, int(parent, 16), is_remote=True),
+        resource=resource,
+        attributes=attributes,
+        kind=kind,
+        status=Status(StatusCode.ERROR, segment["status"]) if failed else Status(StatusCode.OK),
+        start_time=part.begin_ns,
+        end_time=part.end_ns,
+        instrumentation_scope=_SCOPE,
+    )
+    inside = {span.id for span in part.spans}
+    for span in part.spans:
+        above = span_id_in(own_id, span.parent) if span.parent in inside else own_id
+        yield _stage(span, trace_id, span_id_in(own_id, span.id), above, resource)
+    for batch in part.batches:
+        if not batch.is_exported:
+            batch.is_exported = True
+            yield from _batch(batch, part, resource)
+
+
+def _hop(segment: Any, trace_id: int, resource: OtelResource) -> ReadableSpan:
+    received_ns = segment["received_ns"] or 0
+    sent_ns = segment["sent_ns"] or segment["sent_unix_ns"]
+    attributes: dict[str, Any] = {"stagespan.kind": "handoff"}
+    if sent_ns is not None:
+        attributes["stagespan.handoff_s"] = (received_ns - sent_ns) / 1e9
+    attributes["stagespan.same_clock"] = segment["sent_ns"] is not None
+    return ReadableSpan(
+        name=f"handoff {segment['queue'] or ''}".rstrip(),
+        context=_context(trace_id, int(segment["parent_hop"] or "0", 16)),
+        parent=_context(trace_id, int(segment["parent_segment"] or "0", 16), is_remote=True),
+        resource=resource,
+        attributes=attributes,
+        kind=SpanKind.PRODUCER,
+        status=Status(StatusCode.UNSET),
+        start_time=min(received_ns, received_ns if sent_ns is None else sent_ns),
+        end_time=received_ns,
+        instrumentation_scope=_SCOPE,
+    )
+
+
+def _stage(
+    span: TimedSpan,
+    trace_id: int,
+    own_id: int,
+    parent_id: int | None,
+    resource: OtelResource,
+    links: Sequence[Link] = (),
+    more: dict[str, Any] | None = None,
+) -> ReadableSpan:
+    attributes: dict[str, Any] = {
+        "stagespan.kind": span.kind,
+        "stagespan.span.id": span.id,
+        "thread.id": span.thread,
+        **(more or {}),
+    }
+    if span.suspended_ns:
+        attributes["stagespan.suspended_s"] = span.suspended_ns / 1e9
+    if not math.isnan(span.device_elapsed_ns):
+        attributes["stagespan.device_elapsed_s"] = span.device_elapsed_ns / 1e9
+    return ReadableSpan(
+        name=span.stage,
+        context=_context(trace_id, own_id),
+        parent=None if parent_id is None else _context(trace_id, parent_id),
+        resource=resource,
+        attributes=attributes,
+        links=links,
+        kind=SpanKind.INTERNAL,
+        status=Status(StatusCode.ERROR) if span.failed else Status(StatusCode.UNSET),
+        start_time=span.begin_ns,
+        end_time=span.end_ns,
+        instrumentation_scope=_SCOPE,
+    )
+
+
+def _batch_context(batch: Batch, part: Part) -> SpanContext:
+    # A batch serves several traces, so it is one of its own. Both ids depend on the process.
+    seed = int.from_bytes(_digest(part.resource.identity), "big")
+    span_id = span_id_in(seed & _HALF, batch.span.id)
+    return _context((seed & ~_HALF) | span_id, span_id)
+
+
+@lru_cache(maxsize=1024)
+def _digest(identity: str) -> bytes:
+    import hashlib
+
+    return hashlib.sha256(identity.encode()).digest()[:16]
+
+
+def _batch(batch: Batch, part: Part, resource: OtelResource) -> Iterator[ReadableSpan]:
+    own = _batch_context(batch, part)
+    links = [Link(_context(int(trace, 16), int(segment, 16))) for trace, segment in batch.links]
+    more = {"stagespan.batch.size": batch.size}
+    yield _stage(batch.span, own.trace_id, own.span_id, None, resource, links, more)
+    seed = own.span_id ^ batch.span.id
+    for span in batch.inner:
+        above = own.span_id if span.parent == batch.span.id else span_id_in(seed, span.parent)
+        yield _stage(span, own.trace_id, span_id_in(seed, span.id), above, resource)
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+_DURATIONS = {
+    "stage": ("stagespan.stage.duration", "stagespan.stage"),
+    "device": ("stagespan.stage.device_duration", "stagespan.stage"),
+    "queue": ("stagespan.stage.queue_duration", "stagespan.stage"),
+    "batch": ("stagespan.batch.duration", "stagespan.stage"),
+    "first_chunk": ("stagespan.request.time_to_first_chunk", "stagespan.stage"),
+    "request": ("stagespan.request.duration", "stagespan.status"),
+}
+_BOUNDS_S = tuple(bound / 1e9 for bound in BOUNDS_NS)
+
+
+def metrics_of(
+    totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges, begin_ns: int
+) -> points.MetricsData:
+    """Return all figures, with the same counts as the recordings. They count from ``begin_ns``."""
+    now_ns = time.time_ns()
+    found = []
+    for group, figures in totals.items():
+        attributes: dict[str, Any] = {
+            "service.name": group.service,
+            "stagespan.pipeline": group.pipeline,
+        }
+        if group.rank:
+            attributes["stagespan.rank"] = int(group.rank)
+        made = [
+            *_histograms(figures, begin_ns, now_ns),
+            *_sums(figures, begin_ns, now_ns),
+        ]
+        found.append(_resource_metrics(attributes, made))
+    up = [_number({"service.name": name}, begin_ns, now_ns, n) for name, n in gauges.up.items()]
+    own = [points.Metric("stagespan.process.up", None, "{process}", points.Gauge(up))]
+    if lost:
+        rows = [_number({"cause": cause}, begin_ns, now_ns, n) for cause, n in lost.items()]
+        own.append(_sum("stagespan.lost", "1", rows))
+    found.append(_resource_metrics({"service.name": "stagespan-export"}, own))
+    return points.MetricsData(found)
+
+
+def _resource_metrics(
+    attributes: dict[str, Any], made: list[points.Metric]
+) -> points.ResourceMetrics:
+    scope = points.ScopeMetrics(_SCOPE, made, "")
+    return points.ResourceMetrics(OtelResource(attributes), [scope], "")
+
+
+def _number(
+    attributes: dict[str, Any], begin_ns: int, now_ns: int, value: float
+) -> points.NumberDataPoint:
+    return points.NumberDataPoint(attributes, begin_ns, now_ns, value)
+
+
+def _sum(name: str, unit: str, rows: list[points.NumberDataPoint]) -> points.Metric:
+    cumulative = points.AggregationTemporality.CUMULATIVE
+    return points.Metric(name, None, unit, points.Sum(rows, cumulative, True))
+
+
+def _histograms(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metric]:
+    cumulative = points.AggregationTemporality.CUMULATIVE
+    for family, (name, label) in _DURATIONS.items():
+        rows = []
+        for stage, histogram in figures.durations.get(family, {}).items():
+            below = histogram.below
+            counts = [now - before for before, now in zip([0, *below], below, strict=False)]
+            rows.append(
+                points.HistogramDataPoint(
+                    {label: stage},
+                    begin_ns,
+                    now_ns,
+                    below[-1],
+                    histogram.sum_ns / 1e9,
+                    counts,
+                    _BOUNDS_S,
+                    math.nan,
+                    math.nan,
+                )
+            )
+        if rows:
+            yield points.Metric(name, None, "s", points.Histogram(rows, cumulative))
+
+
+def _sums(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metric]:
+    rows: dict[str, list[points.NumberDataPoint]] = {"errors": [], "work": [], "lost": []}
+    for family, name, unit, amount in figures.numbers():
+        label = "cause" if family == "lost" else "stagespan.stage"
+        attributes = {label: name, **({"unit": unit} if family == "work" else {})}
+        rows[family].append(_number(attributes, begin_ns, now_ns, amount))
+    names = {"errors": "stagespan.stage.errors", "work": "stagespan.stage.work"}
+    for family, of in rows.items():
+        if of:
+            yield _sum(names.get(family, "stagespan.lost"), "1", of)
+
+
+# --- sending --------------------------------------------------------------------------------------
+
+
+def _protocol(signal: str, url: str | None) -> str:
+    for name in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if chosen := os.environ.get(name, "").strip():
+            if chosen not in ("grpc", "http/protobuf"):
+                raise StagespanError(f"{name} is {chosen!r}: set it to grpc or http/protobuf.")
+            return chosen
+    # The registered port of OTLP over gRPC.
+    return "grpc" if url is not None and urlsplit(url).port == 4317 else "http/protobuf"
+
+
+def exporter_for(signal: str, url: str | None) -> Any:
+    """Return the official exporter for ``"traces"`` or ``"metrics"``.
+
+    Without a URL, the endpoint is that of the environment. Raises StagespanError if the URL is not
+    one, or if the exporter of the protocol is not installed.
+    """
+    protocol = _protocol(signal.upper(), url)
+    name = "OTLPSpanExporter" if signal == "traces" else "OTLPMetricExporter"
+    module = "trace_exporter" if signal == "traces" else "metric_exporter"
+    package = "grpc" if protocol == "grpc" else "http"
+    try:
+        import importlib
+
+        made = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.{module}")
+    except ImportError:
+        raise StagespanError(
+            f"OTLP over {protocol} needs opentelemetry-exporter-otlp-proto-{package}: install it "
+            f"with `pip install opentelemetry-exporter-otlp-proto-{package}`."
+        ) from None
+    options: dict[str, Any] = {"timeout": _LONGEST_CALL_S}
+    if url is not None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise StagespanError(f"{url!r} is not an address for OTLP: pass http://HOST:PORT.")
+        is_base = protocol != "grpc" and parts.path in ("", "/")
+        options["endpoint"] = f"{url.rstrip('/')}/v1/{signal}" if is_base else url
+        if protocol == "grpc":
+            options["insecure"] = parts.scheme == "http"
+    return getattr(made, name)(**options)
+
+
+class Sender:
+    """Hands items to an exporter in a thread of its own, from a queue with a limit.
+
+    A call that takes too long is given up and counted. It cannot be stopped, so at most a few of
+    them remain; while they do, everything is dropped and counted.
+    """
+
+    def __init__(self, make: Callable[[], Any], export: Callable[[Any, Any], Any]) -> None:
+        self._make, self._export = make, export
+        self._exporter = make()
+        self._items: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._stuck: list[threading.Thread] = []
+        self._deadline_s = _LONGEST_CALL_S
+        self.lost: Counter[str] = Counter()
+        """Items that were not delivered, by cause."""
+        self.sent = 0
+        """Items that were delivered."""
+        self._thread = threading.Thread(target=self._run, name="stagespan-otlp", daemon=True)
+        self._thread.start()
+
+    def put(self, items: Iterable[Any]) -> None:
+        """Add items; those that do not fit are dropped and counted."""
+        with self._changed:
+            for item in items:
+                if len(self._items) >= _MOST_SPANS:
+                    self.lost["otlp_queue"] += 1
+                else:
+                    self._items.append(item)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._items and not self._is_closed:
+                    self._changed.wait()
+                if not self._items:
+                    return
+                batch = [self._items.popleft() for _ in range(min(_BATCH_SPANS, len(self._items)))]
+            self._call(batch)
+
+    def _call(self, batch: list[Any]) -> None:
+        self._stuck = [one for one in self._stuck if one.is_alive()]
+        if len(self._stuck) >= _MOST_STUCK:
+            self.lost["otlp_timeout"] += len(batch)
+            return
+        outcome: list[bool] = []
+        exporter = self._exporter
+
+        def call() -> None:
+            try:
+                result = self._export(exporter, batch)
+                outcome.append(getattr(result, "name", "") == "SUCCESS")
+            except Exception:  # what the exporter's libraries raise is not known
+                outcome.append(False)
+
+        thread = threading.Thread(target=call, name="stagespan-otlp-call", daemon=True)
+        thread.start()
+        thread.join(self._deadline_s)
+        if outcome:
+            if outcome[0]:
+                self.sent += len(batch)
+            else:
+                self.lost["otlp_failed"] += len(batch)
+            return
+        self.lost["otlp_timeout"] += len(batch)
+        self._stuck.append(thread)
+        self._exporter = self._make()
+
+    def close(self) -> None:
+        """Deliver what is in the queue, for at most 1.5 s; the rest is counted as lost."""
+        end = time.monotonic() + _LONGEST_END_S
+        with self._changed:
+            self._is_closed = True
+            self._deadline_s = _LONGEST_END_S
+            self._changed.notify()
+        self._thread.join(max(end - time.monotonic(), 0))
+        with self._changed:
+            self.lost["otlp_end"] += len(self._items)
+            self._items.clear()
+
+
+def _interval_s() -> float:
+    text = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
+    return int(text) / 1000 if text.isdigit() else 60.0
+
+
+class Otlp:
+    """Sends requests and figures to a collector."""
+
+    def __init__(self, url: str | None) -> None:
+        """Raises StagespanError if the URL is not one, or if an exporter is not installed."""
+        self._begin_ns = time.time_ns()
+        self._figures_at = -math.inf
+        self._traces = Sender(
+            lambda: exporter_for("traces", url), lambda exporter, batch: exporter.export(batch)
+        )
+        self._metrics = Sender(
+            lambda: exporter_for("metrics", url), lambda exporter, batch: exporter.export(batch[-1])
+        )
+
+    def step(self, source: Node | Own, *, at_end: bool = False) -> None:
+        """Send what is complete in a source that was just read; figures once a minute."""
+        self.put_requests(source.complete(at_end=at_end))
+        now = time.monotonic()
+        if at_end or now - self._figures_at >= _interval_s():
+            self._figures_at = now
+            self.put_figures(source.totals(), source.lost(), source.gauges())
+
+    def put_requests(self, requests: Iterable[list[Part]]) -> None:
+        """Send requests."""
+        for parts in requests:
+            self._traces.put(span for part in parts for span in spans_of(part))
+
+    def put_figures(
+        self, totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges
+    ) -> None:
+        """Send all figures."""
+        self._metrics.put([metrics_of(totals, lost, gauges, self._begin_ns)])
+
+    def lost(self) -> dict[str, int]:
+        """Return what was not delivered, by cause: spans, and times that figures were sent."""
+        return dict(self._traces.lost + self._metrics.lost)
+
+    def close(self) -> None:
+        """Deliver what is in the queues, for at most 1.5 s."""
+        closing = [threading.Thread(target=one.close) for one in (self._traces, self._metrics)]
+        for one in closing:
+            one.start()
+        for one in closing:
+            one.join()
+
+
+# --- in one process -------------------------------------------------------------------------------
+
+_READ_SECONDS = 0.5
+
+
+class Running:
+    """The thread that `start` has started."""
+
+    def __init__(self, url: str | None, rules: Rules) -> None:
+        self._source = Own(rules)
+        self._otlp = Otlp(url)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stagespan-export", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_READ_SECONDS):
+            self._source.read()
+            self._otlp.step(self._source)
+
+    def lost(self) -> dict[str, int]:
+        """Return what was not delivered, by cause."""
+        return self._otlp.lost()
+
+    def close(self) -> None:
+        """Deliver what has ended, for at most 1.5 s, and stop."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        atexit.unregister(self.close)
+        self._thread.join(_LONGEST_END_S)
+        self._source.read(at_end=True)
+        self._otlp.step(self._source, at_end=True)
+        self._otlp.close()
+
+
+def start(
+    url: str | None = None, *, one_in: int = 1, slowest: int = 0, failed: bool = True
+) -> Running:
+    """Send the requests and figures of this process to a collector, from a thread of its own.
+
+    No ``TracerProvider`` is made or replaced. The variables ``OTEL_EXPORTER_OTLP_*`` hold. In a
+    service of several processes, use ``stagespan export --otlp`` instead, which also sends what
+    processes have recorded that were killed. A forked child calls ``start`` itself.
+
+    Args:
+        url: The address of the collector; by default that of the environment, or of this machine.
+        one_in: Send one of so many requests; 0 for none.
+        slowest: Send so many of each minute's requests, the slowest of those not chosen otherwise.
+        failed: Send all requests that do not end as ok.
+
+    Returns:
+        An object whose ``close()`` delivers what is left and stops; it is called at exit.
+
+    Raises:
+        StagespanError: If this process has no recording, or the URL is not an address.
+
+    Example:
+        ```python
+        from stagespan.export import otlp
+
+        running = otlp.start("http://127.0.0.1:4318", one_in=10)
+        ```
+    """
+    return Running(url, Rules(one_in, slowest, failed))

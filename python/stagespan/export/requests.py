@@ -1,0 +1,275 @@
+"""Takes the parts of requests that have ended from the recordings of processes, each one once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from stagespan import _core
+from stagespan.live.kinds import KINDS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stagespan.recording.reading import Recording, Segment
+
+_QUIET_NS = 10**9
+"""A request that was received can be entered again. It counts as ended after this time."""
+_MOST_ROLES = 1 << 16
+_SHOWN = tuple(KINDS.index(kind) for kind in ("execution", "queue"))
+_BATCH = KINDS.index("batch")
+UNKNOWN = "(unknown)"
+
+
+class Resource(NamedTuple):
+    """The process that a part of a request ran in."""
+
+    service: str
+    pipeline: str
+    rank: str
+    pid: int
+    host: str
+    program: str
+    identity: str
+
+
+class TimedSpan(NamedTuple):
+    """A finished span; times in Unix ns."""
+
+    id: int
+    parent: int
+    """0 at the top level."""
+    stage: str
+    kind: str
+    begin_ns: int
+    end_ns: int
+    thread: int
+    failed: bool
+    suspended_ns: int
+    device_elapsed_ns: float
+    """NaN if unknown."""
+
+
+@dataclass
+class Batch:
+    """A batch with the spans in it, and the requests that it served."""
+
+    span: TimedSpan
+    inner: list[TimedSpan]
+    links: list[tuple[str, str]]
+    """The trace and the segment of each request."""
+    size: int
+    is_exported: bool = False
+
+
+@dataclass
+class Part:
+    """A segment that has ended, with its spans."""
+
+    resource: Resource
+    segment: Segment
+    spans: list[TimedSpan] = field(default_factory=list)
+    returns: list[Segment] = field(default_factory=list)
+    """Hops that have come back to this segment."""
+    batches: list[Batch] = field(default_factory=list)
+    is_whole: bool = True
+    """Whether no span of it was overwritten before it was read."""
+
+    @property
+    def begin_ns(self) -> int:
+        """When it was received, or else begun."""
+        segment = self.segment
+        return segment["received_ns"] or segment["begin_ns"] or segment["end_ns"] or 0
+
+    @property
+    def end_ns(self) -> int:
+        """When it ended; of an abandoned one the latest time that is known."""
+        latest = max((span.end_ns for span in self.spans), default=0)
+        return self.segment["end_ns"] or max(latest, self.begin_ns)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether the request came from no other process that records."""
+        return self.segment["parent_segment"] is None
+
+
+class Taker:
+    """What was already taken from the recording of one process."""
+
+    def __init__(self, taken: Iterable[int] = ()) -> None:
+        self.taken = set(taken)
+        """The numbers of segments that were taken, and are still in the recording."""
+        self._batches: dict[int, Batch] = {}
+        self._highest = max(self.taken, default=0)
+        self.missed = 0
+        """Segments that were overwritten before they were taken."""
+
+    def ended(self, copy: Recording, *, at_end: bool = False) -> list[Segment]:
+        """Return the segments that have ended since the last call, also those of hops.
+
+        With ``at_end``, those are not left for a later call that have ended just now.
+        """
+        segments = copy.segments()
+        known = {one["number"] for one in segments}
+        found = [
+            one
+            for one in segments
+            if one["number"] not in self.taken
+            and (copy.has_gone or _is_quiet(one, copy.read_ns, 0 if at_end else _QUIET_NS))
+        ]
+        if self._highest and len(segments) >= copy.most_requests:
+            highest = max(known, default=0)
+            new = sum(number > self._highest for number in known)
+            self.missed += max(highest - self._highest - new, 0)
+        self._highest = max(known, default=self._highest)
+        self.taken = (self.taken & known) | {one["number"] for one in found}
+        return found
+
+    def parts(self, copy: Recording, resource: Resource, ended: list[Segment]) -> list[Part]:
+        """Return the spans of segments; the copy must contain the spans of the process."""
+        own = [one for one in ended if one["origin"] != "return"]
+        if not own:
+            return []
+        names = copy.stage_names()
+        by_request = _by_request(copy.spans())
+        by_segment: dict[str | None, list[Segment]] = {one["segment"]: [] for one in own}
+        for one in copy.segments():
+            if one["origin"] == "return" and one["segment"] in by_segment:
+                by_segment[one["segment"]].append(one)
+        batches = self._batches_of(copy, names)
+        complete_ns = copy.complete_ns
+        found = []
+        for one in own:
+            rows = by_request.get(one["number"])
+            part = Part(
+                resource,
+                one,
+                [] if rows is None else [_span(row, names) for row in rows],
+                by_segment[one["segment"]],
+                batches.get(one["number"], []),
+            )
+            part.is_whole = complete_ns <= part.begin_ns
+            found.append(part)
+        return found
+
+    def _batches_of(self, copy: Recording, names: list[str]) -> dict[int, list[Batch]]:
+        links = copy.links()
+        if not links:
+            return {}
+        numbers: defaultdict[int, dict[int, None]] = defaultdict(dict)
+        sizes = {}
+        for span_id, number, size in links:
+            numbers[span_id][number] = None
+            sizes[span_id] = size
+        spans = copy.spans()
+        ids = {
+            one["number"]: (one["trace_id"], one["segment"])
+            for one in copy.segments()
+            if one["origin"] != "return"
+        }
+        for row in spans[spans["flags"] >> _core.KIND_SHIFT == _BATCH]:
+            span_id = int(row["id"])
+            if span_id not in numbers or span_id in self._batches:
+                continue
+            known = [ids[number] for number in numbers[span_id] if number in ids]
+            self._batches[span_id] = Batch(
+                _span(row, names),
+                _inside(span_id, spans, names),
+                [(trace, segment) for trace, segment in known if trace and segment],
+                sizes[span_id],
+            )
+        self._batches = {id_: one for id_, one in self._batches.items() if id_ in numbers}
+        found: defaultdict[int, list[Batch]] = defaultdict(list)
+        for span_id, of in numbers.items():
+            for number in of:
+                if span_id in self._batches:
+                    found[number].append(self._batches[span_id])
+        return found
+
+
+def _is_quiet(segment: Segment, now_ns: int | None, least_ns: int) -> bool:
+    end_ns = segment["received_ns"] if segment["origin"] == "return" else segment["end_ns"]
+    return end_ns is not None and now_ns is not None and now_ns - end_ns >= least_ns
+
+
+def _by_request(spans: NDArray[np.void]) -> dict[int, NDArray[np.void]]:
+    kinds = spans["flags"] >> _core.KIND_SHIFT
+    mine = spans[(spans["request"] != 0) & ((kinds == _SHOWN[0]) | (kinds == _SHOWN[1]))]
+    mine = mine[mine["request"].argsort(kind="stable")]
+    numbers = mine["request"]
+    begins = [0, *((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist()]
+    ends = [*begins[1:], len(mine)]
+    return {
+        int(numbers[begin]): mine[begin:end]
+        for begin, end in zip(begins, ends, strict=True)
+        if begin < end
+    }
+
+
+def _inside(batch: int, spans: NDArray[np.void], names: list[str]) -> list[TimedSpan]:
+    """Return the spans inside a batch that belong to no request."""
+    loose = spans[spans["request"] == 0]
+    found: list[TimedSpan] = []
+    parents = [batch]
+    for _ in range(64):  # as deep as that
+        rows = [row for parent in parents for row in loose[loose["parent"] == parent]]
+        found += [_span(row, names) for row in rows]
+        parents = [int(row["id"]) for row in rows]
+        if not parents:
+            break
+    return found
+
+
+def _span(row: np.void, names: list[str]) -> TimedSpan:
+    flags = int(row["flags"])
+    return TimedSpan(
+        int(row["id"]),
+        int(row["parent"]),
+        names[int(row["stage"])],
+        KINDS[flags >> _core.KIND_SHIFT],
+        int(row["begin_ns"]),
+        int(row["end_ns"]),
+        int(row["thread"]),
+        bool(flags & _core.FLAG_ERROR),
+        int(row["suspended_ns"]),
+        float(row["device_elapsed_ns"]),
+    )
+
+
+class Roles:
+    """Where the segments that are known got their request: from which queue, or in a pipeline."""
+
+    def __init__(self) -> None:
+        self._roles: OrderedDict[str, str] = OrderedDict()
+
+    def learn(self, copy: Recording) -> None:
+        """Take the segments of a process."""
+        for one in copy.segments():
+            if one["segment"] is not None and one["origin"] != "return":
+                self._roles[one["segment"]] = one["queue"] or copy.pipeline
+        while len(self._roles) > _MOST_ROLES:
+            self._roles.popitem(last=False)
+
+    def sender_of(self, segment: Segment) -> str:
+        """Return the role of the segment that has sent this one."""
+        return self._roles.get(segment["parent_segment"] or "", UNKNOWN)
+
+
+def durations(
+    ended: Iterable[Segment], roles: Roles, pipeline: str
+) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """Yield the durations of requests and hand-offs: the family, its labels, the time in ns.
+
+    The label of a request is its status; those of a hand-off are from and to.
+    """
+    for one in ended:
+        begin_ns, end_ns = one["received_ns"] or one["begin_ns"], one["end_ns"]
+        is_root = one["parent_segment"] is None and one["origin"] in ("root", "remote")
+        if is_root and begin_ns is not None and end_ns is not None:
+            yield "request", (one["status"],), end_ns - begin_ns
+        received_ns, sent_ns = one["received_ns"], one["sent_ns"]
+        if received_ns is not None and sent_ns is not None and one["origin"] != "repeated":
+            yield "handoff", (roles.sender_of(one), one["queue"] or pipeline), received_ns - sent_ns

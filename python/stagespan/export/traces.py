@@ -1,0 +1,109 @@
+"""Joins the parts of requests, and chooses the requests that are exported."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stagespan.export.requests import Part
+
+_LONGEST_WAIT_NS = 10 * 10**9
+"""After the end of a request for its other parts, and after a part for the begin of its request."""
+_MOST_PARTS = 20_000
+_MOST_CHOSEN = 1 << 16
+_MINUTE_NS = 60 * 10**9
+_RANDOM_BITS = 56
+"""The lowest bits of a trace's id are random, as W3C Trace Context says."""
+
+
+class Rules(NamedTuple):
+    """Which requests are exported: those that one of the rules chooses."""
+
+    one_in: int = 1
+    """One of so many requests; 0 for none. The choice depends on the trace's id, so that it is the
+    same on all machines. A request whose caller does not want it sampled is not chosen."""
+    slowest: int = 0
+    """So many of each minute's requests that no other rule chooses, the slowest ones."""
+    failed: bool = True
+    """All requests that did not end as ok."""
+
+
+class Requests:
+    """Parts that wait for the other parts of their request."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._waiting: OrderedDict[str, list[Part]] = OrderedDict()
+        self._parts = 0
+        self._chosen: OrderedDict[str, None] = OrderedDict()
+        self._slowest: list[tuple[int, int, list[Part]]] = []
+        self._minute = 0
+        self._numbers = itertools.count()
+        self.lost = 0
+        """Parts that were dropped because too many waited."""
+
+    def add(self, parts: Iterable[Part]) -> None:
+        """Add parts that have ended."""
+        for part in parts:
+            trace = part.segment["trace_id"]
+            if trace is None:
+                continue
+            self._waiting.setdefault(trace, []).append(part)
+            self._parts += 1
+        while self._parts > _MOST_PARTS:
+            _, dropped = self._waiting.popitem(last=False)
+            self._parts -= len(dropped)
+            self.lost += len(dropped)
+
+    def complete(
+        self, open_traces: set[str], now_ns: int, *, at_end: bool = False
+    ) -> list[list[Part]]:
+        """Return the chosen ones of the requests that are complete, and forget the others.
+
+        ``open_traces`` are those with parts that have not ended.
+        """
+        found = []
+        for trace, parts in list(self._waiting.items()):
+            latest_ns = max(part.end_ns for part in parts)
+            has_root = any(part.is_root for part in parts)
+            is_late = now_ns - latest_ns > _LONGEST_WAIT_NS
+            if not (at_end or is_late or (has_root and trace not in open_traces)):
+                continue
+            del self._waiting[trace]
+            self._parts -= len(parts)
+            if self._is_chosen(trace, parts):
+                found.append(parts)
+            elif self._rules.slowest and has_root:
+                length_ns = max(part.end_ns - part.begin_ns for part in parts if part.is_root)
+                heapq.heappush(self._slowest, (length_ns, next(self._numbers), parts))
+                if len(self._slowest) > self._rules.slowest:
+                    heapq.heappop(self._slowest)
+        minute = now_ns // _MINUTE_NS
+        if minute != self._minute or at_end:
+            self._minute = minute
+            found += [parts for _, _, parts in self._slowest]
+            self._slowest.clear()
+        for parts in found:
+            self._chosen[parts[0].segment["trace_id"] or ""] = None
+        while len(self._chosen) > _MOST_CHOSEN:
+            self._chosen.popitem(last=False)
+        return found
+
+    def _is_chosen(self, trace: str, parts: list[Part]) -> bool:
+        if trace in self._chosen:
+            return True
+        if self._rules.failed and any(
+            part.segment["status"] not in ("ok", "unused") for part in parts
+        ):
+            return True
+        is_unwanted = any(
+            part.segment["parent_hop"] is not None and not part.segment["trace_flags"] & 1
+            for part in parts
+        )
+        if not self._rules.one_in or is_unwanted:
+            return False
+        share = (1 << _RANDOM_BITS) // self._rules.one_in
+        return int(trace, 16) & ((1 << _RANDOM_BITS) - 1) < share

@@ -1,0 +1,135 @@
+"""A receiver of OTLP over HTTP and gRPC, which keeps what it was sent."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_pb
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_pb
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc
+
+
+class Received:
+    """What a receiver was sent."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._lock = threading.Lock()
+        self._spans: list[tuple[dict[str, Any], Any]] = []
+        self.metrics: list[metrics_pb.ExportMetricsServiceRequest] = []
+        self.headers: list[dict[str, str]] = []
+
+    def add_spans(self, request: trace_pb.ExportTraceServiceRequest) -> None:
+        """Take spans."""
+        with self._lock:
+            for one in request.resource_spans:
+                resource = attributes(one.resource)
+                for scope in one.scope_spans:
+                    self._spans += [(resource, span) for span in scope.spans]
+
+    def add_metrics(self, request: metrics_pb.ExportMetricsServiceRequest) -> None:
+        """Take metrics."""
+        with self._lock:
+            self.metrics.append(request)
+
+    def spans(self, name: str | None = None) -> list[Any]:
+        """Return the spans, in the order in which they came; only those with a name if given."""
+        with self._lock:
+            return [span for _, span in self._spans if name in (None, span.name)]
+
+    def resources(self) -> list[dict[str, Any]]:
+        """Return the resource of each span."""
+        with self._lock:
+            return [resource for resource, _ in self._spans]
+
+    def points(self, name: str) -> list[tuple[dict[str, Any], Any]]:
+        """Return the latest points of a metric, each with the attributes of its resource."""
+        found = []
+        with self._lock:
+            for one in self.metrics[-1].resource_metrics if self.metrics else ():
+                for scope in one.scope_metrics:
+                    for metric in scope.metrics:
+                        if metric.name == name:
+                            kind = metric.WhichOneof("data")
+                            points = getattr(metric, kind).data_points
+                            found += [(attributes(one.resource), point) for point in points]
+        return found
+
+
+def attributes(holder: Any) -> dict[str, Any]:
+    """Return attributes as plain values."""
+    return {one.key: _value(one.value) for one in holder.attributes}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(one) for one in value.array_value.values]
+    return getattr(value, kind)
+
+
+@contextmanager
+def http(answer: Callable[[], int] = lambda: 200) -> Iterator[Received]:
+    """Receive OTLP over HTTP; ``answer`` returns the status of the next answer."""
+    received = Received()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            received.headers.append({k.lower(): v for k, v in self.headers.items()})
+            status = answer()
+            if status == 200 and self.path == "/v1/traces":
+                received.add_spans(trace_pb.ExportTraceServiceRequest.FromString(body))
+            elif status == 200 and self.path == "/v1/metrics":
+                received.add_metrics(metrics_pb.ExportMetricsServiceRequest.FromString(body))
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        received.url = f"http://127.0.0.1:{server.server_port}"
+        yield received
+        server.shutdown()
+
+
+@contextmanager
+def over_grpc() -> Iterator[Received]:
+    """Receive OTLP over gRPC."""
+    received = Received()
+
+    class Traces(trace_grpc.TraceServiceServicer):
+        def Export(self, request: Any, context: Any) -> Any:
+            received.add_spans(request)
+            return trace_pb.ExportTraceServiceResponse()
+
+    class Metrics(metrics_grpc.MetricsServiceServicer):
+        def Export(self, request: Any, context: Any) -> Any:
+            received.add_metrics(request)
+            return metrics_pb.ExportMetricsServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    trace_grpc.add_TraceServiceServicer_to_server(Traces(), server)
+    metrics_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    received.url = f"http://127.0.0.1:{port}"
+    try:
+        yield received
+    finally:
+        server.stop(0)

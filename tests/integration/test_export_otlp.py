@@ -1,0 +1,341 @@
+"""Tests of `stagespan export --otlp`: a receiver gets each span once, as it was recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporting import TWO_PROCESSES, until
+from recorded_process import end, ready, start
+
+from stagespan import recording
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is no OTLP over gRPC")
+collector = pytest.importorskip("collector")
+otlp = pytest.importorskip("stagespan.export.otlp")
+
+RECEIVERS = {"http": collector.http, "grpc": collector.over_grpc}
+PROTOCOLS = {"http": "http/protobuf", "grpc": "grpc"}
+
+
+@contextmanager
+def exporter(url: str, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stagespan", "export", "--otlp", url, *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OTEL_METRIC_EXPORT_INTERVAL": "1000", **variables},
+    )
+    try:
+        ready(process)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
+
+
+def ids(span: Any) -> tuple[str, str, str]:
+    return span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "how"),
+    [("http", "return"), ("http", "exit"), ("http", "term"), ("http", "kill"), ("grpc", "kill")],
+)
+def test_each_span_arrives_once_as_it_was_recorded(folder: Path, protocol: str, how: str) -> None:
+    # GIVEN an exporter, and a request in two processes, of which one ends in some way
+    with RECEIVERS[protocol]() as received:
+        with exporter(received.url, OTEL_EXPORTER_OTLP_PROTOCOL=PROTOCOLS[protocol]):
+            process = start(TWO_PROCESSES, how, STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
+            ready(process)
+            # WHEN it is complete THEN its spans arrive: the segments, the hops, what ran in them
+            until(lambda: len(received.spans("step")) >= 98)
+            until(lambda: len(received.spans("render")) >= 1)
+            time.sleep(1)  # nothing more may come
+        end(process)
+        spans = received.spans()
+        # THEN each has an id of its own, in one trace, with a parent that has arrived
+        assert len({span.span_id for span in spans}) == len(spans)
+        assert len({span.trace_id for span in spans}) == 1
+        by_id = {span.span_id: span for span in spans}
+        roots = [span for span in spans if not span.parent_span_id]
+        assert len(roots) == 1
+        assert all(span.parent_span_id in by_id for span in spans if span not in roots)
+        names = [span.name for span in spans]
+        waits = names.count("tasks") - 1 + names.count("replies")
+        expected = {"work": 1, "step": 98, "parse": 1, "render": 1, "check": 1, "default": 1}
+        expected |= {"handoff tasks": 1, "handoff replies": 1}
+        assert {name: names.count(name) for name in expected} == expected
+        assert len(spans) == sum(expected.values()) + 1 + waits
+        # THEN ids, parents and times are those of the recordings
+        copies = [recording.open(path) for path in folder.glob("*.stagespan")]
+        segments = [one for copy in copies for one in copy.segments()]
+        for one in segments:
+            if one["origin"] != "return":
+                found = by_id[bytes.fromhex(one["segment"])]
+                parent = one["parent_hop"] or ""
+                assert ids(found) == (one["trace_id"], one["segment"], parent)
+            if one["parent_segment"] is not None:
+                hop = by_id[bytes.fromhex(one["parent_hop"])]
+                assert hop.parent_span_id.hex() == one["parent_segment"]
+                assert (hop.start_time_unix_nano, hop.end_time_unix_nano) == (
+                    pytest.approx(one["sent_ns"], abs=5000),
+                    pytest.approx(one["received_ns"], abs=5000),
+                )
+        step = received.spans("step")[0]
+        assert by_id[step.parent_span_id].name == "work"
+        assert received.spans("check")[0].status.code == 2
+        assert {one["service.name"] for one in received.resources()} == {"svc"}
+        assert len({one["service.instance.id"] for one in received.resources()}) == 2
+
+
+def test_a_batch_keeps_all_its_links(folder: Path) -> None:
+    # GIVEN a batch of 1,000 requests
+    program = """
+        import stagespan
+        remotes = [stagespan.extract({}) for _ in range(1000)]
+        with stagespan.batch("forward", remotes):
+            with stagespan.span("kernel"):
+                pass
+        for remote in remotes:
+            with remote:
+                pass
+        print("ready", flush=True)
+        input()
+    """
+    with collector.http() as received:
+        with exporter(received.url):
+            process = start(program, STAGESPAN_RING_SPANS="8192")
+            ready(process)
+            until(lambda: len(received.spans("default")) >= 2000, 40)
+            until(lambda: received.spans("forward"))
+        end(process)
+        # THEN it arrives once, with a link to each request, and with the span in it
+        (batch,) = received.spans("forward")
+        segments = [span for span in received.spans("default") if not span.parent_span_id]
+        assert len(segments) == 1000
+        assert {(link.trace_id, link.span_id) for link in batch.links} == {
+            (span.trace_id, span.span_id) for span in segments
+        }
+        assert (len(batch.links), batch.dropped_links_count) == (1000, 0)
+        (kernel,) = received.spans("kernel")
+        assert (kernel.trace_id, kernel.parent_span_id) == (batch.trace_id, batch.span_id)
+        # THEN each request names the batch
+        own = collector.attributes(segments[0])
+        assert own["stagespan.batch.ids"] == [batch.span_id.hex()]
+        assert own["stagespan.batch.sizes"] == [1000]
+
+
+SAMPLED = """
+import stagespan, time
+for n in range(200):
+    with stagespan.request(f"plain {n}"), stagespan.span("plain"):
+        pass
+for n in range(3):
+    try:
+        with stagespan.request(f"failed {n}"), stagespan.span("failed"):
+            raise ValueError
+    except ValueError:
+        pass
+with stagespan.request("slow"), stagespan.span("slow"):
+    time.sleep(0.2)
+for n in range(20):
+    unwanted = stagespan.extract({"traceparent": f"00-{n + 1:032x}-{n + 1:016x}-00"})
+    wanted = stagespan.extract({"traceparent": f"00-{n + 101:032x}-{n + 1:016x}-03"})
+    with unwanted, stagespan.span("unwanted"):
+        pass
+    with wanted, stagespan.span("wanted"):
+        pass
+print("ready", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "least", "most"),
+    [
+        ((), {"plain": 200, "failed": 3, "slow": 1, "wanted": 20}, {"unwanted": 0}),
+        (("--sample", "0"), {"failed": 3}, {"plain": 0, "slow": 0, "wanted": 0, "unwanted": 0}),
+        (("--sample", "0", "--no-failed", "--slowest", "1"), {"slow": 1}, {"plain": 0}),
+        (("--sample", "4"), {"plain": 20, "failed": 3}, {"plain": 90, "unwanted": 0}),
+    ],
+)
+def test_rules_choose_requests(
+    folder: Path, options: tuple[str, ...], least: dict[str, int], most: dict[str, int]
+) -> None:
+    with collector.http() as received:
+        with exporter(received.url, *options):
+            process = start(SAMPLED, STAGESPAN_RING_SPANS="1024")
+            ready(process)
+            time.sleep(2.5)
+            end(process)
+        names = [span.name for span in received.spans()]
+    for name, number in least.items():
+        assert names.count(name) >= number
+    for name, number in most.items():
+        assert names.count(name) <= number
+
+
+def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
+    # GIVEN a process that has failed and counted work
+    program = """
+        import stagespan
+        for n in range(100):
+            with stagespan.span("decode") as span:
+                span.add(tokens=3)
+        print("ready", flush=True)
+        input()
+    """
+    with collector.http() as received:
+        headers = {"OTEL_EXPORTER_OTLP_HEADERS": "x-team=vision"}
+        with exporter(received.url, **headers):
+            process = start(program, STAGESPAN_JOB="svc", RANK="1", WORLD_SIZE="2")
+            ready(process)
+            found = until(lambda: received.points("stagespan.stage.duration"))
+            stats = recording.open(process.pid).stats()["decode"]
+            end(process)
+        ((resource, point),) = found
+        # THEN a histogram with explicit bounds has its counts
+        assert resource["service.name"] == "svc"
+        assert resource["stagespan.rank"] == 1
+        assert collector.attributes(point) == {"stagespan.stage": "decode"}
+        assert point.count == sum(point.bucket_counts) == stats.count == 100
+        assert point.sum == pytest.approx(stats.total_ns / 1e9, rel=1e-6)
+        assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
+        ((_, work),) = received.points("stagespan.stage.work")
+        assert (collector.attributes(work)["unit"], work.as_double or work.as_int) == (
+            "tokens",
+            300,
+        )
+        # THEN the headers of the environment were sent
+        assert received.headers[-1]["x-team"] == "vision"
+
+
+ONE = """
+import stagespan
+with stagespan.request("r"), stagespan.span("decode"):
+    pass
+print("ready", flush=True)
+input()
+"""
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """Accept connections and never answer."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(16)
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def failing() -> Iterator[str]:
+    with collector.http(lambda: 500) as received:
+        yield received.url
+
+
+@pytest.mark.parametrize(
+    ("trouble", "protocol"),
+    [
+        (silent, "http/protobuf"),
+        (refusing, "http/protobuf"),
+        (failing, "http/protobuf"),
+        (silent, "grpc"),
+    ],
+)
+def test_a_collector_in_trouble_delays_no_end(folder: Path, protocol: str, trouble: Any) -> None:
+    # GIVEN a collector that does not take what it is sent
+    with trouble() as url, exporter(url, OTEL_EXPORTER_OTLP_PROTOCOL=protocol) as process:
+        recorded = start(ONE)
+        ready(recorded)
+        time.sleep(2)
+        # WHEN the exporter is stopped THEN it ends at once, and has written its state
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        process.communicate(timeout=20)
+        assert time.monotonic() - began < 4
+        assert process.returncode == 0
+        assert (folder / ".export-state.json").exists()
+        end(recorded)
+
+
+def test_a_call_that_hangs_is_given_up_and_counted() -> None:
+    # GIVEN an exporter whose calls never return
+    import threading
+
+    hang = threading.Event()
+    sender = otlp.Sender(lambda: None, lambda exporter, batch: hang.wait(30))
+    sender._deadline_s = 0.05
+    # WHEN more is put than the queue can hold
+    sender.put(range(2000))
+    until(lambda: sum(sender.lost.values()) == 2000)
+    # THEN all is counted, and only a few calls remain
+    assert sender.lost["otlp_timeout"] == 2000
+    calls = [one for one in threading.enumerate() if one.name == "stagespan-otlp-call"]
+    assert len(calls) <= 3
+    sender.put(range(50_000))
+    assert sender.lost["otlp_queue"] > 0
+    sender.close()
+    hang.set()
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [("localhost:4318", "is not an address for OTLP"), ("ftp://x", "is not an address for OTLP")],
+)
+def test_an_address_that_is_none_is_refused(folder: Path, url: str, sentence: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stagespan", "export", "--otlp", url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_process_sends_its_own_requests(folder: Path) -> None:
+    # GIVEN a program that sends its own requests, and makes no provider
+    program = """
+        import sys, stagespan
+        from opentelemetry import trace
+        from stagespan.export import otlp
+        before = trace.get_tracer_provider()
+        otlp.start(sys.argv[1])
+        for n in range(10):
+            with stagespan.request(f"r{n}"), stagespan.span("decode"):
+                pass
+        assert trace.get_tracer_provider() is before
+    """
+    with collector.http() as received:
+        process = start(program, received.url)
+        # WHEN it ends at once
+        out, errors = process.communicate(timeout=60)
+        # THEN all was delivered
+        assert (out, errors, process.returncode) == ("", "", 0)
+        assert len(received.spans("decode")) == 10
