@@ -292,6 +292,8 @@ class Node:
         with self._lock:
             if time.monotonic() - self._read_at >= _FEWEST_SECONDS:
                 self._read(is_shown=True)
+            elif self._written_at < self._read_at:
+                self._write_state()
 
     def poll(self) -> None:
         """Read all recordings again, before processes that have ended are gone."""
