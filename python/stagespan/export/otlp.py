@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from stagespan import __version__
+from stagespan.device.environment import version
 from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, Figures
 from stagespan.export.node import Node
@@ -34,7 +34,7 @@ except ImportError as error:
         "install opentelemetry-exporter-otlp-proto-http`."
     ) from error
 
-_SCOPE = InstrumentationScope("stagespan", __version__)
+_SCOPE = InstrumentationScope("stagespan", version())
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _LONGEST_CALL_S = 10.0
 _LONGEST_END_S = 1.5
