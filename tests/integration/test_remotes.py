@@ -104,6 +104,23 @@ def test_a_generator_that_is_dropped_inside_of_a_remote_leaves_the_context_as_it
         assert current_request() is outer
 
 
+def test_a_remote_that_is_entered_several_times_is_one_request_of_the_report() -> None:
+    # GIVEN a scheduler, which enters a request to begin and to end a wait
+    remote = extract(elsewhere("scheduled"))
+    with remote, span("admit"):
+        pass
+    with request("between"):
+        pass
+    time.sleep(0.002)
+    with remote, span("dispatch"):
+        pass
+    # THEN the report has it once, from the first entry to the last exit
+    entries = stagespan.timing_report()["requests"][-2:]
+    assert [one["request_id"] for one in entries] == ["between", "scheduled"]
+    assert set(entries[1]["stages"]) == {"admit", "dispatch"}
+    assert entries[1]["duration_ms"] >= 2
+
+
 # --- hops and clocks ------------------------------------------------------------------------------
 
 

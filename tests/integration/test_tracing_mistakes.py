@@ -174,7 +174,7 @@ def test_trace_ids_have_128_bits() -> None:
 
 
 def test_a_process_that_does_not_record_breaks_no_trace_and_records_later() -> None:
-    with request("through") as root:
+    with request("not recorded") as root:
         sent = inject(queue="middle")
     # GIVEN a process in the middle in which the recorder is off
     stagespan.disable()
@@ -185,7 +185,7 @@ def test_a_process_that_does_not_record_breaks_no_trace_and_records_later() -> N
     assert passed == sent
     with extract(passed), span("work"):
         pass
-    found = timeline("through")
+    found = timeline("not recorded")
     assert [one.segment["trace_id"] for one in found.segments] == [root.trace_id] * 2
     assert found.causes == []
 

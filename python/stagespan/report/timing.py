@@ -202,9 +202,21 @@ def _signatures() -> dict[str, list[dict[str, Any]]]:
     return {} if store is None else dict(store.signature_stats())
 
 
+def _finished_requests() -> list[requests.FinishedRequest]:
+    """Return the requests, ordered by end. Those entered again last from the first entry."""
+    found: dict[int, requests.FinishedRequest] = {}
+    for request in requests.finished_requests.copy():
+        earlier = found.pop(request["number"], None)
+        if earlier is not None:
+            request = request.copy()
+            request["begin_ns"], request["figures"] = earlier["begin_ns"], None
+        found[request["number"]] = request
+    return list(found.values())
+
+
 def _requests(since_ns: int) -> list[RequestEntry]:
     found: list[RequestEntry] = []
-    for request in requests.finished_requests.copy():
+    for request in _finished_requests():
         if request["end_ns"] < since_ns:
             continue
         stages: dict[str, RequestStageEntry] = {}
