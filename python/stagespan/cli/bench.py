@@ -15,9 +15,9 @@ from stagespan.harness.config import HarnessConfig, HarnessResult
 from stagespan.harness.live import live_runs
 from stagespan.harness.standalone.fit import ReplayError
 from stagespan.harness.standalone.loading import load, load_stage
-from stagespan.signature.describe import printable
 from stagespan.signature.model import SignatureFile
 from stagespan.text.amounts import counted, in_words
+from stagespan.text.escaping import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -233,7 +233,7 @@ def _print_answers(result: HarnessResult, console: Console) -> None:
         table.add_column(name, overflow="fold")
     for answer in result.answers:
         table.add_row(
-            Text(answer.adapter), "yes" if answer.fits else "no", Text(printable(answer.reason))
+            Text(answer.adapter), "yes" if answer.fits else "no", Text(one_line(answer.reason))
         )
     console.print(table, highlight=False)
 
@@ -246,7 +246,7 @@ def _print_result(result: HarnessResult, console: Console) -> None:
 
     timing = result.timing_ms
     table = Table(
-        title=Text(f"{printable(result.stage)}: where the time of the profiled iterations went")
+        title=Text(f"{one_line(result.stage)}: where the time of the profiled iterations went")
     )
     on_device = any(row["device_ms"] is not None for row in _rows(result))
     table.add_column("kernel" if on_device else "operator", overflow="fold")
@@ -304,7 +304,7 @@ def _rates_line(rates: Mapping[str, Any] | None) -> str | None:
 
 
 def _print_line(console: Console, text: str) -> None:
-    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+    console.print(one_line(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def _compile_sentence(found: dict[str, Any]) -> str:

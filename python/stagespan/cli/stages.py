@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from stagespan.signature.describe import describe
 from stagespan.signature.kinds import contains_text
+from stagespan.signature.kinds.base import describe
 from stagespan.signature.model import SignatureFile, StageSignature
 from stagespan.text.amounts import counted, listed
 from stagespan.text.escaping import one_line

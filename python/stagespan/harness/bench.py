@@ -39,9 +39,9 @@ from stagespan.harness.standalone.loaded import owner_of
 from stagespan.live.lines import log_info
 from stagespan.process import run
 from stagespan.process.files import module_name, safe_name
-from stagespan.signature.describe import printable
 from stagespan.signature.kinds import losses
 from stagespan.signature.model import SignatureFile, StageSignature
+from stagespan.text.escaping import one_line
 
 if TYPE_CHECKING:
     from stagespan.harness.standalone.figures import Run
@@ -84,7 +84,7 @@ class StageBenchHarness:
         self._first: Run | None = None  # the run that finds the loop, before the warm-up
         self._target: Any = stage_instance
         self._device = "cpu"
-        self._shown = printable(self.stage_name)
+        self._shown = one_line(self.stage_name)
 
     @classmethod
     def from_signature_file(
@@ -208,7 +208,7 @@ class StageBenchHarness:
         if wrong is None:
             return stage
         raise HarnessError(
-            f"Stage {self._shown!r}: {printable(wrong)}; let the factory return the object whose "
+            f"Stage {self._shown!r}: {one_line(wrong)}; let the factory return the object whose "
             f"method was captured, or the method itself, or allow another callable with "
             f"HarnessConfig(any_callable=True) (--any-callable)."
         )
@@ -341,7 +341,7 @@ class StageBenchHarness:
             log_info("[Harness] Running %d profile iteration(s)...", config.profile_steps)
             window = self._run_under_profiler(replay)
         if not window.recorded:
-            raise HarnessError(printable(str(window.skipped)))
+            raise HarnessError(one_line(str(window.skipped)))
         with self._writing():
             compiled = None if first is None else write_first_call(first, self.output_path)
         timing = summary(

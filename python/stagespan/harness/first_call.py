@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stagespan.errors import HarnessError
 from stagespan.live.lines import log_info
 from stagespan.process.files import write_whole
-from stagespan.signature.describe import printable
+from stagespan.text.escaping import one_line
 
 if TYPE_CHECKING:
     from stagespan.harness.standalone.replay import Replay
@@ -135,7 +135,7 @@ def write_first_call(call: FirstCall, path: Callable[[str], Path]) -> dict[str, 
         _log.warning(
             "[Harness] The first call of stage '%s' compiled nothing: use torch.compile in it, or "
             "turn profile_compile off.",
-            printable(call.stage),
+            one_line(call.stage),
         )
         return None
     times_path = path("compile_times")

@@ -11,8 +11,8 @@ from typing import Any
 
 from stagespan.process.files import is_from_newer_version, stage_path
 from stagespan.report.reader import number
-from stagespan.signature.describe import printable
 from stagespan.signature.model import StageSignature
+from stagespan.text.escaping import one_line
 
 _SUFFIX = "_io_signature"
 
@@ -57,7 +57,7 @@ def _environment(content: dict[str, Any] | None) -> dict[str, Any]:
     """Return the texts of an environment, which are shown on the terminal."""
     found = (content or {}).get("environment")
     texts = found.items() if isinstance(found, dict) else ()
-    return {name: printable(text) for name, text in texts if isinstance(text, str)}
+    return {name: one_line(text) for name, text in texts if isinstance(text, str)}
 
 
 def timing_path(path: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stagespan.process import imports
 from stagespan.signature.capture import capture
-from stagespan.signature.describe import describe
+from stagespan.signature.kinds.base import describe
 from stagespan.signature.model import SignatureFile, StageSignature, TensorSignature
 from stagespan.signature.recorder import signature_key
 from stagespan.signature.store import (

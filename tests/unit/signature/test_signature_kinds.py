@@ -24,9 +24,8 @@ from stagespan.errors import SignatureError
 from stagespan.harness.standalone import loaded
 from stagespan.signature import SignatureFile, StageSignature, capture, describe
 from stagespan.signature.capture import capture_arguments
-from stagespan.signature.key import key_of
 from stagespan.signature.kinds import KINDS, kind_of
-from stagespan.signature.kinds.base import form_of, source_of
+from stagespan.signature.kinds.base import form_of, key_of, source_of
 from stagespan.signature.source import render
 
 torch = pytest.importorskip("torch")

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import preloaded
 from stagespan.signature import capture, hiding
 from stagespan.signature.capture import capture_arguments
-from stagespan.signature.key import key_of
 from stagespan.signature.kinds import contains_text
+from stagespan.signature.kinds.base import key_of
 from stagespan.signature.model import StageSignature
 
 SECRET = "a secret prompt"

@@ -27,7 +27,7 @@ from stagespan.harness.standalone.loading import load_stage
 from stagespan.process import run
 from stagespan.process.files import safe_name
 from stagespan.signature import SignatureFile, StageSignature, make_inputs
-from stagespan.signature.describe import printable
+from stagespan.text.escaping import one_line
 
 __all__ = ["HarnessConfig", "StageBenchHarness", "StageIOSignature", "TensorSignature", "main"]
 
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stages = SignatureFile.read(options.signature).stages
         click.echo(f"Available stages in {options.signature}:")
         for name in stages:
-            click.echo(f"  - {printable(name)}")
+            click.echo(f"  - {one_line(name)}")
         return
     if options.stage is None:
         parser.error("the following arguments are required: --stage")
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = harness.profile()
         times = results["timing_ms"]
         click.echo(f"{options.stage}: {sum(times) / len(times):.2f} ms a step, {len(times)} steps")
-        click.echo(f"One step is {printable(results['iteration'])}.")
+        click.echo(f"One step is {one_line(results['iteration'])}.")
         return
     _print_signature(harness.io_signature)
     messages.warning(

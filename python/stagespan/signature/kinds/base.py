@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from stagespan.harness.standalone.loaded import main_name
 from stagespan.process import imports
 from stagespan.signature.model import TYPE, UNREPLAYABLE, Unreplayable, is_tensor
 from stagespan.signature.source import Group, Source, call, is_long, literal, numbers, quoted
+from stagespan.text.escaping import one_line
 
 Node = dict[str, Any]
 
@@ -263,6 +265,26 @@ def source_of(node: Any, path: str) -> Source:
 def form_of(node: Any, sizes: bool) -> list[str]:
     """Return what distinguishes the value of a node in the key of a signature (`Kind.form`)."""
     return kind_of(node).form(node, sizes)
+
+
+def key_of(inputs: dict[str, Any], *, sizes: bool = True) -> str:
+    """Return the key of a stage's inputs: 12 hexadecimal digits, the same in every process.
+
+    It depends on shapes, element types, kinds of devices and structure. Values of numbers and
+    strings are left out, so that a new prompt or seed does not make a new signature. Indexes of
+    devices are left out, so that the ranks of a run share their keys. If ``sizes`` is False, only
+    the number of a tensor's dimensions counts. The result is the key of a family of signatures.
+    """
+    parts = [part for name in sorted(inputs) for part in (name, *form_of(inputs[name], sizes))]
+    return hashlib.blake2b("\x1f".join(parts).encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
+def describe(node: Any) -> str:
+    """Return a text such as ``bfloat16[1, 16, 21, 60, 104] cuda:0``, ``5.0`` or ``tuple(2)``.
+
+    Accepts any content of a file.
+    """
+    return one_line(describe_node(node, 0))
 
 
 def describe_node(node: Any, depth: int) -> str:
