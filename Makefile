@@ -13,10 +13,10 @@ BASE_PYTHON = $(shell PYTHON='$(PYTHON)' tools/find_python.sh)
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all bench format clean distclean
+.PHONY: help setup demo test test-all wheels bench format clean distclean
 
 help:  ## show this list
-	@sed -n 's|^\([a-z-]*\):.*## |\1@|p' Makefile | awk -F@ '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's|^\([a-z0-9-]*\):.*## |\1@|p' Makefile | awk -F@ '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 setup:  ## make .venv complete and build stagespan; takes no time when nothing has changed
 	@base="$(BASE_PYTHON)"; test -n "$$base" && "$$base" tools/bootstrap.py
@@ -27,6 +27,9 @@ demo:  ## run the demo: report, signatures, harness, trace, breakdown, script
 
 test: setup  ## run the checks of every change: linters, C++ and Python tests, docs, demo
 	@$(RUN) -m nox --parallel 2 -s tests cpp lint docs demo </dev/null
+
+wheels:  ## build the sdist and the wheels that are published into dist/, and check them
+	@base="$(BASE_PYTHON)"; test -n "$$base" && "$$base" tools/wheels.py
 
 test-all: setup  ## run every check: also other Pythons, TSan, stress, fuzzing, fresh seeds, fresh machines
 	@$(RUN) -m nox --parallel 2 -s tests-all cpp-tsan cpp cpp-fuzz python fresh-machine lint docs demo </dev/null

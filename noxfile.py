@@ -43,7 +43,7 @@ os.environ["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
 for _variable in ("PYTHONPATH", "VIRTUAL_ENV"):
     os.environ.pop(_variable, None)  # tests see the installed package only
 
-OTHER_PYTHONS = ("3.12", "3.13")
+OTHER_PYTHONS = ("3.12", "3.13", "3.14")
 OLD_PIP = "22.0.2"
 PYTEST_LIMIT = "45m"  # pyproject.toml limits each test; this ends a pytest that hangs outside one
 SANITIZER_OPTIONS = {

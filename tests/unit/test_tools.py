@@ -214,3 +214,11 @@ def test_an_index_that_cannot_be_reached_is_one_sentence(
     # THEN the message says so, and is one line
     assert str(raised.value).startswith("The package index cannot be reached")
     assert "\n" not in str(raised.value)
+
+
+def test_a_tag_of_another_version_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = load("release", monkeypatch)
+    problems = release.problems_of("v9.9.9")
+    assert any(problem.startswith("the tag is v9.9.9, but the version") for problem in problems)
+    # AND the other files name the version of the package
+    assert not [problem for problem in problems if "names another version" in problem]

@@ -1,0 +1,378 @@
+"""Builds the sdist and the wheels that are published, and checks them: `make wheels`.
+
+    python tools/wheels.py [--version 3.12 ...] [--machine aarch64 ...] [--output dist]
+
+The compiler is zig, a package of the package index that compiles for each processor and for an old
+glibc, so that neither a container nor another machine is needed. A wheel needs the interpreter of
+its version on this machine, with headers; the version is left out without one. The wheels for
+another processor are built with the same headers: CPython's differ only in sizes that 64-bit
+Linux machines have in common. They are tried in qemu-user, if it is installed and tools/roots.sh
+has created a folder with that Python for that processor. It also gets Python 3.14 for this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from email.parser import Parser
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+from common import ROOT, STATE, fingerprint
+
+WORK = STATE / "wheels"
+VENV = WORK / "venv"
+BACKEND = WORK / "backend"
+ZIG_CACHE = WORK / "zig"
+REQUIREMENTS = ROOT / "requirements-wheels.txt"
+BUILD_PACKAGES = ("scikit-build-core", "pybind11", "cmake", "ninja")
+
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+MACHINES = ("x86_64", "aarch64")
+GLIBC = "2.28"
+MOST_BYTES = 2_000_000
+LICENSES = {"LICENSE", "licenses/pybind11.txt", "licenses/llvm.txt", "licenses/zig.txt"}
+C_LIBRARY = re.compile(r"(libc|libm|libpthread|libdl|librt)\.so\.\d+|ld-linux[\w-]*\.so\.\d+")
+
+
+class Failed(Exception):
+    """A step failed; the message says which one and why."""
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+    """Run a command and return its standard output. Raises Failed if it fails."""
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **variables}
+    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+        if name not in variables:
+            environment.pop(name, None)
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr)[-6000:]
+        raise Failed(f"{said}\n`{' '.join(words)}` failed with {done.returncode}.")
+    return done.stdout
+
+
+# --- what the builds need ---------------------------------------------------------------------
+
+
+def prepare() -> None:
+    """Install zig and the checks in an environment of their own, and go on in that."""
+    if Path(sys.prefix) == VENV:
+        return
+    wanted = fingerprint([REQUIREMENTS], sys.version)
+    stamp = VENV / "complete"
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        print("installing zig and the checks", flush=True)
+        shutil.rmtree(VENV, ignore_errors=True)
+        shutil.rmtree(BACKEND, ignore_errors=True)
+        run(sys.executable, "-m", "venv", VENV)
+        pip = (VENV / "bin/python", "-m", "pip", "install", "-q")
+        run(*pip, "-r", REQUIREMENTS)
+        # One copy for all interpreters, with what the oldest of them needs.
+        lines = REQUIREMENTS.read_text().splitlines()
+        build = [line for line in lines if line.startswith(BUILD_PACKAGES)]
+        oldest = ("--only-binary=:all:", "--python-version", VERSIONS[0], "--target", BACKEND)
+        run(*pip, *oldest, *build)
+        stamp.write_text(wanted)
+    os.execv(VENV / "bin/python", [str(VENV / "bin/python"), *sys.argv])
+
+
+class Interpreter(NamedTuple):
+    """A Python on this machine."""
+
+    python: Path
+    prefix: tuple[str | Path, ...] = ()
+    """The command that runs it, and programs of its environments, in a folder of tools/roots.sh."""
+
+    def run(self, *arguments: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+        """Run it."""
+        return run(*self.prefix, self.python, *arguments, cwd=cwd, **variables)
+
+    def has_headers(self, version: str) -> bool:
+        """Whether it works, and extensions of this version can be built with it."""
+        program = (
+            "import os, platform, sysconfig as s; "
+            "print(platform.python_implementation(), s.get_python_version(), "
+            "os.path.exists(os.path.join(s.get_path('include'), 'Python.h')), "
+            "bool(s.get_config_var('Py_GIL_DISABLED')))"
+        )
+        try:
+            return self.run("-c", program).split() == ["CPython", version, "True", "False"]
+        except Failed:
+            return False
+
+
+def interpreters(versions: Sequence[str]) -> dict[str, Interpreter]:
+    """Return the interpreters with headers on this machine, by version."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    found = {}
+    for version in versions:
+        on_path = shutil.which(f"python{version}")
+        candidates = [Interpreter(Path(on_path))] if on_path else []
+        candidates += map(Interpreter, pyenv.glob(f"versions/{version}.*/bin/python"))
+        root = root_of(version, os.uname().machine)
+        if root is not None:
+            prefix = (ROOT / "tools/in_root.sh", root)
+            candidates.append(Interpreter(Path(f"/usr/bin/python{version}"), prefix))
+        usable = next((one for one in candidates if one.has_headers(version)), None)
+        if usable is not None:
+            found[version] = usable
+    return found
+
+
+def root_of(version: str, machine: str) -> Path | None:
+    """Return the folder of tools/roots.sh with a Python of this version, or None."""
+    root = STATE / "roots" / f"{machine}-{version}"
+    return root if (root / "complete").exists() else None
+
+
+# --- building ---------------------------------------------------------------------------------
+
+
+def make_sdist(output: Path) -> Path:
+    """Build the sdist and return it."""
+    program = (
+        "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    )
+    run(sys.executable, "-c", program, output, PYTHONPATH=str(BACKEND), **backend_path())
+    (sdist,) = output.glob("*.tar.gz")
+    return sdist
+
+
+def backend_path() -> dict[str, str]:
+    """Return the variable with which the build finds CMake and ninja."""
+    return {"PATH": f"{BACKEND / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+
+
+def unpack(sdist: Path) -> Path:
+    """Unpack the sdist, and add the licences of what zig links into a wheel."""
+    import ziglang
+
+    folder = WORK / "source"
+    shutil.rmtree(folder, ignore_errors=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    zig = Path(ziglang.__file__).parent
+    shutil.copy(zig / "lib/libcxx/LICENSE.TXT", source / "licenses/llvm.txt")
+    shutil.copy(zig / "LICENSE", source / "licenses/zig.txt")
+    return source
+
+
+def zig_tools(machine: str) -> dict[str, str]:
+    """Return the variables that make CMake use zig, and write the scripts that they name."""
+    import ziglang
+
+    zig = Path(ziglang.__file__).parent / "zig"
+    folder = WORK / f"zig-{machine}"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = f"-target {machine}-linux-gnu.{GLIBC}"
+    for tool, options in {"cc": target, "c++": target, "ar": "", "ranlib": ""}.items():
+        script = folder / tool
+        script.write_text(f'#!/bin/sh\nexec "{zig}" {tool} {options} "$@"\n')
+        script.chmod(0o755)
+    definitions = {
+        **{f"CMAKE_{name}": folder / name.lower() for name in ("AR", "RANLIB")},
+        **{f"CMAKE_CXX_COMPILER_{name}": folder / name.lower() for name in ("AR", "RANLIB")},
+        # A file that lacks an include does not compile here.
+        "CMAKE_DISABLE_PRECOMPILE_HEADERS": "ON",
+        # zig has no strip, and this machine's knows one processor.
+        "CMAKE_MODULE_LINKER_FLAGS": "-Wl,-s",
+    }
+    if machine != os.uname().machine:
+        definitions |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": machine}
+    return {
+        "CC": str(folder / "cc"),
+        "CXX": str(folder / "c++"),
+        **dict.fromkeys(("CFLAGS", "CXXFLAGS", "LDFLAGS"), ""),
+        "CMAKE_ARGS": ";".join(f"-D{name}={value}" for name, value in definitions.items()),
+        "ZIG_GLOBAL_CACHE_DIR": str(ZIG_CACHE),
+        "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "2"),
+    }
+
+
+def build_wheel(
+    source: Path, python: Interpreter, version: str, machine: str, output: Path
+) -> Path:
+    """Build a wheel with the tag of its glibc, and return it."""
+    tag = f"cp{version.replace('.', '')}"
+    folder = WORK / "built" / f"{tag}-{machine}"
+    shutil.rmtree(folder, ignore_errors=True)
+    variables = zig_tools(machine)
+    if machine != os.uname().machine:
+        suffix = f".cpython-{version.replace('.', '')}-{machine}-linux-gnu.so"
+        variables |= {"SETUPTOOLS_EXT_SUFFIX": suffix}
+        variables |= {"_PYTHON_HOST_PLATFORM": f"linux-{machine}"}
+    # As an option, because a variable is split at blanks, which a path can contain.
+    arguments = variables.pop("CMAKE_ARGS")
+    settings = {
+        "cmake.args": arguments,
+        "build-dir": str(WORK / f"build-{tag}-{machine}"),
+        "install.strip": "false",
+    }
+    program = (
+        "import json, sys; from scikit_build_core.build import build_wheel; "
+        "build_wheel(sys.argv[1], json.loads(sys.argv[2]))"
+    )
+    python.run(
+        *("-s", "-c", program, folder, json.dumps(settings)),
+        cwd=source,
+        PYTHONPATH=str(BACKEND),
+        **variables,
+        **backend_path(),
+    )
+    (built,) = folder.glob("*.whl")
+    platform_tag = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+    run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", platform_tag, built)
+    (tagged,) = folder.glob("*.whl")
+    return Path(shutil.move(tagged, output / tagged.name))
+
+
+# --- checks -----------------------------------------------------------------------------------
+
+
+def problems_of(wheel: Path, machine: str) -> Iterator[str]:
+    """Return what is wrong with the content of a wheel."""
+    from elftools.elf.elffile import ELFFile
+
+    tag = "-".join(wheel.stem.split("-")[2:])
+    version = re.sub(r"^cp(\d)(\d+)-.*", r"\1\2", tag)
+    if wheel.stat().st_size > MOST_BYTES:
+        yield f"{wheel.stat().st_size:,} bytes are more than {MOST_BYTES:,}"
+    with zipfile.ZipFile(wheel) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    extension = f"stagespan/_core.cpython-{version}-{machine}-linux-gnu.so"
+    if [name for name in contents if name.endswith(".so")] != [extension]:
+        yield f"the extension is not named {extension}, as the tag {tag} demands"
+        return
+    paths = (str(ROOT).encode(), str(Path.home()).encode(), str(WORK).encode())
+    for name, content in contents.items():
+        if any(path in content for path in paths if len(path) > 1):
+            yield f"{name} contains a path of this machine"
+    (metadata,) = (name for name in contents if name.endswith(".dist-info/METADATA"))
+    licenses = {name.split("/licenses/", 1)[1] for name in contents if "/licenses/" in name}
+    if licenses != LICENSES:
+        yield f"the licences are {sorted(licenses)}, not {sorted(LICENSES)}"
+    declared = set(Parser().parsestr(contents[metadata].decode()).get_all("License-File", []))
+    if declared != licenses:
+        yield f"the licences in the metadata are {sorted(declared)}"
+    elf = ELFFile(BytesIO(contents[extension]))
+    if elf["e_machine"] != {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[machine]:
+        yield f"the extension is for {elf['e_machine']}"
+    symbols = elf.get_section_by_name(".dynsym").iter_symbols()
+    exported = [s.name for s in symbols if s["st_shndx"] != "SHN_UNDEF" and s.name]
+    if exported != ["PyInit__core"]:
+        yield f"the extension exports {exported}"
+    needed = [t.needed for t in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
+    if not all(C_LIBRARY.fullmatch(name) for name in needed):
+        yield f"the extension needs {needed}"
+
+
+def check_wheel(wheel: Path, machine: str) -> str:
+    """Check a wheel and return the oldest platform that it runs on. Raises Failed."""
+    problems = list(problems_of(wheel, machine))
+    if problems:
+        raise Failed(f"{wheel.name}: {'; '.join(problems)}.")
+    programs = VENV / "bin"
+    run(programs / "check-wheel-contents", wheel)
+    said = run(programs / "auditwheel", "show", wheel)
+    found = re.search(r'platform\s+tag:\s+"(manylinux_(\d+)_(\d+)_\w+)"', said)
+    glibc = tuple(map(int, GLIBC.split(".")))
+    if found is None or (int(found[2]), int(found[3])) > glibc:
+        raise Failed(f"{wheel.name} needs more than glibc {GLIBC}: {said}")
+    return found[1]
+
+
+def lowest(wheel: Path, version: str) -> list[str]:
+    """Return the requirements of a wheel at their lowest versions."""
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        lines = Parser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist", [])
+    environment = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
+    found: dict[str, Version] = {}
+    for one in map(Requirement, lines):
+        if one.marker is None or one.marker.evaluate(environment):
+            (bound,) = one.specifier
+            found[one.name] = max(Version(bound.version), found.get(one.name, Version("0")))
+    return [f"{name}=={version}" for name, version in found.items()]
+
+
+def smoke_test(wheel: Path, python: Interpreter, version: str, machine: str, *pins: str) -> str:
+    """Install a wheel in a clean environment and run tools/smoke.py; return what that prints."""
+    folder = WORK / "smoke"
+    shutil.rmtree(folder, ignore_errors=True)
+    number = wheel.name.split("-")[1]
+    program = (ROOT / "tools/smoke.py", number)
+    if machine == os.uname().machine:
+        python.run("-m", "venv", folder)
+        clean = python._replace(python=folder / "bin/python")
+        clean.run("-m", "pip", "install", "-q", wheel, *pins)
+        return clean.run(*program, cwd=folder)
+    emulator, root = shutil.which(f"qemu-{machine}"), root_of(version, machine)
+    if emulator is None or root is None:
+        return "not tried: needs qemu-user and a Python of that processor"
+    glibc = int(GLIBC.split(".")[1])
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc, 4, -1)]
+    options = [f"--platform={name}" for name in (*platforms, f"manylinux2014_{machine}")]
+    run(
+        *(sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:"),
+        *("--target", folder, "--python-version", version, *options, wheel, *pins),
+    )
+    interpreter = (emulator, "-L", root, root / f"usr/bin/python{version}")
+    # Without `site`, which would look for the packages of this machine.
+    return run(*interpreter, "-S", *program, cwd=folder, PYTHONPATH=str(folder))
+
+
+def main() -> int:
+    """Build and check everything, and print the list of wheels."""
+    parser = argparse.ArgumentParser(description="Build the sdist and the wheels, and check them.")
+    parser.add_argument("--version", action="append", choices=VERSIONS)
+    parser.add_argument("--machine", action="append", choices=MACHINES)
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
+    chosen = parser.parse_args()
+    prepare()
+    output = chosen.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    for old in (*output.glob("*.whl"), *output.glob("*.tar.gz")):
+        old.unlink()
+    versions = chosen.version or VERSIONS
+    pythons = interpreters(versions)
+    sdist = make_sdist(output)
+    print(f"{sdist.name}  {sdist.stat().st_size:,} bytes", flush=True)
+    source = unpack(sdist)
+    for machine in chosen.machine or MACHINES:
+        for version, python in pythons.items():
+            wheel = build_wheel(source, python, version, machine, output)
+            oldest = check_wheel(wheel, machine)
+            print(f"{wheel.name}  {wheel.stat().st_size:,} bytes, runs on {oldest}", flush=True)
+            for what, pins in (("lowest", lowest(wheel, version)), ("newest", [])):
+                print(f"  {what}: {smoke_test(wheel, python, version, machine, *pins).strip()}")
+                sys.stdout.flush()
+    run(VENV / "bin/twine", "check", "--strict", *output.iterdir())
+    missing = [version for version in versions if version not in pythons]
+    if missing:
+        print(f"Left out, because there is no such Python with headers: {', '.join(missing)}.")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failed as error:
+        print(f"error: {error}")
+        sys.exit(1)
