@@ -201,6 +201,10 @@ def _print_hops(found: Sequence[Timeline]) -> None:
         *(("queue p50 ms", "queue_p50_ns"), ("queue max ms", "queue_max_ns")),
     ):
         columns.append(Column(title, [_ms(row[key]) for row in rows], is_number=True))
+    if any(row["mean_bytes"] is not None for row in rows):
+        sizes = [row["mean_bytes"] for row in rows]
+        cells = ["" if size is None else f"{size:,.0f}" for size in sizes]
+        columns.append(Column("mean bytes", cells, is_number=True))
     for title in ("unknown", "negative"):
         if any(row[title] for row in rows):
             cells = [f"{row[title]:,}" if row[title] else "" for row in rows]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from stagespan import _core
 from stagespan.contexts.requests import request
 
 
-def extract(carrier: Any, *, trusted: bool = True) -> Remote:
+def extract(carrier: Any, *, trusted: bool = True, size_bytes: int | None = None) -> Remote:
     """Read a request from a carrier, immediately after it was received from another process.
 
     Use the result as ``with remote:`` where the work starts. The time from here to there is the
@@ -19,9 +20,11 @@ def extract(carrier: Any, *, trusted: bool = True) -> Remote:
             HTTP request.
         trusted: Whether the sender is part of the same system. If not, only the keys of W3C Trace
             Context are read, and the request gets an id of this process.
+        size_bytes: The size of the message, if you want it to be counted: the work ``bytes`` of the
+            queue, ``stats(kind="queue")[name].work``.
 
     Raises:
-        TypeError: If ``carrier`` is neither a mapping nor pairs.
+        TypeError: If ``carrier`` is neither a mapping nor pairs, or ``size_bytes`` not a number.
 
     Example:
         ```python
@@ -31,7 +34,10 @@ def extract(carrier: Any, *, trusted: bool = True) -> Remote:
             decode(prompt)
         ```
     """
-    return Remote(carrier, trusted=trusted)
+    remote = Remote(carrier, trusted=trusted)
+    if size_bytes is not None and remote.queue is not None:
+        _core.queued(remote.queue).add(bytes=size_bytes)
+    return remote
 
 
 class Remote(request):

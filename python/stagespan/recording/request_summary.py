@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from stagespan.recording.timelines import Stretch, Timeline
+from stagespan.recording.timelines import Stretch, TimedSpan, Timeline
+
+if TYPE_CHECKING:
+    from stagespan.recording.reading import Recording
 
 
 def as_dict(timeline: Timeline) -> dict[str, Any]:
@@ -82,6 +85,7 @@ def stages(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
     timelines; None if it never was.
     """
     durations: defaultdict[str, list[int]] = defaultdict(list)
+    batches: set[tuple[str, TimedSpan]] = set()
     queue: Counter[str] = Counter()
     where: Counter[str] = Counter()
     spent: Counter[str] = Counter()
@@ -99,6 +103,11 @@ def stages(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
                 queue[hop.queue] += hop.queue_ns or 0
         for stretch in timeline.segments:
             for span in stretch.spans:
+                if span.kind == "batch":
+                    one = (stretch.recording.path, span._replace(place=0))
+                    if one in batches:
+                        continue  # counted with another of its requests
+                    batches.add(one)
                 if span.kind != "queue":
                     durations[span.stage].append(span.end_ns - span.begin_ns)
     return [
@@ -116,9 +125,15 @@ def stages(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
 
 
 def hops(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
-    """Return a row for each queue that requests were sent to."""
+    """Return a row for each queue that requests were sent to.
+
+    ``mean_bytes`` is the mean size of all messages of these processes, if `extract` was told it.
+    """
     known: defaultdict[str, list[int]] = defaultdict(list)
     counts: Counter[str] = Counter()
+    recordings = {
+        id(one.recording): one.recording for timeline in timelines for one in timeline.segments
+    }.values()
     waits: defaultdict[str, list[int]] = defaultdict(list)
     for timeline in timelines:
         for hop in timeline.hops:
@@ -138,9 +153,17 @@ def hops(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
             **distribution(known[name]),
             "queue_p50_ns": distribution(waits[name])["p50_ns"],
             "queue_max_ns": distribution(waits[name])["max_ns"],
+            "mean_bytes": _mean_bytes(recordings, name),
         }
         for name, count in counts.most_common()
     ]
+
+
+def _mean_bytes(recordings: Iterable[Recording], queue: str) -> float | None:
+    found = [one.stats(kind="queue").get(queue) for one in recordings]
+    told = [stage for stage in found if stage is not None and "bytes" in stage.work]
+    count = sum(stage.count for stage in told)
+    return sum(stage.work["bytes"] for stage in told) / count if count else None
 
 
 def distribution(values: Sequence[int]) -> dict[str, int | None]:

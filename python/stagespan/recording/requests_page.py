@@ -247,6 +247,7 @@ _HOP_COLUMNS = (
     *(("queue", "queue", ""), ("count", "count", ""), *_DISTRIBUTION),
     *(("queue_p50_ns", "wait p50", "ns"), ("queue_max_ns", "longest wait", "ns")),
     *(("unknown", "unknown", ""), ("negative", "negative", "")),
+    ("mean_bytes", "message", "bytes"),
 )
 
 

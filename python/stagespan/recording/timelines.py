@@ -37,6 +37,14 @@ class TimedSpan(NamedTuple):
     """Whether it had not ended; ``end_ns`` is then the latest time that is known."""
     size: int
     """The number of requests that a batch served; 1 for other spans."""
+    place: int = 0
+    """The first of the request's places in the batch."""
+
+    @property
+    def share_ns(self) -> int:
+        """The request's share of the duration. Those of all requests of a batch sum to it."""
+        share_ns, rest_ns = divmod(self.end_ns - self.begin_ns, max(self.size, 1))
+        return share_ns + (self.place < rest_ns)
 
 
 class Hop(NamedTuple):
@@ -232,8 +240,7 @@ class _Process:
             if times not in self._entries:
                 yield self._row(row, 1)
         yield from self._open_by_request.get(number, ())
-        for span, size in self._batches_by_request.get(number, ()):
-            yield span._replace(size=size)
+        yield from self._batches_by_request.get(number, ())
 
     @cached_property
     def _entries(self) -> set[tuple[int, int | None, int | None]]:
@@ -303,12 +310,15 @@ class _Process:
         return found
 
     @cached_property
-    def _batches_by_request(self) -> dict[int, list[tuple[TimedSpan, int]]]:
-        found: defaultdict[int, list[tuple[TimedSpan, int]]] = defaultdict(list)
-        for id_, number, size in dict.fromkeys(self.recording.links()):
+    def _batches_by_request(self) -> dict[int, list[TimedSpan]]:
+        found: defaultdict[int, dict[int, TimedSpan]] = defaultdict(dict)
+        places: Counter[int] = Counter()
+        for id_, number, size in self.recording.links():
             if id_ in self._batches:
-                found[number].append((self._batches[id_], size))
-        return dict(found)
+                one = self._batches[id_]._replace(size=size, place=places[id_])
+                found[number].setdefault(id_, one)
+                places[id_] += 1
+        return {number: list(batches.values()) for number, batches in found.items()}
 
     @cached_property
     def _links_since(self) -> float:
@@ -358,7 +368,7 @@ def _joined(root: Stretch, found: _Segments) -> Timeline:
             kind = "execution" if span.kind == "batch" else span.kind
             duration_ns = span.end_ns - span.begin_ns
             count, sum_ns = spent.get((kind, span.stage), (0, 0))
-            spent[kind, span.stage] = (count + 1, sum_ns + duration_ns // max(span.size, 1))
+            spent[kind, span.stage] = (count + 1, sum_ns + span.share_ns)
             if stretch.is_discarded:
                 discarded_ns += duration_ns if kind == "execution" else 0
                 continue
