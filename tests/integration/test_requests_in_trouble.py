@@ -230,6 +230,54 @@ def test_a_request_that_never_ends(folder: Path) -> None:
     check_sums(list(ended.values()))
 
 
+# --- more requests than entries -------------------------------------------------------------------
+
+WORKER_OF_MANY = """
+    import json, sys, stagespan
+    for line in sys.stdin:
+        with stagespan.extract(json.loads(line)), stagespan.span("work"):
+            print(json.dumps(stagespan.inject(queue="replies")), flush=True)
+"""
+FRONT_OF_MANY = """
+    import json, os, subprocess, sys, stagespan
+    worker = subprocess.Popen(
+        [sys.executable, "-c", sys.argv[1]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "STAGESPAN_REQUESTS": "64"},
+    )
+    for i in range(100):
+        with stagespan.request(f"r{i}"):
+            worker.stdin.write(json.dumps(stagespan.inject(queue="tasks")) + chr(10))
+            worker.stdin.flush()
+            carrier = json.loads(worker.stdout.readline())
+            if i % 2:
+                with stagespan.extract(carrier):
+                    pass
+    worker.stdin.close()
+    worker.wait()
+"""
+
+
+def test_a_segment_that_was_overwritten_is_named_as_such(folder: Path) -> None:
+    # GIVEN a worker that keeps fewer requests than its front
+    subprocess.run(
+        [sys.executable, "-c", *map(textwrap.dedent, (FRONT_OF_MANY, WORKER_OF_MANY))],
+        check=True,
+        env={**os.environ, "STAGESPAN_RECORDING": "keep"},
+    )
+    found = timelines(recording.open(one.path) for one in recordings_in(folder))
+    check_sums(found)
+    causes = {int(one.id[1:]): one.causes for one in found if one.id.startswith("r")}
+    # THEN the latest requests are complete but for replies that nobody took
+    assert causes[99] == []
+    assert causes[98] == ["message not received"]
+    # AND the earliest ones are not said to be lost
+    for i in range(30):
+        assert causes[i] == ["request overwritten"], i
+
+
 # --- what the command says ------------------------------------------------------------------------
 
 CROWD = """

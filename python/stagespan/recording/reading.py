@@ -349,6 +349,11 @@ class Recording:
         return self._has_gone
 
     @property
+    def most_segments(self) -> int:
+        """How many segments and returned hops it keeps (STAGESPAN_REQUESTS)."""
+        return int(self._info["segment_entries"])
+
+    @property
     def clock(self) -> int:
         """The identity of its CLOCK_MONOTONIC: equal in processes that share it, 0 if unknown."""
         return int(self._info["clock"])

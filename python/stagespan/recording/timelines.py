@@ -52,7 +52,8 @@ class Hop(NamedTuple):
 
     state: str
     """``received``; ``not_entered`` if it was received and dropped; or if no recording shows that
-    it was received, ``waiting`` while its sender's part or the request is open, else ``lost``."""
+    it was received, ``waiting`` while its sender's part or the request is open, ``overwritten`` if
+    a process has used its entries again since then, else ``lost``."""
     queue: str | None
     sender: int | None
     """Process id of the sender."""
@@ -144,8 +145,11 @@ def timelines(recordings: Iterable[Recording], id_: str | None = None) -> list[T
     latest counts.
     """
     processes = _without_copies([_Process(one) for one in recordings])
-    found = _Segments({}, defaultdict(list), defaultdict(list), defaultdict(list))
+    found = _Segments({}, defaultdict(list), defaultdict(list), defaultdict(list), [])
     for process in processes:
+        if process.is_full:
+            since_ns = min((one.begin_ns for one in process.stretches), default=math.inf)
+            found.since_ns.append((_clock(process.recording), since_ns))
         for stretch in process.stretches:
             segment = stretch.segment
             if segment["segment"] is not None:
@@ -197,6 +201,11 @@ class _Process:
             for one in segments
             if one["origin"] != "return" and one["status"] != "unused"
         ]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all entries are in use, so that earlier ones may have been used again."""
+        return len(self.recording.segments()) >= self.recording.most_segments
 
     def _last_ns(self) -> int:
         """The latest time at which the process is known to have run."""
@@ -343,6 +352,14 @@ class _Segments(NamedTuple):
     """The hops that came back to a segment."""
     dropped: defaultdict[str, _Hops]
     """The hops that a segment sent, and that were received and not entered."""
+    since_ns: list[tuple[object, float]]
+    """For each process whose entries are all in use: its clock, and the time from which none has
+    been used again."""
+
+    def may_be_overwritten(self, stretch: Stretch) -> bool:
+        """Whether a process may have used the entry of a segment of this request again."""
+        clock = _clock(stretch.recording)
+        return any(of == clock and stretch.begin_ns < since for of, since in self.since_ns)
 
 
 def _joined(root: Stretch, found: _Segments) -> Timeline:
@@ -576,7 +593,8 @@ def _missing_hops(
         count = max(segment["hops_sent"] - len(own), 0)
         explained, count = max(explained - count, 0), max(count - explained, 0)
         is_open = "open" in (root.segment["status"], segment["status"])
-        state = "waiting" if is_open else "lost"
+        is_gone = found.may_be_overwritten(root)
+        state = "waiting" if is_open else ("overwritten" if is_gone else "lost")
         causes[_MISSING[state]] += count
         hops += [_hop_without_entry(state, pid)] * min(count, _MOST_MISSING)
     return hops, _counted(causes)
@@ -609,6 +627,7 @@ _MISSING = {
     "waiting": "message waiting to be received",
     "lost": "message not received",
     "not_entered": "message received and not entered",
+    "overwritten": "request overwritten",
 }
 
 
@@ -619,10 +638,11 @@ def _causes(
     found: _Segments,
 ) -> list[str]:
     causes: Counter[str] = Counter()
+    gone = _MISSING["overwritten"] if found.may_be_overwritten(root) else "recording removed"
     if root.segment["parent_segment"] is not None:
-        causes["recording removed"] += 1  # that of the process that has sent it
+        causes[gone] += 1  # the segment that has sent it
     parents = {one["parent_segment"] for _, _, one in returns} - {None}
-    causes["recording removed"] += len(parents - found.by_id.keys())
+    causes[gone] += len(parents - found.by_id.keys())
     for stretch in segments:
         segment, recording = stretch.segment, stretch.recording
         if segment["status"] == "abandoned" and segment["end_ns"] is None:
