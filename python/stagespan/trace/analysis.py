@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.analyses import (
     compiled,
     critical_path,
@@ -35,6 +36,7 @@ from stagespan.trace.ascend import steps as ascend_steps
 from stagespan.trace.ascend.folder import AscendFolder
 from stagespan.trace.derived.device import is_ascend
 from stagespan.trace.derived.doubt import with_doubt
+from stagespan.trace.derived.windows import base_window
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.intervals import covered
@@ -46,6 +48,7 @@ from stagespan.trace.result import (
     Table,
     Unavailable,
     by_severity,
+    together_ns,
     window_of,
     without_repeats,
 )
@@ -149,6 +152,15 @@ class Analysis:
         """
         found = [finding for result in self.results.values() for finding in result.findings()]
         return by_severity(without_repeats(with_doubt(self.trace, found), _REPEATS))
+
+    def together(self) -> str | None:
+        """Return a sentence about what all findings win together; None for fewer than two gains."""
+        gains = [finding.gain for finding in self.findings() if finding.gain is not None]
+        base = base_window(self.trace)
+        if len(gains) < 2 or base is None:
+            return None
+        time = min(together_ns(gains), base.whole_ns)
+        return f"All gains together: at most {in_words(time, 'ns')} of {base.whose}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON: facts about the file, findings, and a key for each analysis."""

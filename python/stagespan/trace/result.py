@@ -15,12 +15,15 @@ from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
+import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from stagespan.text.amounts import in_words
 from stagespan.text.escaping import one_line
 from stagespan.trace import kernel_names as names
-from stagespan.trace.figures import Figures, Ns, in_us, one_of
+from stagespan.trace.figures import Figures, Internal, Ns, in_us, one_of
+from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -86,6 +89,32 @@ class Evidence(Figures, frozen=True):
         return f"{shortened(self.event, 90)}{at}{figure}"
 
 
+class Spared:
+    """The time that a gain spares of each of some device events, in ns."""
+
+    __slots__ = ("rows", "time_ns")
+
+    def __init__(self, rows: Rows, time_ns: NDArray[np.float64]) -> None:
+        self.rows, self.time_ns = rows, time_ns
+
+
+class Gain(Figures, frozen=True):
+    """What a change would win of the time of the steps, or of the trace if it has no steps."""
+
+    time_ns: Ns
+    at_most: bool
+    """Whether it is a bound, so that the change can win less."""
+    how: str
+    """How it was computed: "the device does not wait there"."""
+    spared: Internal[Spared | None] = None
+    """The device events that it makes shorter; None if it spares time in which none of them runs.
+    Gains that make the same events shorter are not added."""
+
+    def __str__(self) -> str:
+        bound = "at most " if self.at_most else ""
+        return f"Gain: {bound}{in_words(self.time_ns, 'ns')}, if {self.how}."
+
+
 class Finding(Figures, frozen=True):
     """One sentence about something to improve, with its evidence (never empty)."""
 
@@ -98,6 +127,13 @@ class Finding(Figures, frozen=True):
     """The figures of the sentence by name, with times in ns: the time that the finding is about
     (`time_ns`), its share (`percent`), and what else the sentence states. In JSON, times are in
     microseconds and their names end in `_us`."""
+    gain: Gain | None = None
+    """None if the trace does not show what a change would win."""
+
+    @property
+    def text(self) -> str:
+        """The sentence, and what a change would win."""
+        return self.sentence if self.gain is None else f"{self.sentence} {self.gain}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON, with times in microseconds."""
@@ -127,8 +163,33 @@ def without_repeats(findings: Sequence[Finding], repeats: Mapping[str, str]) -> 
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort findings, the most severe first; findings of one severity keep their order."""
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    """Sort findings, the most severe first; of one severity, those that win the most time.
+
+    Findings of one severity and without a known gain keep their order.
+    """
+
+    def place(finding: Finding) -> tuple[int, float]:
+        gain = 0 if finding.gain is None else finding.gain.time_ns
+        return SEVERITIES.index(finding.severity), -gain
+
+    return sorted(findings, key=place)
+
+
+def together_ns(gains: Iterable[Gain]) -> int:
+    """Return what several changes win together, without counting a part of an event twice."""
+    idle, rows, times = 0, [], []
+    for gain in gains:
+        if gain.spared is None:
+            idle += gain.time_ns
+        else:
+            rows.append(gain.spared.rows)
+            times.append(gain.spared.time_ns)
+    if not rows:
+        return idle
+    row, time = np.concatenate(rows), np.concatenate(times)
+    order = np.lexsort((-time, row))
+    _, first = np.unique(row[order], return_index=True)
+    return idle + round(float(time[order][first].sum()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Gain,
     StructResult,
     Table,
     Thresholds,
@@ -180,9 +181,24 @@ class Use(DeviceUse, StructResult, frozen=True):
                         "hidden_percent": share(whole - exposed, whole),
                         "device": worst,
                     },
+                    gain=self._gain(worst, kind, exposed),
                 )
             )
         return found
+
+    def _gain(self, device: int, kind: int, exposed: int) -> Gain | None:
+        """Return what hiding it wins: no more than there is computation to hide it behind."""
+        if kind == COPY and self.copies.get(device) == WITHIN_DEVICE:
+            return Gain(exposed, at_most=True, how="there are none")
+        time = self.within[device]
+        hidden = _exposed(time, kind)[1] - exposed
+        room = max(time.compute_ns - hidden, 0)
+        if room == 0:
+            return None
+        if room < exposed:
+            how = f"it runs beside all {in_words(time.compute_ns, 'ns')} of computation"
+            return Gain(room, at_most=True, how=how)
+        return Gain(exposed, at_most=True, how="computation hides all of it")
 
     def _advice(self, device: int, kind: int) -> str:
         """Return advice on how computation could hide it, based on its streams and kinds."""
@@ -191,6 +207,13 @@ class Use(DeviceUse, StructResult, frozen=True):
                 return (
                     "It runs on a stream that also computes. On a separate stream, independent"
                     " computation can hide it."
+                )
+            time = self.within[device]
+            if time.compute_ns < time.communication_ns:
+                return (
+                    "It runs on its own stream, and takes longer than all computation, which"
+                    f" therefore cannot hide all of it ({in_words(time.compute_ns, 'ns')} against"
+                    f" {in_words(time.communication_ns, 'ns')})."
                 )
             return (
                 "It runs on its own stream. Computation can hide it if it starts earlier or in"

@@ -35,6 +35,7 @@ from stagespan.trace.result import (
     Chart,
     Evidence,
     Finding,
+    Gain,
     Severity,
     StructResult,
     Table,
@@ -480,6 +481,7 @@ class IdleFindings:
             shown,
             CODES[cause],
             numbers=self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause),
+            gain=None if cause in _NO_GAIN else _gain(time),
         )
 
     def _most(self, cause: str) -> str:
@@ -514,7 +516,8 @@ class IdleFindings:
             f" {place}: {', and '.join(parts)}. {START_UP.text}"
         )
         numbers = self._numbers(start.idle_ns, len(start.rows))
-        return Finding(severity, sentence, start.evidence, "idle.start_up", numbers=numbers)
+        gain = _gain(start.idle_ns)
+        return Finding(severity, sentence, start.evidence, "idle.start_up", numbers, gain)
 
     def _of_all(self, severity: Severity) -> Finding:
         largest = [
@@ -533,6 +536,14 @@ class IdleFindings:
         shown = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
         numbers = self._numbers(self.idle_ns, gaps)
         return Finding(severity, sentence, shown, "idle.several", numbers=numbers)
+
+
+# Idle time that belongs to the device's own work.
+_NO_GAIN = frozenset({causes.QUEUED, causes.GRAPH, causes.NOT_TRACED})
+
+
+def _gain(idle_ns: int) -> Gain:
+    return Gain(idle_ns, at_most=True, how="the device does not wait there")
 
 
 def _of_pattern(pattern: Pattern) -> str:

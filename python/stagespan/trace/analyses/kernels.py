@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.analyses.breakdown import TOP, Breakdown, breakdown
 from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
     COMMUNICATION,
@@ -40,6 +41,7 @@ from stagespan.trace.derived.launch_sources import (
 from stagespan.trace.derived.missing import DAMAGED_TIMES, needs_operators
 from stagespan.trace.figures import Count, CountedTime, Figures, Ns, one_of
 from stagespan.trace.rates.calls import inputs_in_words
+from stagespan.trace.rates.peaks import device_peaks
 from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
@@ -49,6 +51,7 @@ from stagespan.trace.result import (
     Column,
     Evidence,
     Finding,
+    Gain,
     Result,
     Table,
     Thresholds,
@@ -694,6 +697,7 @@ def _fusible(kernels: Kernels) -> Finding | None:
         ),
         "kernels.memory_bound",
         numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
+        gain=_gain(kernels, chosen, "all of them become part of other kernels"),
     )
 
 
@@ -724,6 +728,7 @@ def _layout(kernels: Kernels) -> Finding | None:
         (_longest(kernels, chosen), Evidence("changes of layout", None, percent, "%")),
         "kernels.layout",
         numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
+        gain=_gain(kernels, chosen, "none of them is necessary"),
     )
 
 
@@ -748,6 +753,7 @@ def _single_precision(kernels: Kernels) -> Finding | None:
         (_longest(kernels, chosen), Evidence("products without matrix units", None, percent, "%")),
         "kernels.single_precision",
         numbers={"time_ns": time, "percent": percent},
+        gain=_gain_of_precision(kernels, chosen),
     )
 
 
@@ -773,6 +779,7 @@ def _attention_in_parts(kernels: Kernels) -> Finding | None:
         " kernel, without writing the weights to memory.",
         (_longest(kernels, chosen), _longest(kernels, batched)),
         "kernels.attention_in_parts",
+        gain=_gain(kernels, chosen, "one kernel computes the softmax with the products"),
         numbers={
             "time_ns": time,
             "percent": percent,
@@ -781,6 +788,26 @@ def _attention_in_parts(kernels: Kernels) -> Finding | None:
             "products_percent": share(products, total),
         },
     )
+
+
+def _gain(kernels: Kernels, chosen: Mask, how: str) -> Gain | None:
+    """Return the gain of a change that makes these kernels unnecessary."""
+    return gain_of_rows(kernels.trace, kernels.rows[chosen], kernels.time_ns[chosen], how)
+
+
+def _gain_of_precision(kernels: Kernels, chosen: Mask) -> Gain | None:
+    """Return the gain of products on the matrix units; None if the device's peaks are unknown."""
+    known = {each for each in device_peaks(kernels.trace).values() if each is not None}
+    if len(known) != 1:
+        return None
+    rates = known.pop().tflops
+    fast = max(("tf32", "fp16", "bf16"), key=lambda name: rates.get(name, 0.0))
+    if not 0 < rates.get("fp32", 0.0) < rates.get(fast, 0.0):
+        return None
+    times = rates[fast] / rates["fp32"]
+    spared = kernels.time_ns[chosen] * (1 - 1 / times)
+    how = f"they are as much faster as the peak of {fast} is higher, {times:.1f} times"
+    return gain_of_rows(kernels.trace, kernels.rows[chosen], spared, how)
 
 
 def _codes(kernels: Kernels, pattern: re.Pattern[str]) -> list[int]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from stagespan.text.amounts import counted, in_words, listed
 from stagespan.trace.analyses import kernels as kernel_times
 from stagespan.trace.analyses.kernels import Kernels
+from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.kernel_kinds import COMMUNICATION, KINDS
 from stagespan.trace.derived.missing import needs_operators
 from stagespan.trace.derived.threads import ThreadIndex
@@ -23,6 +26,7 @@ from stagespan.trace.rates.calls import Call, Cost, call_of, inputs_in_words
 from stagespan.trace.rates.costs import Unknown, cost_of, formula_of
 from stagespan.trace.rates.limits import (
     LIMITS,
+    USED_WELL,
     has_other_algorithm,
     limit_of,
     reason_of,
@@ -36,6 +40,8 @@ from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Gain,
+    Spared,
     StructResult,
     Table,
     Thresholds,
@@ -109,6 +115,8 @@ class ShapeRate(Rate, frozen=True):
     reason: str
     call: Internal[Call]
     cost: Internal[Cost]
+    gain_at: Internal[Callable[[float], Gain | None]]
+    """Returns the gain if all calls reach a percentage of the peak."""
 
 
 class PartRate(Rate, frozen=True):
@@ -554,7 +562,24 @@ class _Found:
             reason=reason_of(work.call, work.cost, limit, work.time_ns / work.calls),
             call=work.call,
             cost=work.cost,
+            gain_at=partial(self._gain_at, work),
         )
+
+    def _gain_at(self, work: _Work, percent: float) -> Gain | None:
+        """Return the gain if calls reach a percentage of the peak, but not more than the memory's.
+
+        None on a host, or if the peak is unknown.
+        """
+        if work.peak is None or work.flops is None or not self._on_device:
+            return None
+        memory = None if work.peaks is None else work.peaks.memory_tb_s
+        least = work.flops / (work.peak[1] * percent / 100) / 1e3
+        if memory is not None and work.bytes is not None:
+            least = max(least, work.bytes / memory / 1e3)
+        mine = np.flatnonzero(self._is_rated & (self._of_row == work.kind))
+        spared = self._time[mine] * max(1 - least / work.time_ns, 0.0)
+        how = f"they reach {percent:.0f} % of the peak"
+        return gain_of_rows(self._trace, self._rows[mine], spared, how)
 
     def _type(self, work: _Work) -> str:
         if work.flops is None:
@@ -698,6 +723,19 @@ def _together(work: list[_Work], total_ns: int) -> Rate:
 # --- findings ---
 
 
+def _joined(gains: Iterable[Gain | None]) -> Gain | None:
+    """Return the gain of several changes of the same kind; None if none of them is known."""
+    known = [gain for gain in gains if gain is not None and gain.spared is not None]
+    if not known:
+        return None
+    spared = [gain.spared for gain in known if gain.spared is not None]
+    rows = np.concatenate([each.rows for each in spared])
+    time_ns = np.concatenate([each.time_ns for each in spared])
+    return structs.replace(
+        known[0], time_ns=sum(gain.time_ns for gain in known), spared=Spared(rows, time_ns)
+    )
+
+
 def _unaligned(rates: Rates) -> Finding | None:
     """Return a finding about products whose sizes keep them from the fast kernels."""
     found = [
@@ -734,5 +772,6 @@ def _unaligned(rates: Rates) -> Finding | None:
         f" {sizes[0]:,} to {padded:,}.",
         (Evidence(f"{first.operator} {first.shape}", None, first.time_ns, "ns"),),
         "rates.unaligned",
+        gain=_joined([each.gain_at(USED_WELL) for each, _ in found]),
         numbers={"time_ns": time, "percent": percent, "peak_percent": max(peaks)},
     )

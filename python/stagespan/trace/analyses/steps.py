@@ -35,6 +35,7 @@ from stagespan.trace.result import (
     Chart,
     Evidence,
     Finding,
+    Gain,
     StructResult,
     Table,
     Thresholds,
@@ -342,7 +343,8 @@ class Edge:
         code = "steps.before_device" if self.first else "steps.after_device"
         numbers = {"time_ns": self.dur_ns, "percent": percent, "whole_ns": total_ns}
         severity = of_size(severity, self.dur_ns)
-        return Finding(severity, f"{sentence}.", self.evidence, code, numbers=numbers)
+        gain = Gain(self.dur_ns, at_most=True, how="the device works in that time")
+        return Finding(severity, f"{sentence}.", self.evidence, code, numbers, gain)
 
 
 def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:

@@ -33,7 +33,7 @@ _CACHED_BYTES = 1 << 25
 _ANY_NAME = re.compile(r"^(?:AMD Radeon Graphics)?$")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Peaks:
     """The highest rates of one device."""
 

@@ -41,6 +41,8 @@ def markdown(analysis: Analysis) -> str:
     if trace.incomplete:
         lines += [f"**{escaped(trace.incomplete)}**", ""]
     lines += listed_findings(analysis.findings())
+    if (together := analysis.together()) is not None:
+        lines += [escaped(together), ""]
     for name, tables in analysis.tables.items():
         if tables:
             lines += [f"## {heading(name)}", ""]
@@ -158,7 +160,7 @@ def listed_findings(findings: list[Finding]) -> list[str]:
     """Return a section with the findings and their evidence as lines; [] without findings."""
     lines = []
     for finding in findings:
-        lines.append(f"- **{finding.severity}** {escaped(finding.sentence)}")
+        lines.append(f"- **{finding.severity}** {escaped(finding.text)}")
         lines += [f"  - {escaped(str(each))}" for each in finding.evidence]
     return ["## Findings", "", *lines, ""] if lines else []
 

@@ -80,7 +80,7 @@ def print_page(analysis: Analysis, console: Console | None = None) -> None:
             head[:0] = result.head()
         else:
             head += result.head()
-    notes = [*missing(analysis), *ignored(trace)]
+    notes = [*filter(None, (analysis.together(),)), *missing(analysis), *ignored(trace)]
     tables = sum(map(len, analysis.tables.values()))
     if tables:
         more = f"{counted(tables, 'table')} and all evidence: --html, --markdown or --json FILE."
@@ -268,7 +268,7 @@ def finding_block(finding: Finding, evidence: int) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    text = Text(one_line(finding.sentence))
+    text = Text(one_line(finding.text))
     for each in finding.evidence[:evidence]:
         text.append(f"\n- {each}", "dim")
     grid = Grid.grid(padding=(0, 1))

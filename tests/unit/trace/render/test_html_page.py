@@ -87,7 +87,7 @@ def test_all_results_are_in_the_page(tmp_path: Path) -> None:
     # THEN it contains every finding with its evidence, every table and every reason
     assert analysis.findings()
     assert [each["sentence"] for each in data["findings"]] == [
-        each.sentence for each in analysis.findings()
+        each.text for each in analysis.findings()
     ]
     for shown, finding in zip(data["findings"], analysis.findings(), strict=True):
         assert shown["evidence"] == [

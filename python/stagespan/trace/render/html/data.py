@@ -104,7 +104,7 @@ def written_finding(finding: Finding) -> dict[str, Any]:
     return {
         "code": finding.code,
         "severity": finding.severity,
-        "sentence": _text(finding.sentence),
+        "sentence": _text(finding.text),
         "evidence": [
             (shortened(each.event, LONGEST_EVENT), each.time_ns, _cell(each.figure), each.unit)
             for each in finding.evidence

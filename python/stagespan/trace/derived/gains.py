@@ -1,0 +1,29 @@
+"""What a change would win, computed from the device events that it makes shorter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.windows import base_window
+from stagespan.trace.read.intervals import Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import Gain, Spared
+
+
+def gain_of_rows(trace: Trace, rows: Rows, spared_ns: NDArray[Any], how: str) -> Gain | None:
+    """Return the gain of a change that spares a time of each of some device events.
+
+    Only events that begin in the steps count, or in the trace if it has no steps. It is a bound,
+    because the device may run other work at the same time. None if it spares no time.
+    """
+    base = base_window(trace)
+    if base is None:
+        return None
+    begin = trace.events.begin_ns[rows]
+    inside = (begin >= base.begin_ns) & (begin < base.end_ns)
+    spared = Spared(rows[inside], np.maximum(spared_ns[inside], 0).astype(np.float64))
+    time = min(round(float(spared.time_ns.sum())), base.whole_ns)
+    return Gain(time, at_most=True, how=how, spared=spared) if time else None
