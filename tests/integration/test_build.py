@@ -174,3 +174,31 @@ def test_isolated_wheel_holds_extension_headers_and_types(tmp_path: Path) -> Non
     assert always == {"numpy", "msgspec", "rich", "click"}
     assert "Provides-Extra: torch\n" in metadata
     assert "torch" in {name for name, rest in needed if "extra ==" in rest}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "csrc").is_dir(), reason="csrc/ is missing: run it in a clone")
+def test_the_extension_for_another_machine_has_its_name(tmp_path: Path) -> None:
+    # GIVEN the suffix that scikit-build-core gives in a build for aarch64
+    soabi = "cpython-311-aarch64-linux-gnu"
+    pybind11 = pytest.importorskip("pybind11")
+    command = ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(tmp_path)]
+    definitions = {
+        "SKBUILD_SOABI": soabi,
+        "STAGESPAN_LTO": "OFF",
+        "Python_EXECUTABLE": sys.executable,
+        "pybind11_DIR": pybind11.get_cmake_dir(),
+    }
+    command += [f"-D{name}={value}" for name, value in definitions.items()]
+    if shutil.which("cmake") is None or shutil.which("ninja") is None:
+        pytest.skip("cmake or ninja is not on PATH")
+
+    # WHEN the build is configured
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    # THEN the extension that it makes has that suffix, which the tag of the wheel has too
+    targets = re.findall(
+        r"^build (_core\.\S+): ", (tmp_path / "build.ninja").read_text(), re.MULTILINE
+    )
+    assert targets == [f"_core.{soabi}.so"]
