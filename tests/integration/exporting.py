@@ -7,6 +7,7 @@ import math
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -129,6 +130,13 @@ def exporter(*options: str, port: int = 0, **variables: str) -> Iterator[tuple[A
             process.communicate(timeout=20)
         finally:
             process.kill()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody uses."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def get(url: str, accept: str = "text/plain") -> str:

@@ -21,6 +21,7 @@ from exporting import (
     Prometheus,
     durations_ns,
     exporter,
+    free_port,
     get,
     of,
     quantile,
@@ -51,13 +52,6 @@ def workers(folder: Path) -> Iterator[Any]:
 
     yield run
     end(process)
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def counts(port: int) -> tuple[float | None, ...]:
@@ -255,9 +249,7 @@ def test_stages_beyond_the_limit_are_summed(folder: Path) -> None:
     assert of(samples, "stagespan_stages_not_named") == 800
 
 
-def test_a_prometheus_agrees_over_restarts(
-    folder: Path, tmp_path: Path, workers: Any, free_port: int
-) -> None:
+def test_a_prometheus_agrees_over_restarts(folder: Path, tmp_path: Path, workers: Any) -> None:
     # GIVEN a Prometheus that scrapes an exporter
     program = shutil.which("prometheus")
     if program is None:
@@ -268,7 +260,7 @@ def test_a_prometheus_agrees_over_restarts(
     prometheus = None
     try:
         with exporter() as (process, port):
-            prometheus = Prometheus(program, tmp_path, port, free_port)
+            prometheus = Prometheus(program, tmp_path, port, free_port())
             selected = f'{DURATION}_count{{stage="decode",service="svc"}}'
             # WHEN 50 workers come and go, 10 of them killed, and the exporter is restarted once
             for seed, how in enumerate(ends[:25]):

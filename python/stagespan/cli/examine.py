@@ -76,6 +76,7 @@ def _recorder() -> _Rows:
     yield "spans", "works" if on else "note", "recorded" if on else "off: STAGESPAN_ENABLED=false"
     yield _memory(_core.arena_info())
     yield _recording()
+    yield _exporter()
     lost = {cause: n for cause, n in _core.lost().items() if n}
     causes = ", ".join(f"{cause} {n:,}" for cause, n in lost.items())
     yield "lost spans", "note" if lost else "works", causes or "none"
@@ -126,6 +127,23 @@ def _recording() -> tuple[str, State, str]:
     if kind == "memfd":
         return name, "note", f"in memory, {size}, lost when the process dies{reason}"
     return name, "note", f"not readable by other processes{reason}"
+
+
+def _exporter() -> tuple[str, State, str]:
+    """Return whether an exporter reads the recordings of this user's processes."""
+    from stagespan.export.node import lost_by
+    from stagespan.recording.reading import is_exported, recording_folders
+
+    folder = recording_folders()[0]
+    if not is_exported(folder):
+        return "exporter", "absent", f"no `stagespan export` reads the recordings in {folder}"
+    place = _core.recording_place()
+    if place["kind"] not in ("file", "not yet") and settings.get("STAGESPAN_RECORDING_DIR"):
+        return "exporter", "note", f"reads {folder}, in which this process has no recording"
+    lost = ", ".join(f"{cause} {number:,}" for cause, number in lost_by(folder).items() if number)
+    if lost:
+        return "exporter", "note", f"reads the recordings in {folder}, and has lost: {lost}"
+    return "exporter", "works", f"reads the recordings in {folder}"
 
 
 # --- torch ----------------------------------------------------------------------------------------

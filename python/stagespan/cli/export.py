@@ -7,9 +7,16 @@ import re
 import signal
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from stagespan.cli.output import print_json
+
+if TYPE_CHECKING:
+    from stagespan.export.kept import Keeper
+    from stagespan.export.node import Node
+    from stagespan.export.otlp import Otlp
 
 _LEAST_PAUSE_S = 0.5
 
@@ -41,27 +48,38 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     help="Send requests and figures to an OpenTelemetry collector. The variables "
     "OTEL_EXPORTER_OTLP_* hold.",
 )
+@click.option("--keep", metavar="DIR", help="Write requests to files that `requests DIR` reads.")
+@click.option(
+    "--keep-mb",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Remove the oldest of these files beyond so many MiB.",
+)
 @click.option(
     "--sample",
     metavar="N",
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
-    help="Send one of N requests; 0 for none.",
+    help="Send or keep one of N requests; 0 for none.",
 )
 @click.option(
     "--slowest",
     metavar="K",
     type=click.IntRange(0, 1000),
     default=0,
-    help="Also send the K slowest of the other requests of each minute.",
+    help="Also send or keep the K slowest of the other requests of each minute.",
 )
 @click.option(
     "--failed/--no-failed",
     default=True,
     show_default=True,
-    help="Send all requests that do not end as ok.",
+    help="Send or keep all requests that do not end as ok.",
 )
+@click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana, and end.")
+@click.option("--alerts", is_flag=True, help="Print alert rules for Prometheus, and end.")
 @click.option(
     "--state",
     metavar="FILE",
@@ -70,18 +88,32 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 def command(
     prometheus: tuple[str, int] | None,
     otlp: str | None,
+    keep: str | None,
+    keep_mb: int,
     sample: int,
     slowest: int,
     failed: bool,
     state: str | None,
+    dashboard: bool,
+    alerts: bool,
 ) -> None:
     """Hand what the processes of this machine record to monitoring systems, until it is stopped.
 
     Reads the recordings of all processes of this user; root's exporter reads those of all users.
     The processes need no setting, and are not changed. Run one exporter on each machine.
     """
-    if prometheus is None and otlp is None:
-        raise click.UsageError("Say what to export: --prometheus HOST:PORT or --otlp URL.")
+    if dashboard or alerts:
+        from stagespan.export import dashboard as files
+
+        if dashboard:
+            print_json(files.dashboard())
+        if alerts:
+            click.echo(files.alerts(), nl=False)
+        return
+    if prometheus is None and otlp is None and keep is None:
+        raise click.UsageError(
+            "Say what to export: --prometheus HOST:PORT, --otlp URL or --keep DIR."
+        )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -89,16 +121,20 @@ def command(
     from stagespan.export.traces import Rules
 
     with contextlib.ExitStack() as closing:
-        sender = server = None
+        sender = server = keeper = None
         if otlp is not None:
             from stagespan.export.otlp import Otlp
 
             sender = Otlp(otlp)
             closing.callback(sender.close)
-        node = Node(state, None if sender is None else Rules(sample, slowest, failed))
+        if keep is not None:
+            from stagespan.export.kept import Keeper
+
+            keeper = Keeper(keep, keep_mb << 20)
+        rules = Rules(sample, slowest, failed)
+        node = Node(state, None if sender is None and keeper is None else rules)
         closing.callback(node.close)
-        if sender is not None:
-            node.losses.append(sender.lost)
+        node.losses += [one.lost for one in (sender, keeper) if one is not None]
         if prometheus is not None:
             from stagespan.export.prometheus import Server
 
@@ -108,14 +144,28 @@ def command(
             click.echo(f"Metrics of {node.folder}: http://{host}:{server.port}/metrics")
         if sender is not None:
             click.echo(f"Requests and figures of {node.folder}: sent to {otlp}")
+        if keeper is not None:
+            click.echo(f"Requests of {node.folder}: kept in {keep}")
         pause_s = _LEAST_PAUSE_S
         while not stop.wait(pause_s):
             began_s = time.process_time()
             node.poll()
-            if sender is not None:
-                sender.step(node)
+            _hand_over(node, sender, keeper)
             # Reading takes at most a twentieth of a core.
             pause_s = max(_LEAST_PAUSE_S, 20 * (time.process_time() - began_s))
         node.poll()
-        if sender is not None:
-            sender.step(node, at_end=True)
+        _hand_over(node, sender, keeper, at_end=True)
+
+
+def _hand_over(
+    node: Node, sender: Otlp | None, keeper: Keeper | None, *, at_end: bool = False
+) -> None:
+    """Hand what is complete to the collector and to the files."""
+    requests = node.complete(at_end=at_end)
+    if sender is not None:
+        sender.put_requests(requests)
+        sender.step(node, at_end=at_end)
+    if keeper is not None:
+        keeper.put(requests)
+        if at_end:
+            keeper.write()

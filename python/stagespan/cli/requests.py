@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
 
 
 @click.command()
-@click.argument("recordings", metavar="[FILE|PID]...", nargs=-1)
+@click.argument("recordings", metavar="[FILE|PID|DIR]...", nargs=-1)
 @click.option("--job", metavar="JOB", help="Show the requests of the processes of a job.")
 @click.option(
     "--slowest",
@@ -57,7 +58,8 @@ def command(
     """Show where the time of requests went: execution, hand-off, queue, and the rest.
 
     Requests are joined from the recordings of all processes of this machine, or of those that are
-    named. The parts of a request sum to its time exactly.
+    named. DIR has requests that `stagespan export --keep` has written, also on several machines.
+    The parts of a request sum to its time exactly.
     """
     if recordings and job is not None:
         raise click.UsageError("Name recordings, or a job with --job, but not both.")
@@ -122,7 +124,15 @@ def _read(named: tuple[str, ...], job: str | None) -> list[Recording]:
     from stagespan.recording import jobs, reading
 
     if named:
-        return [reading.open_recording(one) for one in named]
+        found = []
+        for one in named:
+            if os.path.isdir(one):
+                from stagespan.export import kept
+
+                found += kept.read(one)
+            else:
+                found.append(reading.open_recording(one))
+        return found
     if job is not None:
         return jobs.processes(job, spans=True)
     return reading.recordings(spans=True)

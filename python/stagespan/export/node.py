@@ -24,7 +24,7 @@ from stagespan.export.requests import Part, Taker
 from stagespan.export.totals import MOST_STAGES, MOST_UNITS, Gauges, Group, Process, Totals
 from stagespan.export.traces import Requests, Rules
 from stagespan.process.files import write_whole
-from stagespan.recording.reading import Recording, recording_folders, recording_paths
+from stagespan.recording.reading import EXPORTER_FILE, Recording, recording_folders, recording_paths
 
 _LOGGER = logging.getLogger("stagespan")
 
@@ -36,8 +36,7 @@ _FEWEST_SECONDS = 0.5
 _STATE_SECONDS = 5.0
 _MEMORY_SECONDS = 5.0
 """Between two searches for recordings without a file, which examine all processes."""
-_LOCK_FILE = ".exporter"
-STATE_FILE = ".export-state.json"
+_STATE_FILE = ".export-state.json"
 _F_OFD_SETLK = 37
 _MOST_REMOVED_BYTES = 1 << 20
 _SCHEMA_VERSION = 1
@@ -85,6 +84,7 @@ class _State(msgspec.Struct, forbid_unknown_fields=True):
     processes: list[_SavedProcess]
     folded: list[str]
     """Identities of ended processes whose figures are in ``retained``, and whose file exists."""
+    lost: dict[str, int] = {}
 
 
 def _saved(figures: Figures) -> _SavedFigures:
@@ -145,7 +145,7 @@ class Node:
         self._read_at = self._memory_at = self._written_at = -1e9
         self._state_is_written = True
         self.folder = recording_folders()[0]
-        self._state_path = Path(state or os.path.join(self.folder, STATE_FILE))
+        self._state_path = Path(state or os.path.join(self.folder, _STATE_FILE))
         try:
             self._lock_folders(must=True)
             self._read_state()
@@ -163,7 +163,7 @@ class Node:
                 with contextlib.suppress(OSError):
                     os.mkdir(folder, 0o700)
             try:
-                self._locks[folder] = _locked(os.path.join(folder, _LOCK_FILE))
+                self._locks[folder] = _locked(os.path.join(folder, EXPORTER_FILE))
                 self._removed_at[folder] = 0
             except BlockingIOError:
                 if must and folder == self.folder:
@@ -395,6 +395,7 @@ class Node:
         self._totals.groups.update(dict.fromkeys(one.group for one in state.processes))
         self._resumed = {one.identity: one for one in state.processes}
         self._folded = dict.fromkeys(state.folded)
+        self._lost = Counter(state.lost)
 
     def _write_state(self) -> None:
         processes = [
@@ -416,6 +417,7 @@ class Node:
             [(group, _saved(one)) for group, one in self._totals.retained.items()],
             [*processes, *self._resumed.values()],
             list(self._folded),
+            self.lost(),
         )
         try:
             write_whole(self._state_path, msgspec.json.encode(state), private=True)
@@ -519,3 +521,12 @@ def _status(leftover: _Leftover) -> os.stat_result | None:
 def _unlink(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
+
+
+def lost_by(folder: str) -> dict[str, int]:
+    """Return what the exporters of a folder have lost, as far as they have written it."""
+    try:
+        state = msgspec.json.decode(Path(folder, _STATE_FILE).read_bytes(), type=_State)
+    except (OSError, ValueError):
+        return {}
+    return state.lost

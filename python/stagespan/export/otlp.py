@@ -177,7 +177,7 @@ def _stage(
     }
     if span.suspended_ns:
         attributes["stagespan.suspended_s"] = span.suspended_ns / 1e9
-    if not math.isnan(span.device_elapsed_ns):
+    if span.device_elapsed_ns is not None:
         attributes["stagespan.device_elapsed_s"] = span.device_elapsed_ns / 1e9
     return ReadableSpan(
         name=span.stage,
@@ -460,8 +460,7 @@ class Otlp:
         )
 
     def step(self, source: Node | Own, *, at_end: bool = False) -> None:
-        """Send what is complete in a source that was just read; figures once a minute."""
-        self.put_requests(source.complete(at_end=at_end))
+        """Send the figures of a source that was just read, once a minute."""
         now = time.monotonic()
         if at_end or now - self._figures_at >= _interval_s():
             self._figures_at = now
@@ -510,6 +509,7 @@ class Running:
     def _run(self) -> None:
         while not self._stop.wait(_READ_SECONDS):
             self._source.read()
+            self._otlp.put_requests(self._source.complete())
             self._otlp.step(self._source)
 
     def lost(self) -> dict[str, int]:
@@ -524,6 +524,7 @@ class Running:
         atexit.unregister(self.close)
         self._thread.join(_LONGEST_END_S)
         self._source.read(at_end=True)
+        self._otlp.put_requests(self._source.complete(at_end=True))
         self._otlp.step(self._source, at_end=True)
         self._otlp.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -49,8 +50,9 @@ class TimedSpan(NamedTuple):
     thread: int
     failed: bool
     suspended_ns: int
-    device_elapsed_ns: float
-    """NaN if unknown."""
+    depth: int
+    device_elapsed_ns: float | None
+    """None if unknown."""
 
 
 @dataclass
@@ -77,6 +79,10 @@ class Part:
     batches: list[Batch] = field(default_factory=list)
     is_whole: bool = True
     """Whether no span of it was overwritten before it was read."""
+    clock: int = 0
+    """The identity of the process's CLOCK_MONOTONIC."""
+    unix_offset_ns: int = 0
+    """What was added to CLOCK_MONOTONIC to get the Unix times."""
 
     @property
     def begin_ns(self) -> int:
@@ -152,6 +158,7 @@ class Taker:
                 batches.get(one["number"], []),
             )
             part.is_whole = complete_ns <= part.begin_ns
+            part.clock, part.unix_offset_ns = copy.clock, copy.unix_offset_ns
             found.append(part)
         return found
 
@@ -224,7 +231,7 @@ def _inside(batch: int, spans: NDArray[np.void], names: list[str]) -> list[Timed
 
 
 def _span(row: np.void, names: list[str]) -> TimedSpan:
-    flags = int(row["flags"])
+    flags, device_ns = int(row["flags"]), float(row["device_elapsed_ns"])
     return TimedSpan(
         int(row["id"]),
         int(row["parent"]),
@@ -235,7 +242,8 @@ def _span(row: np.void, names: list[str]) -> TimedSpan:
         int(row["thread"]),
         bool(flags & _core.FLAG_ERROR),
         int(row["suspended_ns"]),
-        float(row["device_elapsed_ns"]),
+        int(row["depth"]),
+        None if math.isnan(device_ns) else device_ns,
     )
 
 

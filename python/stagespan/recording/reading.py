@@ -37,6 +37,8 @@ and the system gives no other information about it."""
 _FILE = re.compile(r"(\d+)-(\d+)(?:-\d+)?\.stagespan")
 _MEMFD = "/memfd:stagespan (deleted)"
 _DELETED = " (deleted)"
+EXPORTER_FILE = ".exporter"
+"""The file in a folder of recordings on which an exporter holds a lock."""
 _MOST_ENDED = 256
 """The most recordings of ended processes that are read from a folder. Each takes about 1 MiB."""
 _F_OFD_GETLK = 36
@@ -510,6 +512,18 @@ def _files() -> Iterator[tuple[str, int, int]]:
             match = _FILE.fullmatch(name)
             if match is not None:
                 yield os.path.join(folder, name), int(match[1]), int(match[2])
+
+
+def is_exported(folder: str) -> bool:
+    """Whether an exporter reads the recordings in a folder."""
+    try:
+        handle = _open_file(os.path.join(folder, EXPORTER_FILE))
+    except StagespanError:
+        return False
+    try:
+        return bool(is_locked(handle))
+    finally:
+        os.close(handle)
 
 
 def recording_paths(*, memory: bool = True) -> Iterator[str]:

@@ -1,0 +1,264 @@
+"""Keeps requests in files of JSON lines, and reads them as if they were recordings."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stagespan import _core
+from stagespan.errors import StagespanError
+from stagespan.export.requests import Part, Resource, TimedSpan
+from stagespan.live.kinds import KINDS
+from stagespan.process import imports
+from stagespan.process.files import write_whole
+from stagespan.recording.reading import RecordedOpenSpan, Recording, Segment
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_LOGGER = logging.getLogger("stagespan")
+_SCHEMA_VERSION = 1
+_PREFIX, _SUFFIX = "requests-", ".jsonl.gz"
+_FILE_BYTES = 4 << 20
+_FILE_SECONDS = 10.0
+_MOST_LINE_BYTES = 256 << 20
+
+
+class _KeptPart(msgspec.Struct):
+    resource: Resource
+    clock: int
+    unix_offset_ns: int
+    is_whole: bool
+    segment: Segment
+    returns: list[Segment]
+    spans: list[TimedSpan]
+    batches: list[tuple[TimedSpan, int]]
+    """Each batch that served the segment, and its size."""
+
+
+class _KeptRequest(msgspec.Struct):
+    schema_version: int
+    trace_id: str
+    parts: list[_KeptPart]
+
+
+def _kept(parts: list[Part]) -> _KeptRequest:
+    return _KeptRequest(
+        _SCHEMA_VERSION,
+        parts[0].segment["trace_id"] or "",
+        [
+            _KeptPart(
+                one.resource,
+                one.clock,
+                one.unix_offset_ns,
+                one.is_whole,
+                one.segment,
+                one.returns,
+                one.spans,
+                [(batch.span, batch.size) for batch in one.batches],
+            )
+            for one in parts
+        ],
+    )
+
+
+class Keeper:
+    """Writes requests to files in a folder. The oldest ones are removed if it gets too large."""
+
+    def __init__(self, folder: str | os.PathLike[str], most_bytes: int) -> None:
+        """Make the folder. Raises StagespanError if that is not possible."""
+        self._folder, self._most_bytes = Path(folder), most_bytes
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._begun_at = time.monotonic()
+        self._host = os.uname().nodename
+        self._lost = 0
+        self._files = 0
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._folder, os.W_OK | os.X_OK):
+                raise PermissionError(13, "Permission denied")
+        except OSError as error:
+            raise StagespanError(
+                f"Requests cannot be kept in {folder}: {error.strerror}. Name a folder that you "
+                "may write to."
+            ) from None
+
+    def put(self, requests: Iterable[list[Part]]) -> None:
+        """Add requests. They are in a file within 10 s, or once there are some MiB of them."""
+        for parts in requests:
+            line = msgspec.json.encode(_kept(parts))
+            self._lines.append(line)
+            self._bytes += len(line)
+        is_old = time.monotonic() - self._begun_at > _FILE_SECONDS
+        if self._lines and (is_old or self._bytes > _FILE_BYTES):
+            self.write()
+
+    def write(self) -> None:
+        """Write what was put to a new file."""
+        self._begun_at = time.monotonic()
+        if not self._lines:
+            return
+        self._files += 1
+        name = f"{_PREFIX}{self._host}-{time.time_ns() // 1_000_000}-{self._files}{_SUFFIX}"
+        data = gzip.compress(b"\n".join(self._lines) + b"\n", compresslevel=3)
+        try:
+            self._make_room(len(data))
+            write_whole(self._folder / name, data)
+        except OSError as error:
+            if not self._lost:
+                _LOGGER.warning(
+                    "Requests cannot be kept in %s: %s. They are counted as lost.",
+                    self._folder,
+                    error.strerror,
+                )
+            self._lost += len(self._lines)
+        self._lines.clear()
+        self._bytes = 0
+
+    def _make_room(self, size_bytes: int) -> None:
+        own = []
+        for path in self._folder.glob(f"{_PREFIX}{self._host}-*{_SUFFIX}"):
+            status = path.stat()
+            own.append((status.st_mtime_ns, status.st_size, path))
+        own.sort()
+        total_bytes = size_bytes + sum(size for _, size, _ in own)
+        for _, size, path in own:
+            if total_bytes <= self._most_bytes:
+                break
+            path.unlink(missing_ok=True)
+            total_bytes -= size
+
+    def lost(self) -> dict[str, int]:
+        """Return how many requests could not be written."""
+        return {"keep": self._lost} if self._lost else {}
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class KeptRecording(Recording):
+    """What is kept of the recording of a process: one segment with its spans."""
+
+    def __init__(self, part: _KeptPart, path: str) -> None:
+        self._part = part
+        resource = part.resource
+        self.path = path
+        self.state, self.stop_signal = "exited", None
+        self.pid, self.host, self.program = resource.pid, resource.host, resource.program
+        self.pipeline, self.job = resource.pipeline, resource.service
+        self.worker = None
+        self.read_ns = self.end_ns = None
+        times = [part.segment["received_ns"], part.segment["begin_ns"]]
+        self.begin_ns = min((one for one in times if one is not None), default=0)
+        spans = [*part.spans, *(span for span, _ in part.batches)]
+        self._names = list(dict.fromkeys(span.stage for span in spans))
+        self._timed = spans
+
+    def segments(self) -> list[Segment]:
+        """Return the segment, and the hops that have come back to it."""
+        return [self._part.segment, *self._part.returns]
+
+    def stage_names(self) -> list[str]:
+        """Return the names of the stages; the ``stage`` column of `spans` is an index into it."""
+        return self._names
+
+    def spans(self) -> NDArray[np.void]:
+        """Return the spans of the segment, and the batches that served it."""
+        numpy = imports.load("numpy")
+        numbers = {name: i for i, name in enumerate(self._names)}
+        rows = numpy.zeros(len(self._timed), _core.spans().dtype)
+        for row, span in zip(rows, self._timed, strict=True):
+            is_batch = span.kind == "batch"
+            row["id"], row["parent"] = span.id, span.parent
+            row["stage"], row["thread"] = numbers[span.stage], span.thread
+            row["begin_ns"], row["end_ns"] = span.begin_ns, span.end_ns
+            row["request"] = 0 if is_batch else self._part.segment["number"]
+            row["suspended_ns"], row["depth"] = span.suspended_ns, span.depth
+            row["flags"] = KINDS.index(span.kind) << _core.KIND_SHIFT | (
+                _core.FLAG_ERROR if span.failed else 0
+            )
+            row["device_elapsed_ns"] = (
+                numpy.nan if span.device_elapsed_ns is None else span.device_elapsed_ns
+            )
+            row["device_queue_ns"] = row["device_tail_ns"] = numpy.nan
+        found: NDArray[np.void] = rows
+        return found
+
+    def links(self) -> list[tuple[int, int, int]]:
+        """Return the batches that served the segment: (span id, request number, size)."""
+        number = self._part.segment["number"]
+        return [(span.id, number, size) for span, size in self._part.batches]
+
+    def open_spans(self) -> list[RecordedOpenSpan]:
+        """Return nothing: only requests that have ended are kept."""
+        return []
+
+    def lost(self) -> dict[str, int]:
+        """Return nothing: what a process had lost by then is not known."""
+        return Counter()
+
+    @property
+    def clock(self) -> int:
+        """The identity of the process's CLOCK_MONOTONIC."""
+        return self._part.clock
+
+    @property
+    def unix_offset_ns(self) -> int:
+        """What was added to CLOCK_MONOTONIC to get the Unix times."""
+        return self._part.unix_offset_ns
+
+    @property
+    def complete_ns(self) -> int:
+        """0 if no span of the segment was overwritten, otherwise a time after it."""
+        return 0 if self._part.is_whole else 1 << 62
+
+    @property
+    def last_ns(self) -> int | None:
+        """The latest end of a span."""
+        return max((span.end_ns for span in self._timed), default=None)
+
+
+def read(folder: str | os.PathLike[str]) -> list[Recording]:
+    """Return the requests that exporters of any machines have kept in a folder.
+
+    Raises StagespanError if there are none, or if a file is damaged.
+    """
+    found: list[Recording] = []
+    paths = sorted(Path(folder).glob(f"{_PREFIX}*{_SUFFIX}"))
+    if not paths:
+        raise StagespanError(
+            f"There are no kept requests in {folder}: pass a folder that `stagespan export --keep` "
+            "has written to."
+        )
+    decoder = msgspec.json.Decoder(_KeptRequest)
+    for path in paths:
+        try:
+            with gzip.open(path) as file:
+                for line in iter(lambda: file.readline(_MOST_LINE_BYTES), b""):
+                    found += _recordings_of(decoder.decode(line))
+        except FileNotFoundError:  # it was the oldest one
+            continue
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise StagespanError(
+                f"{path} is not a file of kept requests, or is damaged ({error}): remove it."
+            ) from None
+    return found
+
+
+def _recordings_of(request: _KeptRequest) -> list[Recording]:
+    if request.schema_version != _SCHEMA_VERSION:
+        raise ValueError(f"its version is {request.schema_version}")
+    return [
+        KeptRecording(one, f"{one.resource.host}:{one.resource.identity}") for one in request.parts
+    ]

@@ -1,0 +1,165 @@
+"""Tests of what `stagespan export` keeps and prints: requests, a dashboard, alert rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from exporting import TWO_PROCESSES, Prometheus, exporter, free_port, of, scraped, until
+from recorded_process import command_here, end, ready, start
+
+from stagespan.cli import examine
+from stagespan.export import dashboard, kept
+
+
+def requests_in(*arguments: str) -> dict[str, object]:
+    done = command_here("requests", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def about(value: object) -> object:
+    """Leave out the last digits of times: a clock is known better later."""
+    if isinstance(value, dict):
+        return {key: about(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [about(one) for one in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return pytest.approx(value, rel=1e-3, abs=2000)
+    return value
+
+
+def test_kept_requests_say_what_the_recordings_said(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a request in two processes, one of which was killed
+    target = tmp_path / "kept"
+    process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
+    with exporter("--keep", str(target)):
+        ready(process)
+        time.sleep(3)
+    from_recordings = requests_in("--job", "svc")
+    end(process)
+    # WHEN they are read from the folder
+    from_files = requests_in(str(target))
+    # THEN both say the same
+    assert from_files["count"] == from_recordings["count"] == 1
+    for key in ("requests", "stages", "hops"):
+        assert about(from_files[key]) == about(from_recordings[key])
+
+
+def test_the_oldest_of_the_kept_requests_are_removed(tmp_path: Path) -> None:
+    # GIVEN a folder that may have 100 KiB, and large requests
+    keeper = kept.Keeper(tmp_path, 100 << 10)
+    for number in range(40):
+        (tmp_path / f"requests-other-{number}.jsonl.gz").touch()
+        keeper._lines = [os.urandom(10_000)]
+        keeper.write()
+    # THEN the newest of this machine remain, and those of others
+    own = [one for one in tmp_path.iterdir() if "other" not in one.name]
+    assert sum(one.stat().st_size for one in own) <= 100 << 10
+    assert len(own) >= 9
+    assert len(list(tmp_path.glob("requests-other-*"))) == 40
+
+
+def test_requests_that_cannot_be_written_are_counted(tmp_path: Path) -> None:
+    # GIVEN a folder that goes away
+    keeper = kept.Keeper(tmp_path / "kept", 1 << 20)
+    shutil.rmtree(tmp_path / "kept")
+    (tmp_path / "kept").write_text("a file is in its place")
+    keeper._lines = [b"{}", b"{}"]
+    keeper.write()
+    assert keeper.lost() == {"keep": 2}
+
+
+def test_a_folder_without_kept_requests_or_with_damaged_ones_is_refused(tmp_path: Path) -> None:
+    assert "no kept requests" in command_here("requests", str(tmp_path)).stderr
+    (tmp_path / "requests-a-1.jsonl.gz").write_bytes(b"nothing of the kind")
+    done = command_here("requests", str(tmp_path))
+    assert done.returncode == 2
+    assert "is damaged" in done.stderr
+
+
+def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a Prometheus that has scraped services with errors, waits, requests and hand-offs
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("no Prometheus on PATH: install the Debian package prometheus")
+    (folder / "999-1.stagespan").write_bytes(b"not a recording")
+    busy = start(
+        """
+        import stagespan, time
+        from itertools import count
+        stagespan.begin("replica", kind="queue")
+        stagespan.begin("step")
+        print("ready", flush=True)
+        for n in count():
+            remote = stagespan.extract({})
+            with remote, stagespan.span("step"), stagespan.queued("replica"):
+                time.sleep(0.01)
+        """,
+        STAGESPAN_JOB="svc",
+    )
+    ready(busy)
+    open_request = start(
+        "import stagespan\nwith stagespan.request('r'):\n  print('ready', flush=True); input()",
+        STAGESPAN_JOB="svc",
+    )
+    ready(open_request)
+    pair = start(TWO_PROCESSES, "return", STAGESPAN_JOB="svc")
+    prometheus = None
+    try:
+        with exporter() as (_, port):
+            prometheus = Prometheus(program, tmp_path, port, free_port())
+            ready(pair)
+            asked = [
+                query.expression.replace("$service", ".*")
+                .replace("$__rate_interval", "1m")
+                .replace("$__range", "5m")
+                for panel in dashboard._PANELS
+                for query in panel.queries
+            ]
+            asked += [rule.value for rule in dashboard.RULES]
+            # WHEN each expression is asked THEN it returns data
+            for expression in asked:
+                until(lambda e=expression: prometheus.query(e))
+    finally:
+        if prometheus is not None:
+            prometheus.close()
+        for process in (busy, open_request, pair):
+            end(process)
+
+
+def test_the_files_are_what_grafana_and_prometheus_read(tmp_path: Path) -> None:
+    page = json.loads(command_here("export", "--dashboard").stdout)
+    assert page["title"] == "stagespan"
+    assert all(panel["targets"] for panel in page["panels"])
+    rules = tmp_path / "rules.yml"
+    rules.write_text(command_here("export", "--alerts").stdout)
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on PATH: install the Debian package prometheus")
+    done = subprocess.run([promtool, "check", "rules", rules], capture_output=True, text=True)
+    assert (done.returncode, "5 rules found" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_doctor_says_whether_an_exporter_reads_the_recordings(folder: Path) -> None:
+    def row() -> examine.Check:
+        found = examine.examine(use_device=False)
+        return next(one for one in found if one.name == "exporter")
+
+    # GIVEN an exporter that cannot read a recording
+    assert row().state == "absent"
+    (folder / "999-1.stagespan").write_bytes(b"not a recording")
+    with exporter() as (_, port):
+        until(lambda: of(scraped(port), "stagespan_lost_total", cause="unreadable"))
+        # WHEN doctor is asked THEN it says what reads, and what was lost
+        found = row()
+    assert found.state == "note"
+    assert str(folder) in found.text
+    assert "unreadable 1" in found.text
