@@ -17,7 +17,8 @@ import msgspec
 from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.export.requests import Part, Resource, TimedSpan
-from stagespan.live.kinds import KINDS
+from stagespan.live.kinds import KINDS, Kind, number_of
+from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
 from stagespan.process.files import write_whole
 from stagespan.recording.reading import RecordedOpenSpan, Recording, Segment
@@ -194,6 +195,12 @@ class KeptRecording(Recording):
             row["device_queue_ns"] = row["device_tail_ns"] = numpy.nan
         found: NDArray[np.void] = rows
         return found
+
+    def stats(self, *, kind: Kind = "execution") -> Stats:
+        """Return the statistics of these spans, without work."""
+        last_ns = self.last_ns or self.begin_ns
+        names, number = self.stage_names(), number_of(kind)
+        return from_rings(self.spans(), names, self.lost(), 0, last_ns, number)
 
     def links(self) -> list[tuple[int, int, int]]:
         """Return the batches that served the segment: (span id, request number, size)."""
