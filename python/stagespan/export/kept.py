@@ -216,6 +216,11 @@ class KeptRecording(Recording):
         return Counter()
 
     @property
+    def most_segments(self) -> int:
+        """More than there are: no later request displaces one that is kept."""
+        return 1 << 16
+
+    @property
     def clock(self) -> int:
         """The identity of the process's CLOCK_MONOTONIC."""
         return self._part.clock

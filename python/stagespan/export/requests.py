@@ -126,7 +126,7 @@ class Taker:
             if one["number"] not in self.taken
             and (copy.has_gone or _is_quiet(one, copy.read_ns, 0 if at_end else _QUIET_NS))
         ]
-        if self._highest and len(segments) >= copy.most_requests:
+        if self._highest and len(segments) >= copy.most_segments:
             highest = max(known, default=0)
             new = sum(number > self._highest for number in known)
             self.missed += max(highest - self._highest - new, 0)

@@ -319,11 +319,6 @@ class Recording:
         return self._copy.links()
 
     @property
-    def most_requests(self) -> int:
-        """How many requests the recording can show."""
-        return int(self._info["segment_entries"])
-
-    @property
     def is_exact(self) -> bool:
         """Whether no figures were being moved when it was read, and the file is whole."""
         return not (self._info["is_moving"] or self._info["missing_bytes"])
