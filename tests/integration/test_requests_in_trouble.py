@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,16 @@ def test_copies_of_the_recordings_of_two_hosts(folder: Path, tmp_path: Path) -> 
     check(text)
     names = [e["args"]["name"] for e in text["traceEvents"] if e["name"] == "process_name"]
     assert {name.rpartition("host ")[2] for name in names} == hosts
+    # AND an arrow for each hop, from process to process
+    pids: defaultdict[int, list[int]] = defaultdict(list)
+    for event in text["traceEvents"]:
+        if event["ph"] in "stf":
+            pids[event["id"]].append(event["pid"])
+    here, there = (segment["pid"] for segment in one["segments"])
+    assert {tuple(dict.fromkeys(found)) for found in pids.values()} >= {
+        (here, there),
+        (there, here),
+    }
     # WHEN only one of them is there
     for copy in copies:
         (one,) = json.loads(command_here("requests", copy, "--json").stdout)["requests"]

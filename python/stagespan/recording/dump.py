@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from stagespan.errors import StagespanError
 from stagespan.live.kinds import KINDS
 from stagespan.process.files import json_bytes
 from stagespan.recording import summary
+from stagespan.recording.timelines import timelines
 from stagespan.text.escaping import csv_cell
 
 if TYPE_CHECKING:
@@ -93,8 +94,7 @@ def as_perfetto(*recordings: Recording) -> str:
 
     There is a track for each thread, each queue, each kind of hand-off, and the requests of a
     process, with arrows along each request and its hops. Spans of a track that overlap, such as
-    those of asyncio tasks, get further tracks. Processes that share a clock are on one time line;
-    others are placed by their Unix times.
+    those of asyncio tasks, get further tracks.
     """
     pids = _distinct_pids(recordings)
     shifts_ns = _shifts(recordings)
@@ -312,11 +312,13 @@ class _Process:
         for of_request in self._outermost.values():
             yield [(one.begin_ns, one) for one in of_request]
 
-    def sender(self, number: int, sent_ns: int) -> _Slice | None:
-        """Return the slice from which a request was sent."""
+    def sender(self, number: int, sent_ns: int) -> tuple[int, _Slice] | None:
+        """Return the slice from which a request was sent, and a time inside of it."""
         around = (one for one in self._outermost.get(number, ()) if one.end_ns >= sent_ns)
         found = next((one for one in around if one.begin_ns <= sent_ns), self._requests.get(number))
-        return found if found and found.begin_ns <= sent_ns <= found.end_ns else None
+        if found is None or found.begin_ns > sent_ns:
+            return None
+        return min(sent_ns, found.end_ns), found  # it may have been sent after the end
 
     def arrival(self, hop: Segment) -> _Flow:
         """Return the slices of a hop in the process that received it, by time."""
@@ -355,15 +357,29 @@ def _distinct_pids(recordings: Sequence[Recording]) -> list[int]:
 
 
 def _shifts(recordings: Sequence[Recording]) -> list[int]:
-    """Return what is added to the Unix times of each recording, so that shared clocks agree.
+    """Return what is added to the Unix times of each recording, so that all are on one time line.
 
-    Each copy of a recording converts CLOCK_MONOTONIC by its own stamps of both clocks.
+    Each copy of a recording converts CLOCK_MONOTONIC by its own stamps of both clocks. Those of one
+    clock get the same. Another clock is placed by the requests that cross to it, where they bound
+    its offset, and else by its Unix time.
     """
-    offsets: dict[int, int] = {}
-    return [
-        offsets.setdefault(one.clock, one.unix_offset_ns) - one.unix_offset_ns if one.clock else 0
-        for one in recordings
-    ]
+    offsets_ns: dict[int, int] = {}
+    for one in recordings:
+        offsets_ns.setdefault(one.clock, one.unix_offset_ns)
+    if len(offsets_ns) > 1:
+        found = timelines(recordings)
+        roots = Counter(one.segments[0].recording.clock for one in found)
+        first = max(roots, key=lambda clock: roots[clock], default=0)
+        errors_ns: dict[int, int] = {}
+        of_first = [one for one in found if one.segments[0].recording.clock == first]
+        for stretch in (stretch for one in of_first for stretch in one.segments):
+            clock = stretch.recording.clock
+            if clock == first or stretch.offset_ns is None:
+                continue
+            if stretch.error_ns < errors_ns.get(clock, stretch.error_ns + 1):
+                errors_ns[clock] = stretch.error_ns
+                offsets_ns[clock] = stretch.offset_ns + offsets_ns[first]
+    return [offsets_ns[one.clock] - one.unix_offset_ns if one.clock else 0 for one in recordings]
 
 
 def _hop_flows(processes: Sequence[_Process]) -> list[_Flow]:
@@ -380,15 +396,16 @@ def _hop_flows(processes: Sequence[_Process]) -> list[_Flow]:
             if hop["received_ns"] is None:
                 continue
             flow = process.arrival(hop)
-            sender, sent_ns = senders.get(hop["parent_segment"] or ""), hop["sent_unix_ns"]
+            sender, sent_ns = senders.get(hop["parent_segment"] or ""), hop["sent_monotonic_ns"]
             if sender is not None and sent_ns is not None:
-                if hop["sent_ns"] is not None:  # by the same clock, which is more exact
+                of, number = sender
+                if hop["sent_ns"] is not None:  # as the hand-off begins
                     sent_ns = hop["sent_ns"] + process.shift_ns
                 else:
-                    sent_ns += sender[0].shift_ns
-                one = sender[0].sender(sender[1], sent_ns)
-                if one is not None and (not flow or sent_ns <= flow[0][0]):
-                    flow.insert(0, (sent_ns, one))
+                    sent_ns += of.recording.unix_offset_ns + of.shift_ns
+                start = of.sender(number, sent_ns)
+                if start is not None and (not flow or start[0] <= flow[0][0]):
+                    flow.insert(0, start)
             found.append(flow)
     return found
 
