@@ -9,12 +9,13 @@ import os
 from typing import TYPE_CHECKING
 
 try:
-    from stagespan import _core
+    # Only in this form does the error say that the module is missing.
+    import stagespan._core as _  # noqa: F401
 except ImportError as _error:
     from stagespan import without_core as _without_core
 
     _without_core.install(_error)
-    from stagespan import _core
+from stagespan import _core
 from stagespan import settings as _settings
 from stagespan._core import (
     ProfilingContext as ProfilingContext,

@@ -28,7 +28,14 @@ _reason = "it is not installed"
 def install(error: ImportError) -> None:
     """Use this module as `stagespan._core`, and log the reason."""
     global _reason
+    import sysconfig
+    from importlib.machinery import EXTENSION_SUFFIXES
+
     _reason = str(error)
+    if isinstance(error, ModuleNotFoundError):
+        _reason += f"; its file for this Python ends in {EXTENSION_SUFFIXES[0]}"
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            _reason += ", and free-threaded Python is not supported yet"
     sys.modules["stagespan._core"] = sys.modules[__name__]
     logging.getLogger("stagespan").warning(
         "stagespan: %s: nothing is timed, and the program runs as without stagespan (logged once).",

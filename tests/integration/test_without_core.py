@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import numpy
 import pytest
 
 import stagespan
@@ -87,6 +90,26 @@ def test_a_program_runs_on_and_is_told_once(tmp_path: Path) -> None:
     # AND one line says why
     assert done.stderr.count("\n") == 1
     assert "the extension cannot be imported (import of stagespan._core halted" in done.stderr
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    # GIVEN an installation for another Python
+    package = Path(stagespan.__file__).parent
+    shutil.copytree(package, tmp_path / "stagespan", ignore=shutil.ignore_patterns("*.so"))
+    path = os.pathsep.join((str(tmp_path), str(Path(numpy.__file__).parents[1])))
+
+    # WHEN it is imported, in a process without the paths of the installed one
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import stagespan; print(stagespan.is_available())"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+    # THEN the reason says which file this Python needs
+    assert done.stdout == "False\n", done.stderr
+    assert "No module named 'stagespan._core'; its file for this Python ends in " in done.stderr
+    assert _core.__file__.endswith(done.stderr.split(" ends in ")[1].split(")")[0])
 
 
 def test_all_public_names_are_there(tmp_path: Path) -> None:
