@@ -37,6 +37,7 @@ class Case:
 
 
 _SPAN = "from stagespan import span"
+_REQUEST = "from stagespan import request"
 _PROFILING = "from stagespan import ProfilingContext as P"
 _DEBUG = "from stagespan import ProfilingContext4Debug as D"
 _FAST = "import torch; from torch._C._profiler import _RecordFunctionFast as fast"
@@ -173,6 +174,31 @@ _STAGESPAN = (
         "",
         "bench_record",
     ),
+    Case("inject()", "inject(queue='bench')", "from stagespan import inject", where="request"),
+    Case(
+        "extract() and with",
+        "with extract(carrier): pass",
+        f"{_REQUEST}; from stagespan import extract, inject\n"
+        "    with request(): carrier = inject(queue='bench')",
+    ),
+    Case("with request()", "with request('bench'): pass", _REQUEST),
+    Case(
+        "with batch of 1",
+        "with batch('bench_batch', one): pass",
+        f"{_REQUEST}; from stagespan import batch; one = [request()]",
+    ),
+    Case(
+        "with batch of 101",
+        "with batch('bench_batch', many): pass",
+        f"{_REQUEST}; from stagespan import batch; many = [request() for _ in range(101)]",
+    ),
+    Case(
+        "chunk()",
+        "r.chunk(tokens=1)",
+        "from stagespan import current_request; r = current_request()",
+        where="request",
+    ),
+    Case("with queued()", "with queued('bench_queue'): pass", "from stagespan import queued"),
     Case("s.add(tokens=1)", "s.add(tokens=1)", f"{_SPAN}; s = span('bench_add')"),
     Case("with span, recorder off", "with s: pass", f"{_SPAN}; s = span('bench_off')", where="off"),
     Case(

@@ -26,6 +26,8 @@ class Line:
     indent: bool = False
     both_less: bool = False
     """`less` is subtracted from the reference, too."""
+    divided_by: int = 1
+    """The figure is the cost of one of so many."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,24 @@ SECTIONS = (
         ),
     ),
     (
+        "Requests across processes",
+        (
+            Line("inject()", "inject()", "", _HAND, 12.0),
+            Line("extract() and with", "extract() and with", "", _HAND, 24.0),
+            Line("with request()", "with request()", "", _HAND, 24.0),
+            Line("with batch of 1 request", "with batch of 1", "", _HAND, 4.0),
+            Line(
+                "  each further request",
+                "with batch of 101",
+                "with batch of 1",
+                most_ns=30,
+                divided_by=100,
+            ),
+            Line("chunk()", "chunk()", "", _HAND, 0.8),
+            Line("with queued()", "with queued()", "", _HAND, 1.0),
+        ),
+    ),
+    (
         "The rest of stagespan",
         (
             Line("async with span, reused", "async with span, reused"),
@@ -148,6 +168,7 @@ _SHORT = {
     "bare coroutine": "over bare one",
     "bare generator, a turn": "over bare one",
     "next name": "hand-written",
+    "with batch of 1": "over batch of 1",
 }
 
 Runs = list[dict[str, float]]
@@ -177,7 +198,9 @@ def row_of(line: Line, runs: Runs) -> Row | None:
     runs = [run for run in runs if all(name in run for name in needed)]
     if not runs:
         return None
-    own = [run[line.case] - (run[line.less] if line.less else 0.0) for run in runs]
+    own = [
+        (run[line.case] - (run[line.less] if line.less else 0.0)) / line.divided_by for run in runs
+    ]
     ns = statistics.median(own)
     ratio = None
     if line.reference:

@@ -8,6 +8,9 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "completions.h"
 #include "docstrings.h"
@@ -95,27 +98,43 @@ void lose_by_name(const std::string& cause, std::uint64_t n) {
 
 using RequestRow = std::tuple<py::object, std::uint64_t, std::int64_t, std::uint64_t, bool>;
 
-py::tuple request_figures(std::uint64_t request, std::int64_t since_ns) {
+py::list request_figures(const std::vector<std::pair<std::uint64_t, std::int64_t>>& requests) {
   const NoCollection by_allocations;
   Recorder& recorder = Recorder::get();
   struct Sum {
     std::uint64_t count = 0, ticks = 0, errors = 0;
   };
-  std::map<std::pair<std::uint32_t, bool>, Sum> sums;
-  bool complete = true;
   const PublishedClock clock = recorder.published_clock();
-  const std::uint64_t since_ticks = clock.ticks(since_ns);
-  for (const SpanCopy& span : read_request(recorder.arena(), request, since_ticks, &complete)) {
-    if (span.flags >> kKindShift != kExecution) continue;
-    Sum& sum = sums[{span.stage, span.depth == 0}];
-    ++sum.count;
-    sum.ticks += span.end_ticks > span.begin_ticks ? span.end_ticks - span.begin_ticks : 0;
-    sum.errors += (span.flags & kFlagError) != 0 ? 1 : 0;
+  std::vector<std::uint64_t> numbers;
+  std::uint64_t since_ticks = ~std::uint64_t{0}, complete_from = 0;
+  for (const auto& [number, since_ns] : requests) {
+    numbers.push_back(number);
+    since_ticks = std::min(since_ticks, clock.ticks(since_ns));
   }
-  std::vector<RequestRow> rows;
-  for (const auto& [key, sum] : sums)
-    rows.emplace_back(name_of(key.first), sum.count, clock.duration_ns(sum.ticks, since_ticks), sum.errors, key.second);
-  return py::make_tuple(rows, complete);
+  std::sort(numbers.begin(), numbers.end());
+  const std::vector<SpanCopy> spans = read_requests(recorder.arena(), numbers, since_ticks, &complete_from);
+  std::unordered_map<std::uint64_t, std::vector<const SpanCopy*>> spans_of;
+  for (const SpanCopy& span : spans)
+    if (span.flags >> kKindShift == kExecution) spans_of[span.request].push_back(&span);
+  py::list result;
+  for (const auto& [number, since_ns] : requests) {
+    const std::uint64_t begin_ticks = clock.ticks(since_ns);
+    std::map<std::pair<std::uint32_t, bool>, Sum> sums;
+    for (const SpanCopy* const span : spans_of[number]) {
+      // A request that is entered again has the same number.
+      if (span->end_ticks < begin_ticks && (span->flags & kFlagRecorded) == 0) continue;
+      Sum& sum = sums[{span->stage, span->depth == 0}];
+      ++sum.count;
+      sum.ticks += span->end_ticks > span->begin_ticks ? span->end_ticks - span->begin_ticks : 0;
+      sum.errors += (span->flags & kFlagError) != 0 ? 1 : 0;
+    }
+    std::vector<RequestRow> rows;
+    for (const auto& [key, sum] : sums)
+      rows.emplace_back(name_of(key.first), sum.count, clock.duration_ns(sum.ticks, begin_ticks), sum.errors,
+                        key.second);
+    result.append(py::make_tuple(rows, begin_ticks >= complete_from));
+  }
+  return result;
 }
 
 // The later of the host's and the device's end.
@@ -186,7 +205,7 @@ void define_reading(py::module_& module) {
   module.def("lost", lost, docs::kLost);
   module.def("lost_add", lose_by_name, py::arg("cause"), py::arg("n") = 1);
   module.def("_reset", [] { Recorder::get().reset(); });
-  module.def("request_figures", request_figures, py::arg("request"), py::arg("since_ns"));
+  module.def("request_figures", request_figures, py::arg("requests"));
   module.def("device_drain_completions", drain_completions, py::arg("everything") = false);
   module.def(
       "device_drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false);
@@ -195,8 +214,7 @@ void define_reading(py::module_& module) {
   module.def("memory_never_free", [](const py::object& object) { object.inc_ref(); }, py::arg("object"));
   module.def("service_wake", wake_waiter);
   module.def("clock_info", clock_info);
-  module.def("now_ns",
-             [] { return Recorder::get().arena() ? Recorder::get().published_clock().unix_ns(now_ticks()) : 0; });
+  module.def("now_ns", [] { return Recorder::get().arena() ? Recorder::get().published_ns(now_ticks()) : 0; });
   module.def("arena_info", arena_info);
 }
 

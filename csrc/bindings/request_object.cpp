@@ -244,14 +244,14 @@ PyObject* finished_entry(const RequestObject& self, std::uint64_t end_ticks, std
     for (std::size_t i = 0; i < kCount; ++i) names[i] = PyUnicode_InternFromString(texts[i]);
     for (std::size_t i = 0; i < kStatusCount; ++i) statuses[i] = PyUnicode_InternFromString(kStatusNames[i]);
   }
-  const PublishedClock clock = Recorder::get().published_clock();
+  Recorder& recorder = Recorder::get();
   const Ref values[kCount] = {
       Ref(Py_NewRef(self.id)),
       Ref(PyLong_FromUnsignedLongLong(self.number)),
       Ref(text_of_trace(self.parent.trace)),
       Ref(Py_NewRef(self.metadata)),
-      Ref(PyLong_FromLongLong(clock.unix_ns(self.begin_ticks))),
-      Ref(PyLong_FromLongLong(clock.unix_ns(end_ticks))),
+      Ref(PyLong_FromLongLong(recorder.published_ns(self.begin_ticks))),
+      Ref(PyLong_FromLongLong(recorder.published_ns(end_ticks))),
       Ref(Py_NewRef(statuses[status])),
       Ref(Py_NewRef(Py_None)),
   };

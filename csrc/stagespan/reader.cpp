@@ -128,25 +128,37 @@ ReadPositions positions_of_newest(ArenaView arena) {
 }
 
 std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete) {
+  std::uint64_t complete_from = 0;
+  std::vector<SpanCopy> result = read_requests(arena, {request}, since_ticks, &complete_from);
+  *complete = since_ticks >= complete_from;
+  return result;
+}
+
+std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint64_t>& requests,
+                                    std::uint64_t since_ticks, std::uint64_t* complete_from) {
+  constexpr std::uint64_t kNever = ~std::uint64_t{0};
   std::vector<SpanCopy> result;
-  *complete = true;
+  *complete_from = 0;
   for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
     const std::uint64_t capacity = arena.header().ring_spans;
     const Held held = held_by(arena.slot(i), capacity);
-    bool reached = held.overwritten == 0;
+    bool is_whole = held.overwritten == 0;
+    std::uint64_t earliest_end = kNever;
     for (std::uint64_t number = held.head; number-- > held.oldest;) {
       const auto copy = copy_record(arena, arena.ring(i)[number & (capacity - 1)], number);
       if (!copy) {
-        reached = false;
+        is_whole = false;
         break;
       }
-      if (copy->end_ticks < since_ticks && (copy->flags & kFlagRecorded) == 0) {
-        reached = true;
+      // The records are in the order of their ends, except those with times of other code.
+      if ((copy->flags & kFlagRecorded) == 0) earliest_end = std::min(earliest_end, copy->end_ticks);
+      if (earliest_end < since_ticks) {
+        is_whole = false;
         break;
       }
-      if (copy->request == request) result.push_back(*copy);
+      if (std::binary_search(requests.begin(), requests.end(), copy->request)) result.push_back(*copy);
     }
-    if (!reached) *complete = false;
+    if (!is_whole) *complete_from = std::max(*complete_from, earliest_end == kNever ? kNever : earliest_end + 1);
   }
   return result;
 }

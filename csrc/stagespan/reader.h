@@ -48,6 +48,11 @@ ReadPositions positions_of_newest(ArenaView arena);
 /// `since_ticks`. Sets `complete` to false if a ring has wrapped in that time.
 std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete);
 
+/// The same of several requests, whose sorted numbers are given, in one pass. The records of those that began at
+/// `complete_from` or later are complete.
+std::vector<SpanCopy> read_requests(ArenaView arena, const std::vector<std::uint64_t>& requests,
+                                    std::uint64_t since_ticks, std::uint64_t* complete_from);
+
 /// One of the requests that the span of a batch served.
 struct LinkCopy {
   std::uint64_t span;

@@ -256,14 +256,24 @@ double Recorder::ns_per_tick() noexcept {
   return ns_per_tick_;
 }
 
-PublishedClock Recorder::published_clock() {
-  const std::lock_guard lock(cold_);
+void Recorder::follow_clock_locked() {
   if (published_clock_.is_due(now_ticks())) {
     const ClockFit fit = arena_ ? refresh_clock(arena_.header()) : ClockFit({take_stamp(), take_stamp()});
     published_clock_.follow(fit, now_ticks());
   }
   published_clock_.settle(now_ticks());
+}
+
+PublishedClock Recorder::published_clock() {
+  const std::lock_guard lock(cold_);
+  follow_clock_locked();
   return published_clock_;
+}
+
+std::int64_t Recorder::published_ns(std::uint64_t ticks) {
+  const std::lock_guard lock(cold_);
+  follow_clock_locked();
+  return published_clock_.unix_ns(ticks);
 }
 
 void Recorder::reset() {

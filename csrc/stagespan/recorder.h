@@ -127,6 +127,8 @@ class Recorder {
   ClockFit clock_fit() noexcept;
   /// Converts ticks up to now to times that never change. Use it for all times that users see.
   PublishedClock published_clock();
+  /// Converts a single time in the same way, without a copy of the clock.
+  std::int64_t published_ns(std::uint64_t ticks);
   /// The rate of the clock, from the newest stamps.
   double ns_per_tick() noexcept;
   ClockSource clock_source() const noexcept { return clock_source_; }
@@ -207,6 +209,7 @@ class Recorder {
  private:
   Recorder();
   void prepare_arena();
+  void follow_clock_locked();
   void watch_for_leaving_threads() noexcept;
   void forget_to_leave() noexcept;
   std::uint32_t intern_locked(std::string_view name, StageKind kind);

@@ -610,10 +610,11 @@ def request_variable() -> ContextVar[Any]:
     """Return the context variable that contains the current request, or None."""
 
 def request_figures(
-    request: int, since_ns: int
-) -> tuple[list[tuple[str, int, int, int, bool]], bool]:
-    """Return (stage, count, total_ns, errors, top_level) of a request's spans in the rings, and
-    whether they are complete: False if a ring has wrapped since `since_ns`.
+    requests: Sequence[tuple[int, int]],
+) -> list[tuple[list[tuple[str, int, int, int, bool]], bool]]:
+    """Return for each request, given as (number, begin_ns), the (stage, count, total_ns, errors,
+    top_level) of its spans in the rings, and whether they are complete: False if a ring has wrapped
+    since its begin.
     """
 
 # Threads

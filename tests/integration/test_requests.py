@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,8 @@ from recording import assert_closed, in_thread, lost, only, parents, recorded
 
 import stagespan
 from stagespan import _core, current_request, request, span
-from stagespan.contexts.requests import figures_of, finished_requests
+from stagespan.contexts.requests import figures_of, finished_requests, settle_figures
+from stagespan.live import service
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -261,6 +263,49 @@ def test_only_what_happened_inside_is_counted() -> None:
     figures = figures_of(finished_requests[-1])
     assert figures.complete
     assert [(name, count) for name, count, *_ in figures.stages] == [("inside", 1)]
+
+
+def test_figures_of_many_requests_are_settled_in_one_pass() -> None:
+    # GIVEN requests that overlap, of which one began before the ring wrapped
+    ring = _core.arena_info()["ring_spans"]
+    finished_requests.clear()
+    with request("early"):
+        for _ in range(ring + 10):
+            work("many")
+        with request("inner"):
+            work("inside")
+    with request("late") as late:
+        work("inside")
+    with late:
+        work("again")
+
+    settle_figures()
+
+    figures = [(one["id"], one["figures"]) for one in finished_requests]
+    found = [(id_, one.complete, one.stages[0][:2]) for id_, one in figures if one is not None]
+    assert found == [
+        ("inner", True, ("inside", 1)),
+        ("early", False, ("many", ring - 3)),
+        ("late", True, ("inside", 1)),
+        ("late", True, ("again", 1)),
+    ]
+
+
+def test_the_service_settles_figures() -> None:
+    with request("served"):
+        work("inside")
+    # WHEN the service thread has run, and the ring wraps before anybody asks
+    service.ensure_running()
+    deadline_s = time.monotonic() + 60
+    while finished_requests[-1]["figures"] is None and time.monotonic() < deadline_s:
+        _core.service_wake()
+        time.sleep(0.01)
+    for _ in range(_core.arena_info()["ring_spans"] + 10):
+        work("later")
+
+    figures = figures_of(finished_requests[-1])
+    assert figures.complete
+    assert [stage[:2] for stage in figures.stages] == [("inside", 1)]
 
 
 def test_a_request_that_is_open_cannot_be_entered_again() -> None:

@@ -50,7 +50,7 @@ class FinishedRequest(TypedDict):
     end_ns: int
     status: str
     figures: RequestFigures | None
-    """None until `figures_of` is asked."""
+    """None until they are settled."""
 
 
 MOST_FINISHED_REQUESTS = 1024
@@ -58,15 +58,28 @@ finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
 """The latest requests that have ended, oldest first."""
 
 
-def figures_of(finished: FinishedRequest) -> RequestFigures:
-    """Return the figures of a finished request, from the rings when they are first asked for.
+def settle_figures() -> None:
+    """Read the figures of finished requests from the rings, in one pass.
 
-    The end of a request does not read the rings, because that takes as long as they are full.
+    The end of a request does not read the rings, because that takes as long as they are full. The
+    service thread does, before they have wrapped, and whoever asks for figures.
     """
+    unsettled = [one for one in list(finished_requests.copy()) if one["figures"] is None]
+    if not unsettled:
+        return
+    wanted = [(one["number"], one["begin_ns"]) for one in unsettled]
+    for finished, found in zip(unsettled, _core.request_figures(wanted), strict=True):
+        finished["figures"] = RequestFigures(*found)
+
+
+def figures_of(finished: FinishedRequest) -> RequestFigures:
+    """Return the figures of a finished request, from the rings if they are not settled."""
+    if finished["figures"] is None:
+        settle_figures()
     figures = finished["figures"]
-    if figures is None:
-        stages, complete = _core.request_figures(finished["number"], finished["begin_ns"])
-        figures = finished["figures"] = RequestFigures(stages, complete)
+    if figures is None:  # of one that is not kept any more
+        (found,) = _core.request_figures([(finished["number"], finished["begin_ns"])])
+        figures = finished["figures"] = RequestFigures(*found)
     return figures
 
 

@@ -94,6 +94,7 @@ class _Service:
             for callback in tuple(_on_tick):
                 _guarded(callback)
             _guarded(self._warn_if_cut_off)
+            _guarded(requests.settle_figures)
             snapshot = _guarded(self._snapshot_if_due)
             if snapshot is not None:
                 spans = _spans_in(snapshot)
