@@ -570,11 +570,17 @@ def test_a_process_that_ends_in_a_batch_or_a_wait(kind: str, folder: Path, tmp_p
 
 def test_hashes_instead_of_ids(tmp_path: Path) -> None:
     program = """
-        import json, os, stagespan
+        import json, logging, os, sys, stagespan
         from stagespan import recording
+        from stagespan.logging import RequestFilter
+        handler = logging.StreamHandler()
+        handler.addFilter(RequestFilter())
+        handler.setFormatter(logging.Formatter("%(request)s %(message)s"))
+        logging.basicConfig(level="INFO", handlers=[handler])
         with stagespan.request("secret-17"):
-            with stagespan.extract(stagespan.inject()):
-                pass
+            with stagespan.extract(stagespan.inject()), stagespan.ProfilingContext("logged"):
+                logging.info("inside")
+        stagespan.flush()
         shown = [one["id"] for one in recording.open(os.getpid()).segments()]
         report = stagespan.timing_report()["requests"]
         print(json.dumps([shown, [one["request_id"] for one in report]]))
@@ -590,7 +596,9 @@ def test_hashes_instead_of_ids(tmp_path: Path) -> None:
     assert set(shown) == set(reported)
     assert len(set(shown)) == 1
     assert len(shown[0]) == 16
-    assert "secret" not in done.stdout
+    assert f"{shown[0]} inside" in done.stderr
+    assert "logged" in done.stderr
+    assert "secret" not in done.stdout + done.stderr
 
 
 def test_chunks_and_statuses_while_nothing_is_recorded() -> None:

@@ -220,6 +220,7 @@ def test_a_request_that_never_ends(folder: Path) -> None:
         found = {one.id: one for one in timelines([recording.open(path)])}
         later = {one.id: one for one in timelines([recording.open(path)])}
         text = command_here("requests", path, "--status", "open").stdout
+        recovered = command_here("recover", path).stdout
     finally:
         end(process)
     # THEN it grows, and its time is that of its open span
@@ -234,6 +235,8 @@ def test_a_request_that_never_ends(folder: Path) -> None:
     assert waiting.status == "open"
     assert waiting.where == {("queue", "default"): waiting.total_ns}
     assert "not ended yet" in text
+    assert "  never ends (since 20" in recovered
+    assert f"  {waiting.id} (waiting, trace {waiting.trace_id})" in recovered
     # WHEN the process is killed
     ended = {one.id: one for one in timelines([recording.open(path)])}
     assert {one.status for one in ended.values()} == {"abandoned"}

@@ -100,8 +100,10 @@ def _print(recording: Recording) -> None:
         click.echo("\nOpen requests")
         for request in page["open_requests"]:
             trace = f", trace {request['trace_id']}" if request["trace_id"] else ""
-            since = clock(request["begin_ns"])
-            click.echo(wrapped(f"  {one_line(request['id'])} (since {since}{trace})", "    "))
+            # A request without a begin was received, and waits.
+            begin_ns = request["begin_ns"]
+            state = "waiting" if begin_ns is None else f"since {clock(begin_ns)}"
+            click.echo(wrapped(f"  {one_line(request['id'])} ({state}{trace})", "    "))
     click.echo("\nStatistics")
     width = limit()
     for line in recording.stats().table(None if width is None else width - 2).splitlines():

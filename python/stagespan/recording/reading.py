@@ -416,7 +416,7 @@ class Recording:
             not is_known or self.pid_namespace == process.pid_namespace
         )
 
-    @property
+    @cached_property
     def complete_ns(self) -> int:
         """The Unix time from which `spans` contains all spans that ended in a thread with a ring.
 
