@@ -135,6 +135,15 @@ def test_requests_and_hand_offs_are_counted_once(folder: Path) -> None:
                 "replies": of(samples, count, **{"from": "tasks", "to": "replies"}),
             }
 
+        until(lambda: found(port) == expected)
+        # WHEN OpenMetrics is asked for THEN the bucket of the request names its trace
+        text = get(f"http://127.0.0.1:{port}/metrics", "application/openmetrics-text")
+        (segment,) = [
+            one for one in recording.open(process.pid).segments() if one["origin"] == "root"
+        ]
+        (line,) = [line for line in text.splitlines() if " # " in line]
+        assert line.startswith("stagespan_request_duration_seconds_bucket")
+        assert f'# {{trace_id="{segment["trace_id"]}"}}' in line
         # WHEN it has ended THEN it is counted, also by an exporter that goes on after a killed one
         assert until(lambda: found(port) == expected)
         side_car.kill()

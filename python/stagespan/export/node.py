@@ -21,7 +21,15 @@ from stagespan import settings
 from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, Figures, Histogram, Names
 from stagespan.export.requests import Part, Taker
-from stagespan.export.totals import MOST_STAGES, MOST_UNITS, Gauges, Group, Process, Totals
+from stagespan.export.totals import (
+    MOST_STAGES,
+    MOST_UNITS,
+    Exemplars,
+    Gauges,
+    Group,
+    Process,
+    Totals,
+)
 from stagespan.export.traces import Requests, Rules
 from stagespan.process.files import write_whole
 from stagespan.recording.reading import EXPORTER_FILE, Recording, recording_folders, recording_paths
@@ -449,6 +457,11 @@ class Node:
         for losses in self.losses:
             found.update(losses())
         return dict(found)
+
+    def exemplars(self) -> Exemplars:
+        """Return the latest request of each bucket."""
+        with self._lock:
+            return {key: dict(found) for key, found in self._totals.exemplars.items()}
 
     def gauges(self) -> Gauges:
         """Return what is going on in the live processes, as they were last read."""

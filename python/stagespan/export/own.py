@@ -10,7 +10,7 @@ from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.export.figures import Figures
 from stagespan.export.requests import Part
-from stagespan.export.totals import Gauges, Group, Process, Totals
+from stagespan.export.totals import Exemplars, Gauges, Group, Process, Totals
 from stagespan.export.traces import Requests, Rules
 from stagespan.recording.reading import open_recording
 
@@ -67,6 +67,11 @@ class Own:
     def lost(self) -> dict[str, int]:
         """Return nothing: what the process has lost is in its figures."""
         return {}
+
+    def exemplars(self) -> Exemplars:
+        """Return the latest request of each bucket."""
+        with self._lock:
+            return {key: dict(found) for key, found in self._totals.exemplars.items()}
 
     def gauges(self) -> Gauges:
         """Return what is going on in this process."""

@@ -10,7 +10,7 @@ from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, Figures
 from stagespan.export.node import Node
 from stagespan.export.own import Own
-from stagespan.export.totals import LABELS, Gauges, Group
+from stagespan.export.totals import LABELS, Exemplar, Exemplars, Gauges, Group
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -21,6 +21,7 @@ try:
         HistogramMetricFamily,
         Metric,
     )
+    from prometheus_client.samples import Exemplar as OpenMetricsExemplar
 except ImportError as error:
     raise StagespanError(
         "Metrics for Prometheus need prometheus_client (the extra 'export'): install it with "
@@ -88,7 +89,8 @@ class RecordingCollector:
     def collect(self) -> Iterator[Metric]:
         """Read the recordings, and yield their figures."""
         self._source.read()
-        yield from families(self._source.totals(), self._source.lost(), self._source.gauges())
+        source = self._source
+        yield from families(source.totals(), source.lost(), source.gauges(), source.exemplars())
 
 
 def register(registry: CollectorRegistry = REGISTRY) -> RecordingCollector:
@@ -116,15 +118,19 @@ def register(registry: CollectorRegistry = REGISTRY) -> RecordingCollector:
 
 
 def families(
-    totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges
+    totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges, exemplars: Exemplars
 ) -> Iterator[Metric]:
-    """Yield figures as metrics."""
+    """Yield figures as metrics. Exemplars are shown where OpenMetrics is asked for."""
     for key, name, text, labels in _DURATIONS:
         durations = HistogramMetricFamily(name, text, labels=(*labels, *_GROUP))
         for group, figures in totals.items():
             for label, histogram in figures.durations.get(key, {}).items():
                 values = label.split(LABELS) if len(labels) > 1 else [label]
-                buckets = list(zip(_BOUNDS, histogram.below, strict=True))
+                known = exemplars.get((group, key, label), {})
+                buckets = [
+                    (bound, below, _exemplar(known.get(i)))
+                    for i, (bound, below) in enumerate(zip(_BOUNDS, histogram.below, strict=True))
+                ]
                 durations.add_metric((*values, *group), buckets, histogram.sum_ns / 1e9)
         yield durations
     errors = CounterMetricFamily(
@@ -154,6 +160,12 @@ def families(
                 losses.add_metric((name, *group), amount)
     yield from (errors, work, losses)
     yield from _gauges(gauges)
+
+
+def _exemplar(of: Exemplar | None) -> OpenMetricsExemplar | None:
+    if of is None:
+        return None
+    return OpenMetricsExemplar({"trace_id": of.trace_id}, of.duration_ns / 1e9, of.end_ns / 1e9)
 
 
 def _gauges(gauges: Gauges) -> Iterator[Metric]:

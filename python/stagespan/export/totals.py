@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from stagespan.export.figures import OTHER, Figures, Names, figures_of
+from stagespan.export.figures import BOUNDS_NS, OTHER, Figures, Names, figures_of
 from stagespan.export.requests import Part, Resource, Roles, Taker, durations
 from stagespan.export.traces import Requests
 from stagespan.recording.reading import Recording
@@ -27,6 +28,18 @@ class Group(NamedTuple):
     service: str
     pipeline: str
     rank: str
+
+
+class Exemplar(NamedTuple):
+    """A request of a bucket of a histogram."""
+
+    trace_id: str
+    duration_ns: int
+    end_ns: int
+
+
+Exemplars = dict[tuple[Group, str, str], dict[int, Exemplar]]
+"""By the group, the family, the stage or status, and the bucket."""
 
 
 class Gauges(msgspec.Struct):
@@ -101,6 +114,8 @@ class Totals:
         self.retained: dict[Group, Figures] = {}
         """The figures of processes that have ended, or that had other labels before."""
         self.groups: dict[Group, None] = {}
+        self.exemplars: Exemplars = {}
+        """The latest ones."""
 
     def update(self, process: Process, copy: Recording, *, at_end: bool = False) -> None:
         """Take a new copy of a process's recording; with ``at_end`` the last one."""
@@ -133,7 +148,29 @@ class Totals:
         if process.taker.missed:
             process.observed.amounts["lost"] = {"requests_unread": {"": process.taker.missed}}
         if self.requests is not None and ended:
-            self.requests.add(process.taker.parts(copy, resource_of(copy), ended))
+            parts = process.taker.parts(copy, resource_of(copy), ended)
+            self.requests.add(parts)
+            for part in parts:
+                for span in part.spans:
+                    family = "queue" if span.kind == "queue" else "stage"
+                    stage = self.stages.shown(span.stage)
+                    times = span.begin_ns, span.end_ns
+                    self._note(process.group, family, stage, part.segment["trace_id"], *times)
+        for one in ended:
+            begin_ns, end_ns = one["received_ns"] or one["begin_ns"], one["end_ns"]
+            if begin_ns is not None and end_ns is not None and one["parent_segment"] is None:
+                status, trace = one["status"], one["trace_id"]
+                self._note(process.group, "request", status, trace, begin_ns, end_ns)
+
+    def _note(
+        self, group: Group, family: str, label: str, trace: str | None, begin_ns: int, end_ns: int
+    ) -> None:
+        """Remember a request as the exemplar of its bucket."""
+        if trace is not None:
+            duration_ns = end_ns - begin_ns
+            bucket = bisect.bisect_right(BOUNDS_NS, duration_ns)
+            mine = self.exemplars.setdefault((group, family, label), {})
+            mine[bucket] = Exemplar(trace, duration_ns, end_ns)
 
     def admitted(self, group: Group) -> Group:
         """Return the labels that a process is shown with."""
