@@ -48,6 +48,12 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     help="Send requests and figures to an OpenTelemetry collector. The variables "
     "OTEL_EXPORTER_OTLP_* hold.",
 )
+@click.option(
+    "--page",
+    type=_Address(),
+    metavar="HOST:PORT",
+    help="Serve a page that shows the stages and the slowest requests now.",
+)
 @click.option("--keep", metavar="DIR", help="Write requests to files that `requests DIR` reads.")
 @click.option(
     "--keep-mb",
@@ -88,6 +94,7 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 def command(
     prometheus: tuple[str, int] | None,
     otlp: str | None,
+    page: tuple[str, int] | None,
     keep: str | None,
     keep_mb: int,
     sample: int,
@@ -110,9 +117,10 @@ def command(
         if alerts:
             click.echo(files.alerts(), nl=False)
         return
-    if prometheus is None and otlp is None and keep is None:
+    if prometheus is None and otlp is None and page is None and keep is None:
         raise click.UsageError(
-            "Say what to export: --prometheus HOST:PORT, --otlp URL or --keep DIR."
+            "Say what to export: --prometheus HOST:PORT, --otlp URL, --page HOST:PORT or --keep "
+            "DIR."
         )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -140,8 +148,13 @@ def command(
 
             server = Server(node, *prometheus)
             closing.callback(server.close)
-            host = f"[{prometheus[0]}]" if ":" in prometheus[0] else prometheus[0]
-            click.echo(f"Metrics of {node.folder}: http://{host}:{server.port}/metrics")
+            click.echo(f"Metrics of {node.folder}: {_url(prometheus[0], server.port)}/metrics")
+        if page is not None:
+            from stagespan.export.page import PageServer
+
+            pages = PageServer(node, *page)
+            closing.callback(pages.close)
+            click.echo(f"Page of {node.folder}: {_url(page[0], pages.port)}/")
         if sender is not None:
             click.echo(f"Requests and figures of {node.folder}: sent to {otlp}")
         if keeper is not None:
@@ -155,6 +168,10 @@ def command(
             pause_s = max(_LEAST_PAUSE_S, 20 * (time.process_time() - began_s))
         node.poll()
         _hand_over(node, sender, keeper, at_end=True)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _hand_over(

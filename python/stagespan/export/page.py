@@ -1,0 +1,170 @@
+"""A page of the live processes of a machine, which the browser updates every second."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from stagespan.errors import StagespanError
+from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
+from stagespan.export.node import Node
+from stagespan.export.totals import Group
+
+_WINDOW_S = 10.0
+_MOST_REQUESTS = 10
+_PAGE = Path(__file__).with_name("page.html")
+_FAMILIES = {"stage": "", "batch": "batch", "queue": "queue"}
+
+
+def quantile_s(histogram: Histogram, q: float) -> float | None:
+    """Return a quantile in seconds, as PromQL's histogram_quantile does; None without runs."""
+    count = histogram.below[-1]
+    if count <= 0:
+        return None
+    rank = q * count
+    lower_ns, lower = 0, 0
+    for bound, below in zip(BOUNDS_NS, histogram.below, strict=False):
+        if below >= rank and below > lower:
+            return (lower_ns + (bound - lower_ns) * (rank - lower) / (below - lower)) / 1e9
+        lower_ns, lower = bound, below
+    return BOUNDS_NS[-1] / 1e9
+
+
+class Live:
+    """The figures of the last seconds."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._past: deque[tuple[float, dict[Group, Figures]]] = deque()
+
+    def data(self) -> dict[str, Any]:
+        """Return what the page shows."""
+        self._node.read()
+        now, totals = time.monotonic(), self._node.totals()
+        with self._lock:
+            self._past.append((now, totals))
+            while len(self._past) > 2 and now - self._past[1][0] >= _WINDOW_S:
+                self._past.popleft()
+            began, earlier = self._past[0]
+        gauges = self._node.gauges()
+        window_s = max(now - began, 1e-9)
+        stages = []
+        empty = Histogram([0] * (len(BOUNDS_NS) + 1), 0)
+        for group, figures in totals.items():
+            recent = figures.without(earlier.get(group, Figures({}, {})))
+            for family, kind in _FAMILIES.items():
+                counts = gauges.waiting if family == "queue" else gauges.running
+                known = recent.durations.get(family, {})
+                # A stage that is open may have never ended.
+                is_open = [] if family == "batch" else [name for of, name in counts if of == group]
+                for stage in dict.fromkeys([*known, *is_open]):
+                    histogram = known.get(stage, empty)
+                    errors = recent.amounts.get("errors", {}).get(stage, {}).get("", 0)
+                    stages.append(
+                        {
+                            **group._asdict(),
+                            "stage": stage,
+                            "kind": kind,
+                            "per_second": histogram.below[-1] / window_s,
+                            "seconds": histogram.sum_ns / 1e9,
+                            "p50": quantile_s(histogram, 0.5),
+                            "p95": quantile_s(histogram, 0.95),
+                            "p99": quantile_s(histogram, 0.99),
+                            "open": 0 if family == "batch" else counts.get((group, stage), 0),
+                            "errors": 0 if family == "queue" else errors,
+                        }
+                    )
+        return {
+            "window_s": min(window_s, _WINDOW_S) if len(self._past) > 1 else 0.0,
+            "services": [{"service": name, "up": up} for name, up in gauges.up.items() if up],
+            "stages": sorted(stages, key=lambda one: -one["seconds"]),
+            "requests": self._requests(),
+        }
+
+    def _requests(self) -> list[dict[str, Any]]:
+        found = [
+            (one.duration_ns, one.trace_id, status, group.service)
+            for (group, family, status), buckets in self._node.exemplars().items()
+            if family == "request"
+            for one in buckets.values()
+        ]
+        return [
+            {"seconds": ns / 1e9, "trace_id": trace, "status": status, "service": service}
+            for ns, trace, status, service in sorted(found, reverse=True)[:_MOST_REQUESTS]
+        ]
+
+
+def _timeline(trace_id: str) -> str:
+    """Return the page of a request. Raises StagespanError if it is in no recording any more."""
+    from stagespan.recording import reading, requests_page
+    from stagespan.recording.timelines import timelines
+
+    read = [
+        one
+        for one in reading.recordings(spans=True)
+        if any(segment["trace_id"] == trace_id for segment in one.segments())
+    ]
+    found = [one for one in timelines(read) if one.trace_id == trace_id]
+    if not found:
+        raise StagespanError(f"The request of the trace {trace_id} is in no recording any more.")
+    return requests_page.page(found, found, {})
+
+
+class PageServer:
+    """Serves the page until `close`."""
+
+    def __init__(self, node: Node, host: str, port: int) -> None:
+        """Open the port. Raises StagespanError if that is not possible."""
+        live = Live(node)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                """Answer with the page, its data, or the timeline of a request."""
+                if self.path == "/":
+                    self._answer(200, "text/html", _PAGE.read_text("utf-8"))
+                elif self.path == "/data.json":
+                    self._answer(200, "application/json", json.dumps(live.data()))
+                elif self.path.startswith("/request/"):
+                    try:
+                        self._answer(200, "text/html", _timeline(self.path.rpartition("/")[2]))
+                    except StagespanError as error:
+                        self._answer(404, "text/plain", f"{error}\n")
+                else:
+                    self._answer(404, "text/plain", "There is no such page.\n")
+
+            def _answer(self, status: int, kind: str, text: str) -> None:
+                body = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Type", f"{kind}; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("X-Content-Type-Options", "nosniff")
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                """Write nothing."""
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise StagespanError(
+                f"The page cannot be served at {host}:{port}: {error.strerror}. Pass another "
+                "address, as in --page 127.0.0.1:9466."
+            ) from None
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_port
+        """The port; a free one if 0 was asked for."""
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(1)

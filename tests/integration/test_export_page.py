@@ -1,0 +1,106 @@
+"""Tests of `stagespan export --page` in a browser, on a wide and a narrow window."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporting import get, until
+from recorded_process import end, ready, start
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trace"))
+from browser import Browser, program
+
+SERVICE = """
+import stagespan, time
+from itertools import count
+print("ready", flush=True)
+token = stagespan.begin("a stage with <b>a name</b> that is as long as names of stages of pipelines can be")
+for n in count():
+    with stagespan.request(f"r{n}"), stagespan.span("decode"), stagespan.queued("replica"):
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def address(folder: Path) -> Iterator[str]:
+    """Return the address of the page of an exporter, beside a service that works."""
+    service = start(SERVICE, STAGESPAN_JOB="svc")
+    ready(service)
+    exporter = subprocess.Popen(
+        [sys.executable, "-m", "stagespan", "export", "--page", "0"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        found = re.search(r"http://\S+", ready(exporter))
+        assert found is not None
+        yield found[0]
+    finally:
+        exporter.terminate()
+        exporter.communicate(timeout=20)
+        end(service)
+
+
+def data(address: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(get(f"{address}data.json"))
+    return found
+
+
+def test_the_page_has_the_figures_of_the_last_seconds(address: str) -> None:
+    # GIVEN a page that was asked for a while
+    until(lambda: data(address)["requests"])
+    until(lambda: [one for one in data(address)["stages"] if one["stage"] == "decode"])
+    time.sleep(1)
+    found = data(address)
+    # THEN rates and quantiles are those of the service
+    (decode,) = [one for one in found["stages"] if one["stage"] == "decode"]
+    assert 0 < decode["per_second"] < 101
+    assert decode["p50"] >= 0.009
+    assert decode["service"] == "svc"
+    assert {"service": "svc", "up": 1} in found["services"]
+    # THEN the slowest requests come first
+    times = [one["seconds"] for one in found["requests"]]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_request_that_is_gone_gets_a_sentence(address: str) -> None:
+    import urllib.error
+
+    with pytest.raises(urllib.error.HTTPError) as error:
+        get(f"{address}request/{'0' * 32}")
+    assert error.value.code == 404
+    assert "in no recording any more" in error.value.read().decode()
+
+
+@pytest.mark.slow
+def test_the_page_is_readable_in_a_browser(address: str, tmp_path: Path) -> None:
+    if program() is None:
+        pytest.skip("no Chromium to open a page in: install chromium")
+    with Browser(tmp_path) as browser:
+        for width, scheme in ((1280, "light"), (400, "dark")):
+            # WHEN it is open
+            browser.size(width, 900)
+            browser.media(scheme=scheme)
+            browser.call("Page.navigate", url=address)
+            until(lambda: "decode" in " ".join(browser.text("#stages td")), 60)
+            until(lambda: browser.text("#requests a"), 60)
+            # THEN it fits, shows names as they are, and is updated
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width
+            assert any("<b>a name</b>" in text for text in browser.text("#stages td"))
+            before = browser.text("#stages")
+            until(lambda b=before: browser.text("#stages") != b)
+            assert "Live processes svc: 1" in browser.text("#state")[0]
+            browser.screenshot(tmp_path / f"{width}.png", whole=True)
+        # THEN nothing else was loaded, and nothing went wrong
+        assert all(url.startswith((address, "about:", "data:")) for url in browser.requests)
+        assert browser.complaints == []
