@@ -22,7 +22,7 @@ SERVICE = """
 import stagespan, time
 from itertools import count
 print("ready", flush=True)
-token = stagespan.begin("a stage with <b>a name</b> that is as long as names of stages of pipelines can be")
+token = stagespan.begin("a stage with <b>a name</b> that is as long as names of stages can be")
 for n in count():
     with stagespan.request(f"r{n}"), stagespan.span("decode"), stagespan.queued("replica"):
         time.sleep(0.01)
