@@ -1,4 +1,5 @@
 // batch_object.cpp: one execution that serves several requests.
+#include <Python.h>
 #include <structmember.h>
 
 #include <cstddef>
