@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import TWO_PROCESSES, until
+from exporting import TWO_PROCESSES, free_port, until
 from recorded_process import end, ready, start
 
 from stagespan import recording
@@ -339,3 +339,56 @@ def test_a_process_sends_its_own_requests(folder: Path) -> None:
         # THEN all was delivered
         assert (out, errors, process.returncode) == ("", "", 0)
         assert len(received.spans("decode")) == 10
+
+
+@contextmanager
+def rotel(to: str) -> Iterator[str]:
+    """A collector of another project, which passes on what it gets."""
+    package = pytest.importorskip("rotel", reason="rotel is not installed")
+    agent = Path(package.__file__).with_name("rotel-agent")
+    http_port, grpc_port = free_port(), free_port()
+    process = subprocess.Popen(
+        [
+            *(str(agent), "start", "--exporter", "otlp", "--otlp-exporter-endpoint", to),
+            *("--otlp-exporter-protocol", "grpc", "--batch-timeout", "200ms"),
+            *("--otlp-http-endpoint", f"127.0.0.1:{http_port}"),
+            *("--otlp-grpc-endpoint", f"127.0.0.1:{grpc_port}"),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: can_connect(http_port))
+        yield f"http://127.0.0.1:{http_port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+
+
+def can_connect(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_real_collector_passes_on_all(folder: Path) -> None:
+    # GIVEN a collector between the exporter and the receiver
+    with collector.over_grpc() as received, rotel(received.url) as url, exporter(url):
+        process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
+        ready(process)
+        # WHEN a request has ended THEN its spans and the figures arrive
+        until(lambda: len(received.spans("step")) >= 98)
+        until(lambda: received.spans("render"))
+        points = until(lambda: received.points("stagespan.stage.duration"))
+        end(process)
+        spans = received.spans()
+    assert len({span.span_id for span in spans}) == len(spans)
+    by_id = {span.span_id for span in spans}
+    assert sum(span.parent_span_id not in by_id for span in spans) == 1
+    counts = {collector.attributes(p)["stagespan.stage"]: p.count for _, p in points}
+    assert counts["step"] == 98

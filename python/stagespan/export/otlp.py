@@ -19,7 +19,7 @@ from stagespan.export.figures import BOUNDS_NS, Figures
 from stagespan.export.node import Node
 from stagespan.export.own import Own
 from stagespan.export.requests import Batch, Part, Resource, TimedSpan
-from stagespan.export.totals import Gauges, Group
+from stagespan.export.totals import LABELS, Gauges, Group
 from stagespan.export.traces import Rules
 
 try:
@@ -228,6 +228,7 @@ _DURATIONS = {
     "batch": ("stagespan.batch.duration", "stagespan.stage"),
     "first_chunk": ("stagespan.request.time_to_first_chunk", "stagespan.stage"),
     "request": ("stagespan.request.duration", "stagespan.status"),
+    "handoff": ("stagespan.handoff.duration", "stagespan.from", "stagespan.to"),
 }
 _BOUNDS_S = tuple(bound / 1e9 for bound in BOUNDS_NS)
 
@@ -279,14 +280,14 @@ def _sum(name: str, unit: str, rows: list[points.NumberDataPoint]) -> points.Met
 
 def _histograms(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metric]:
     cumulative = points.AggregationTemporality.CUMULATIVE
-    for family, (name, label) in _DURATIONS.items():
+    for family, (name, *labels) in _DURATIONS.items():
         rows = []
         for stage, histogram in figures.durations.get(family, {}).items():
             below = histogram.below
             counts = [now - before for before, now in zip([0, *below], below, strict=False)]
             rows.append(
                 points.HistogramDataPoint(
-                    {label: stage},
+                    dict(zip(labels, stage.split(LABELS), strict=False)),
                     begin_ns,
                     now_ns,
                     below[-1],

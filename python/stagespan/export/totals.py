@@ -65,7 +65,8 @@ class Process:
         self.handle = handle
         """Its open file, which stays readable after it was removed; -1 if it is not held open."""
         self.path = first.path
-        self.ns_per_tick = first.snapshot().ns_per_tick
+        # Rounded far below the width of a bucket, so that it is the same for all processes.
+        self.ns_per_tick = float(f"{first.snapshot().ns_per_tick:.4g}")
         self.resets = first.snapshot().resets
         self.group = group_of(first)
         self.figures = Figures({}, {})
