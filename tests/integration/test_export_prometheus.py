@@ -368,3 +368,73 @@ def test_what_is_left_shows_no_thread_and_no_write_of_the_exporter(folder: Path)
             assert flags & os.O_ACCMODE == os.O_RDONLY
         assert str(file) not in Path(f"/proc/{side_car.pid}/maps").read_text()
     end(process)
+
+
+def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
+    # GIVEN a live process that was read
+    process = start(
+        """
+        import stagespan
+        for n in range(10):
+            with stagespan.span("decode"):
+                pass
+        print("ready", flush=True)
+        input()
+        """,
+        STAGESPAN_JOB="svc",
+    )
+    ready(process)
+    with exporter() as (_, port):
+        assert counts(port)[0] == 10
+        # WHEN another program truncates its recording THEN its counts stay, and it is reported
+        (file,) = folder.glob("*.stagespan")
+        os.truncate(file, 0)
+        assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="unreadable") == 1)
+        assert counts(port)[0] == 10
+    end(process)
+
+
+def test_a_state_that_cannot_be_read_begins_at_zero(folder: Path, workers: Any) -> None:
+    (folder / ".export-state.json").write_text('{"schema_version": 99')
+    workers(1, 5, "kill")
+    with exporter() as (process, port):
+        assert until(lambda: counts(port)[0] == 5)
+        process.terminate()
+        _, errors = process.communicate(timeout=20)
+    assert "counters begin at 0" in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_state_that_cannot_be_written_is_told_once(folder: Path, workers: Any) -> None:
+    workers(1, 5, "kill")
+    with exporter("--state", "/proc/none/state.json") as (process, port):
+        assert until(lambda: counts(port)[0] == 5)
+        workers(2, 5, "kill")
+        assert until(lambda: counts(port)[0] == 10)
+        process.terminate()
+        _, errors = process.communicate(timeout=20)
+    assert "The state cannot be written to /proc/none/state.json" in errors
+    assert errors.count("\n") == 1
+
+
+def test_scrapes_ten_times_a_second_see_no_counter_fall(folder: Path, workers: Any) -> None:
+    # GIVEN an exporter that is asked all the time while processes begin, end and are killed
+    from threading import Event, Thread
+
+    seen: list[float] = []
+    stop = Event()
+    with exporter() as (_, port):
+
+        def scrape() -> None:
+            while not stop.wait(0.1):
+                seen.append(counts(port)[0] or 0.0)
+
+        thread = Thread(target=scrape)
+        thread.start()
+        for seed, how in enumerate(islice(cycle(ENDS), 12)):
+            workers(seed, 100, how)
+        assert until(lambda: counts(port)[0] == 1200)
+        stop.set()
+        thread.join()
+    # THEN no count is lower than the one before
+    assert seen == sorted(seen)
