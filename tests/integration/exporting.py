@@ -107,12 +107,14 @@ def quantile(values: list[int], q: float) -> int:
 
 
 @contextmanager
-def exporter(*options: str, port: int = 0, **variables: str) -> Iterator[tuple[Any, int]]:
+def exporter(
+    *options: str, port: int = 0, prefix: tuple[str, ...] = (), **variables: str
+) -> Iterator[tuple[Any, int]]:
     """Run `stagespan export` until the block ends; yield its process and its port."""
     import os
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "stagespan", "export", "--prometheus", str(port), *options],
+        [*prefix, sys.executable, "-m", "stagespan", "export", "--prometheus", str(port), *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -438,3 +438,59 @@ def test_scrapes_ten_times_a_second_see_no_counter_fall(folder: Path, workers: A
         thread.join()
     # THEN no count is lower than the one before
     assert seen == sorted(seen)
+
+
+def test_an_exporter_without_privileges_sees_other_containers(folder: Path) -> None:
+    # GIVEN a folder of an ordinary user, and processes in pid namespaces of their own
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    container = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    program = """
+        import os, sys, stagespan
+        for n in range(10):
+            with stagespan.span("decode"):
+                pass
+        print("ready", flush=True)
+        input()
+        if sys.argv[1] == "kill":
+            os.kill(os.getpid(), 9)
+    """
+    try:
+        tried = subprocess.run(
+            [*container, *nobody, sys.executable, "-c", "import stagespan"],
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("unshare or setpriv (util-linux) is not installed")
+    if tried.returncode != 0:
+        pytest.skip(f"a container cannot be imitated: run as root ({tried.stderr[-200:]})")
+    os.chown(folder, 65534, 65534)
+    with exporter(prefix=nobody) as (_, port):
+        for total, how in enumerate(("return", "kill"), 1):
+            process = start(
+                program, how, python=(*container, *nobody, sys.executable), STAGESPAN_JOB="svc"
+            )
+            ready(process)
+            # THEN a live one is seen as such, and one that has ended stays counted
+            assert until(lambda: of(scraped(port), "stagespan_process_up", service="svc") == 1)
+            process.communicate("\n", timeout=30)
+            assert until(lambda: of(scraped(port), "stagespan_process_up", service="svc") == 0)
+            assert counts(port)[0] == 10 * total
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_recordings_of_another_user_are_refused_in_one_sentence(folder: Path) -> None:
+    # GIVEN a folder that belongs to root
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    done = subprocess.run(
+        [*nobody, sys.executable, "-m", "stagespan", "export", "--prometheus", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "No module named" in done.stderr or done.returncode == 126:
+        pytest.skip("another user cannot run this interpreter")
+    # WHEN another user exports it THEN one sentence says what to do, after the usual warning
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"Error: The recordings in {folder} cannot be read: Permission denied.")
