@@ -39,9 +39,10 @@ from stagespan.trace.derived.launch_sources import (
     stages_around,
 )
 from stagespan.trace.derived.missing import DAMAGED_TIMES, needs_operators
+from stagespan.trace.derived.windows import base_window
 from stagespan.trace.figures import Count, CountedTime, Figures, Ns, one_of
 from stagespan.trace.rates.calls import inputs_in_words
-from stagespan.trace.rates.peaks import device_peaks
+from stagespan.trace.rates.peaks import device_peaks, vendor_of
 from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
@@ -532,11 +533,8 @@ def _stem(path: str) -> str:
 # --- Findings ---
 
 
-# Shorter traces are not representative of a program.
-_FEWEST_KERNELS = 100
-
-
-_LEAST_NS = 1_000_000
+# Percent of the steps, or of the trace: if kernels take less, other time is to be saved first.
+_LEAST_PERCENT = 10.0
 
 
 _DOMINANT = 50.0
@@ -603,8 +601,9 @@ _SINGLE_SHARES = Thresholds(80.0, 40.0, 20.0)
 
 def kernel_findings(kernels: Kernels) -> list[Finding]:
     """Findings about a device's kernels; `host` has those of traces without a device."""
-    time = kernels.time_ns[kernels.is_kernel]
-    if not kernels.on_device or len(time) < _FEWEST_KERNELS or time.sum() < _LEAST_NS:
+    base = base_window(kernels.trace)
+    time = int(kernels.time_ns[kernels.is_kernel].sum())
+    if not kernels.on_device or base is None or share(time, base.whole_ns) < _LEAST_PERCENT:
         return []
     found = [
         _dominant(kernels),
@@ -615,6 +614,14 @@ def kernel_findings(kernels: Kernels) -> list[Finding]:
         _attention_in_parts(kernels),
     ]
     return [each for each in found if each is not None]
+
+
+_PROFILERS = {
+    "NVIDIA": "Nsight Compute",
+    "AMD": "rocprof-compute",
+    "Intel": "VTune",
+    "Huawei": "msprof op",
+}
 
 
 def _dominant(kernels: Kernels) -> Finding | None:
@@ -633,11 +640,12 @@ def _dominant(kernels: Kernels) -> Finding | None:
     operator = kernels.prevailing(kernels.operator).get(first.code)
     launched = "" if operator is None else f" (launched by {kernels.trace.names[operator]})"
     name = shortened(kernels.trace.names[first.code])
+    tool = _PROFILERS.get(vendor_of(kernels.trace) or "", "A kernel profiler")
     return Finding(
-        "medium",
+        of_size("medium", first.time_ns),
         f"The kernel {name}{launched} takes {in_words(first.time_ns, 'ns')}"
-        f" ({percent:.1f} % of device work) in {first.count:,} launches. A kernel profiler, such as"
-        " Nsight Compute or rocprof-compute, shows whether it uses the device well.",
+        f" ({percent:.1f} % of device work) in {counted(first.count, 'launch', 'launches')}."
+        f" {tool} shows whether it uses the device well.",
         (_longest(kernels, mine), Evidence("all its launches", None, first.time_ns, "ns")),
         "kernels.dominant",
         numbers={"time_ns": first.time_ns, "percent": percent, "launches": first.count},

@@ -13,6 +13,7 @@ MATMUL, ATTENTION, CONVOLUTION, NORM = "matmul", "attention", "convolution", "no
 ELEMENTWISE, REDUCTION, COPY = "elementwise", "reduction", "copy"
 COMMUNICATION, TRITON, INDUCTOR_CPP = "communication", "triton", "inductor_cpp"
 EMBEDDING, OPTIMIZER, MOE = "embedding", "optimizer", "moe"
+INDEXING = "indexing"
 OTHER = "other"
 KINDS: dict[str, str] = {
     MATMUL: "matrix products",
@@ -26,6 +27,7 @@ KINDS: dict[str, str] = {
     TRITON: "Triton",
     INDUCTOR_CPP: "C++ of torch.compile",
     EMBEDDING: "embedding tables",
+    INDEXING: "gather, scatter, index",
     OPTIMIZER: "optimizer",
     MOE: "mixture of experts",
     OTHER: "other",
@@ -114,6 +116,13 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
                 r"|stack|pad|constant_pad_nd|fill_|zero_|repeat|index_copy_|slice_scatter)$"
                 r"|tensormove|aicore_cast$|cast\d*$|broadcastto|concatd?\d*$|::(?:zeros|ones|full)(?:_like)?$"
                 r"|onnxconcat|stridedslice|_fill\d*$|zeroslike|oneslike|::_foreach_(?:copy|zero)_"
+            ),
+        ),
+        (
+            INDEXING,
+            (
+                r"(?<!all)(?<!all_)gather|(?<!reduce)(?<!reduce_)scatter|index_?(?:select|put|fill|add)"
+                r"|index_(?:elementwise_)?kernel|indexfunc|::(?:index|take|take_along_dim)(?:_backward)?$"
             ),
         ),
         (

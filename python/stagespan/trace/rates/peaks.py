@@ -16,6 +16,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stagespan import settings
 from stagespan.errors import SettingsError
 from stagespan.trace.read.model import Trace
@@ -144,6 +146,25 @@ def device_peaks(trace: Trace) -> dict[int, Peaks | None]:
         )
         for number, each in _described(trace).items()
     }
+
+
+# The beginnings of the names of calls, as each vendor's runtime has them.
+_CALLS = {"cuda": "NVIDIA", "cu": "NVIDIA", "hip": "AMD", "ur": "Intel", "acl": "Huawei"}
+
+
+@once
+def vendor_of(trace: Trace) -> str | None:
+    """Return the vendor of a trace's devices, by their names or by the calls of the runtime."""
+    vendors = {each.vendor for each in device_peaks(trace).values() if each is not None}
+    if not vendors:
+        used = np.unique(trace.events.name[trace.rows_of(["cuda_runtime", "cuda_driver"])])
+        names = [trace.names[code] for code in used.tolist()]
+        vendors = {
+            vendor
+            for prefix, vendor in _CALLS.items()
+            if any(re.match(rf"{prefix}[A-Z]", name) for name in names)
+        }
+    return vendors.pop() if len(vendors) == 1 else None
 
 
 def host_peaks(trace: Trace) -> Peaks | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from commands import unstated
+from kernel_programs import kernels_of
 from planted import Program
 
 from stagespan.trace import Trace, read_trace
@@ -202,3 +204,39 @@ def test_findings_on_real_traces(traces: Path) -> None:
     # AND the advice fits the device's libraries
     assert "autocast to float16" in found["cuda_v100_train_ns"][1].sentence
     assert "PYTORCH_MIOPEN_SUGGEST_NHWC=1" in found["rocm_mi300_ddp_resnet"][0].sentence
+
+
+@pytest.mark.parametrize(
+    ("device", "call", "tool"),
+    [
+        ({"name": "NVIDIA H100 80GB HBM3"}, "cudaLaunchKernel", "Nsight Compute shows"),
+        ({"name": "AMD Instinct MI300X"}, "hipLaunchKernel", "rocprof-compute shows"),
+        ({"name": "Foo"}, "hipLaunchKernel", "rocprof-compute shows"),
+        ({"name": "Foo"}, "fooLaunchKernel", "A kernel profiler shows"),
+    ],
+)
+def test_a_kernel_that_dominates_a_short_trace_names_the_vendors_tool(
+    tmp_path: Path, device: dict[str, str], call: str, tool: str
+) -> None:
+    # GIVEN six launches of a kernel that takes most of a trace of 12 kernels
+    program = Program()
+    for _ in range(6):
+        program.launch("vectorized_gather_kernel", 140, call=call)
+        program.launch("gemm", 20, call=call)
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": program.events, "deviceProperties": [device]}))
+    # WHEN it is analysed
+    found = kernels_of(read_trace(path))
+    # THEN it is a finding, and gathers are a kind of their own
+    (finding,) = (each for each in found.findings() if each.code == "kernels.dominant")
+    assert (finding.severity, finding.numbers["launches"]) == ("medium", 6)
+    assert tool in finding.sentence
+    assert found.kinds(1) == [f"gather, scatter, index {100 * 140 / 160:.1f} %"]
+
+
+def test_kernels_that_take_little_of_the_time_are_no_finding(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(6):
+        program.launch("gemm", 20)
+        program.work(2_000)
+    assert kernels_of(program.trace(tmp_path)).findings() == []
