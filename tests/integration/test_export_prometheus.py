@@ -494,3 +494,42 @@ def test_recordings_of_another_user_are_refused_in_one_sentence(folder: Path) ->
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"Error: The recordings in {folder} cannot be read: Permission denied.")
+
+
+def test_a_service_makes_the_same_system_calls_beside_an_exporter(
+    folder: Path, tmp_path: Path
+) -> None:
+    # GIVEN a service whose system calls are traced
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    program = """
+        import os, sys, stagespan
+        def work():
+            for n in range(2000):
+                with stagespan.request("r"), stagespan.span("decode"):
+                    pass
+        work()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        os.getppid()
+        work()
+        os.getppid()
+    """
+
+    def calls(log: Path) -> list[str]:
+        """Return the names of the system calls that it makes while it works."""
+        process = start(program, python=(strace, "-f", "-o", str(log), sys.executable))
+        ready(process)
+        if port:
+            assert of(scraped(port), f"{DURATION}_count", stage="decode") == 2000
+        process.communicate("\n", timeout=60)
+        names = [line.split("(")[0].split()[-1] for line in log.read_text().splitlines()]
+        first, last = (i for i, name in enumerate(names) if name == "getppid")
+        return names[first:last]
+
+    port = 0
+    alone = calls(tmp_path / "alone")
+    # WHEN an exporter reads it THEN it makes the same calls
+    with exporter() as (_, port):
+        assert calls(tmp_path / "beside") == alone
