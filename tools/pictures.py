@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import json
 import re
 import struct
 import subprocess
@@ -117,11 +118,44 @@ def terminal_page() -> str:
     return _TERMINAL.format(text="\n".join(lines))
 
 
+def live_page() -> str:
+    """Return the page of `stagespan export --page` with the figures of an example."""
+    page = (ROOT / "python/stagespan/export/page.html").read_text("utf-8")
+    rows = (
+        ("denoise", "", 22.1, 9.4, (0.412, 0.585, 0.61), 8, 0),
+        ("decode", "", 22.0, 1.9, (0.083, 0.121, 0.14), 2, 1),
+        ("replica", "queue", 22.1, 1.1, (0.031, 0.18, 0.242), 3, 0),
+        ("encode", "", 22.2, 0.4, (0.017, 0.024, 0.03), 1, 0),
+    )
+    traces = (
+        ("4f1aa1cb153fb9fa438c1bab227dd156", 1.84),
+        ("0b73f8780b3aa31fe5d18b6665b8df80", 1.52),
+    )
+    group = {"service": "wan", "pipeline": "default", "rank": ""}
+    names = ("stage", "kind", "per_second", "seconds", "quantiles", "open", "errors")
+    stages = []
+    for row in rows:
+        stage = {**dict(zip(names, row, strict=True)), **group}
+        stages.append({**stage, **dict(zip(("p50", "p95", "p99"), row[4], strict=True))})
+    data = {
+        "window_s": 10,
+        "services": [{"service": "wan", "up": 4}],
+        "stages": stages,
+        "requests": [
+            {"trace_id": trace, "seconds": seconds, "status": "ok", "service": "wan"}
+            for trace, seconds in traces
+        ],
+    }
+    shown = f"show({json.dumps(data)}); document.documentElement.dataset.ready = 1;"
+    return page.replace("\nupdate();\n", f"\n{shown}\n")
+
+
 def pictures() -> list[Picture]:
     """Return all pictures with their current pages."""
     return [
         Picture("analyze_page.png", trace_page(), 1200, 788),
         Picture("report_terminal.png", terminal_page(), 940, 204),
+        Picture("live_page.png", live_page(), 900, 480),
     ]
 
 
