@@ -2,6 +2,7 @@
 #include "carrier.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "text.h"
@@ -16,10 +17,16 @@ constexpr std::size_t kMostBranchBytes = 16;
 constexpr char kDigits[] = "0123456789abcdef";
 constexpr std::int64_t kLatestNs = std::int64_t{1} << 62;
 
-int digit(char c) noexcept {
-  if (c >= '0' && c <= '9') return c - '0';
-  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
+/// By character: the value of a hexadecimal digit in lower case, or -1.
+constexpr std::array<signed char, 256> kValues = [] {
+  std::array<signed char, 256> values{};
+  values.fill(-1);
+  for (int value = 0; value < 16; ++value)
+    values[static_cast<unsigned char>(kDigits[value])] = static_cast<signed char>(value);
+  return values;
+}();
+
+int digit(char c) noexcept { return kValues[static_cast<unsigned char>(c)]; }
 
 /// Whether a character of a text is not encoded.
 bool is_plain(char c) noexcept {
@@ -45,11 +52,13 @@ class Fields {
   bool hexadecimal(std::size_t digits, Number& to) noexcept {
     if (rest_.size() < digits) return false;
     std::uint64_t value = 0;
-    for (const char c : rest_.substr(0, digits)) {
-      const int next = digit(c);
-      if (next < 0) return false;
-      value = value << 4 | static_cast<std::uint64_t>(next);
+    int all = 0;
+    for (std::size_t i = 0; i < digits; ++i) {
+      const int next = digit(rest_[i]);
+      all |= next;
+      value = value << 4 | static_cast<std::uint64_t>(next & 0xF);
     }
+    if (all < 0) return false;
     to = static_cast<Number>(value);
     rest_.remove_prefix(digits);
     return true;

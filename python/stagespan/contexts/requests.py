@@ -83,6 +83,11 @@ def figures_of(finished: FinishedRequest) -> RequestFigures:
     return figures
 
 
+# Looked up here, because the call of `compiling` is a tenth of what a request costs.
+_DYNAMO = "torch._dynamo"
+_modules = sys.modules
+
+
 class request(_core.Request):
     """Group the spans of one unit of work: `with request("req-1", user="a"):`, also `async with`.
 
@@ -108,11 +113,11 @@ class request(_core.Request):
         if callable(request_id):
             raise TypeError('request was given a function: write @request() or @request("id").')
         # A number taken during compilation would become part of the graph and its guards.
-        if not compiling():
+        if not (_DYNAMO in _modules and compiling()):
             self._initialise(request_id, traceparent, metadata)
 
     def __enter__(self) -> Self:
-        if not compiling():
+        if not (_DYNAMO in _modules and compiling()):
             self._enter()
         return self
 
@@ -122,7 +127,7 @@ class request(_core.Request):
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        if compiling():
+        if _DYNAMO in _modules and compiling():
             return
         finished: FinishedRequest | None = self._leave(1 if kind is None else status_of(kind))
         if finished is not None:
