@@ -637,6 +637,8 @@ def _dominant(kernels: Kernels) -> Finding | None:
     kind = _KINDS[kernels.kind_of_name[first.code]]
     if min(percent, of_busy) < _DOMINANT or kind == "communication":
         return None
+    if _SINGLE.search(kernels.trace.names[first.code]):
+        return None  # another finding says what to change
     operator = kernels.prevailing(kernels.operator).get(first.code)
     launched = "" if operator is None else f" (launched by {kernels.trace.names[operator]})"
     name = shortened(kernels.trace.names[first.code])

@@ -98,9 +98,9 @@ def test_names_kinds_operators_stages_and_shapes(tmp_path: Path) -> None:
     assert found["operators_by_host_time"][0]["self_us"] == 60
     assert found["breakdown"]["top_kernels"][0]["ms"] == 0.5
     assert found["breakdown"]["total_kernel_time_ms"] == 0.54
-    # Shares decide, so a short trace has findings too: about the product, and its precision.
+    # Shares decide, so a short trace has findings too.
     codes = [finding.code for finding in kernels_of(trace).findings()]
-    assert codes == ["kernels.dominant", "kernels.single_precision"]
+    assert codes == ["kernels.single_precision"]
 
 
 def test_shapes_count_calls_of_the_operator(tmp_path: Path) -> None:
