@@ -13,6 +13,7 @@ has created a folder with that Python for that processor. It also gets Python 3.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -160,8 +161,10 @@ def unpack(sdist: Path) -> Path:
     """Unpack the sdist, and add the licences of what zig links into a wheel."""
     import ziglang
 
-    folder = WORK / "source"
-    shutil.rmtree(folder, ignore_errors=True)
+    # zig takes an object from its cache if the path of the source, its size and its time are those
+    # of an earlier build. All files of an sdist have the same time, so each sdist has its own path.
+    shutil.rmtree(WORK / "source", ignore_errors=True)
+    folder = WORK / "source" / hashlib.sha256(sdist.read_bytes()).hexdigest()[:16]
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     (source,) = folder.iterdir()
@@ -178,7 +181,9 @@ def zig_tools(machine: str) -> dict[str, str]:
     zig = Path(ziglang.__file__).parent / "zig"
     folder = WORK / f"zig-{machine}"
     folder.mkdir(parents=True, exist_ok=True)
-    target = f"-target {machine}-linux-gnu.{GLIBC}"
+    # zig compiles its C++ library once for each set of options, so CMake's tests get those of the
+    # build. Theirs come later on the command line.
+    target = f"-target {machine}-linux-gnu.{GLIBC} -O3 -fPIC"
     for tool, options in {"cc": target, "c++": target, "ar": "", "ranlib": ""}.items():
         script = folder / tool
         script.write_text(f'#!/bin/sh\nexec "{zig}" {tool} {options} "$@"\n')
@@ -188,11 +193,14 @@ def zig_tools(machine: str) -> dict[str, str]:
         **{f"CMAKE_CXX_COMPILER_{name}": folder / name.lower() for name in ("AR", "RANLIB")},
         # A file that lacks an include does not compile here.
         "CMAKE_DISABLE_PRECOMPILE_HEADERS": "ON",
+        # The answers to what pybind11 tests and is not asked for.
+        **dict.fromkeys(("HAS_FLTO", "HAS_FLTO_THIN"), "OFF"),
         # zig has no strip, and this machine's knows one processor.
         "CMAKE_MODULE_LINKER_FLAGS": "-Wl,-s",
     }
     if machine != os.uname().machine:
         definitions |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": machine}
+        definitions |= {"STAGESPAN_LTO": "OFF"}  # not tried there
     return {
         "CC": str(folder / "cc"),
         "CXX": str(folder / "c++"),
@@ -209,7 +217,9 @@ def build_wheel(
     """Build a wheel with the tag of its glibc, and return it."""
     tag = f"cp{version.replace('.', '')}"
     folder = WORK / "built" / f"{tag}-{machine}"
-    shutil.rmtree(folder, ignore_errors=True)
+    objects = WORK / f"build-{tag}-{machine}"
+    for old in (folder, objects):
+        shutil.rmtree(old, ignore_errors=True)
     variables = zig_tools(machine)
     if machine != os.uname().machine:
         suffix = f".cpython-{version.replace('.', '')}-{machine}-linux-gnu.so"
@@ -219,7 +229,7 @@ def build_wheel(
     arguments = variables.pop("CMAKE_ARGS")
     settings = {
         "cmake.args": arguments,
-        "build-dir": str(WORK / f"build-{tag}-{machine}"),
+        "build-dir": str(objects),
         "install.strip": "false",
     }
     program = (
