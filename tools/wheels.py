@@ -161,8 +161,8 @@ def unpack(sdist: Path) -> Path:
     """Unpack the sdist, and add the licences of what zig links into a wheel."""
     import ziglang
 
-    # zig takes an object from its cache if the path of the source, its size and its time are those
-    # of an earlier build. All files of an sdist have the same time, so each sdist has its own path.
+    # zig 0.17.1 has taken an old object from its cache after a source at the same path had changed;
+    # all files of an sdist have the same time. Therefore each sdist has a path of its own.
     shutil.rmtree(WORK / "source", ignore_errors=True)
     folder = WORK / "source" / hashlib.sha256(sdist.read_bytes()).hexdigest()[:16]
     with tarfile.open(sdist) as archive:
