@@ -17,6 +17,9 @@ from stagespan.cli import examine
 from stagespan.export import dashboard, kept
 
 
+pytestmark = pytest.mark.slow
+
+
 def requests_in(*arguments: str) -> dict[str, object]:
     done = command_here("requests", "--json", *arguments)
     assert done.returncode == 0, done.stderr
@@ -147,7 +150,6 @@ def test_the_files_are_what_grafana_and_prometheus_read(tmp_path: Path) -> None:
     assert (done.returncode, "5 rules found" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_doctor_says_whether_an_exporter_reads_the_recordings(folder: Path) -> None:
     def row() -> examine.Check:
         found = examine.examine(use_device=False)

@@ -24,6 +24,8 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is n
 collector = pytest.importorskip("collector")
 otlp = pytest.importorskip("stagespan.export.otlp")
 
+pytestmark = pytest.mark.slow
+
 RECEIVERS = {"http": collector.http, "grpc": collector.over_grpc}
 PROTOCOLS = {"http": "http/protobuf", "grpc": "grpc"}
 
@@ -55,7 +57,13 @@ def ids(span: Any) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize(
     ("protocol", "how"),
-    [("http", "return"), ("http", "exit"), ("http", "term"), ("http", "kill"), ("grpc", "kill")],
+    [
+        ("http", "return"),
+        pytest.param("http", "exit", marks=pytest.mark.full),
+        pytest.param("http", "term", marks=pytest.mark.full),
+        pytest.param("http", "kill", marks=pytest.mark.full),
+        ("grpc", "kill"),
+    ],
 )
 def test_each_span_arrives_once_as_it_was_recorded(folder: Path, protocol: str, how: str) -> None:
     # GIVEN an exporter, and a request in two processes, of which one ends in some way
@@ -262,9 +270,9 @@ def failing() -> Iterator[str]:
     ("trouble", "protocol"),
     [
         (silent, "http/protobuf"),
-        (refusing, "http/protobuf"),
-        (failing, "http/protobuf"),
-        (silent, "grpc"),
+        pytest.param(refusing, "http/protobuf", marks=pytest.mark.full),
+        pytest.param(failing, "http/protobuf", marks=pytest.mark.full),
+        pytest.param(silent, "grpc", marks=pytest.mark.full),
     ],
 )
 def test_a_collector_in_trouble_delays_no_end(folder: Path, protocol: str, trouble: Any) -> None:

@@ -18,6 +18,8 @@ from recorded_process import end, ready, start
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trace"))
 from browser import Browser, program
 
+pytestmark = pytest.mark.slow
+
 SERVICE = """
 import stagespan, time
 from itertools import count
@@ -82,7 +84,6 @@ def test_a_request_that_is_gone_gets_a_sentence(address: str) -> None:
     assert "in no recording any more" in error.value.read().decode()
 
 
-@pytest.mark.slow
 def test_the_page_is_readable_in_a_browser(address: str, tmp_path: Path) -> None:
     if program() is None:
         pytest.skip("no Chromium to open a page in: install chromium")

@@ -34,6 +34,8 @@ from stagespan import recording
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
+pytestmark = pytest.mark.slow
+
 DURATION = "stagespan_stage_duration_seconds"
 ENDS = ("return", "kill", "term", "exit")
 
