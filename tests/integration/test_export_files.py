@@ -16,7 +16,6 @@ from recorded_process import command_here, end, ready, start
 from stagespan.cli import examine
 from stagespan.export import dashboard, kept
 
-
 pytestmark = pytest.mark.slow
 
 
