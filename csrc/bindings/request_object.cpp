@@ -66,31 +66,6 @@ Ref shown_id(PyObject* id) noexcept {
   return Ref(hash == Py_None ? Py_NewRef(id) : PyObject_CallOneArg(hash, id));
 }
 
-/// A text of a request in UTF-8. Servers decode headers with lone surrogates, which have no UTF-8 encoding; they are
-/// written as escapes.
-class Utf8 {
- public:
-  explicit Utf8(PyObject* text) noexcept {
-    if (text == nullptr) return;
-    Py_ssize_t size = 0;
-    const char* found = PyUnicode_AsUTF8AndSize(text, &size);
-    if (found == nullptr) {
-      PyErr_Clear();
-      encoded_ = Ref(PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace"));
-      if (!encoded_) return;
-      found = PyBytes_AS_STRING(encoded_.get());
-      size = PyBytes_GET_SIZE(encoded_.get());
-    }
-    view_ = {found, static_cast<std::size_t>(size)};
-  }
-  explicit operator bool() const noexcept { return view_.data() != nullptr; }
-  std::string_view view() const noexcept { return view_; }
-
- private:
-  Ref encoded_;
-  std::string_view view_;
-};
-
 /// The entry of a segment or hop in the recording, null if it has none.
 SegmentEntry* entry_of(std::uint64_t number, std::uint32_t shown) noexcept {
   return shown != 0 ? Recorder::get().segment(number, shown - 1) : nullptr;
@@ -165,9 +140,25 @@ bool begin_root(RequestObject& self) noexcept {
   return self.shown != 0;
 }
 
+/// When a request was received, and a reading of both clocks.
+struct Arrival {
+  std::uint64_t received_ticks = now_ticks();
+  std::uint64_t ticks = received_ticks;
+  std::int64_t monotonic_ns = stagespan::monotonic_ns();
+
+  Arrival() noexcept {
+    // If the thread was paused between the two readings, they do not belong together.
+    constexpr std::uint64_t kLongestReading_ticks = 10'000;
+    constexpr int kMostReadings = 4;
+    for (int i = 1; i < kMostReadings && now_ticks() - ticks > kLongestReading_ticks; ++i) {
+      ticks = now_ticks();
+      monotonic_ns = stagespan::monotonic_ns();
+    }
+  }
+};
+
 /// Writes that a request was received. `sent` is null if that is not known.
-bool write_received(RequestObject& self, const SentHop* sent, std::uint64_t received_ticks,
-                    std::int64_t received_monotonic_ns) noexcept {
+bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arrival) noexcept {
   const Utf8 branch(self.branch != Py_None ? self.branch : nullptr);
   SegmentStart start;
   start.origin = self.owner == nullptr ? kOriginRemote : kOriginReturn;
@@ -177,7 +168,7 @@ bool write_received(RequestObject& self, const SentHop* sent, std::uint64_t rece
   start.branch = branch.view();
   start.attempt = self.attempt;
   start.queue_stage = stage_of_kind(self.queue, kQueue);
-  start.received_ticks = received_ticks;
+  start.received_ticks = arrival.received_ticks;
   Recorder& recorder = Recorder::get();
   if (sent != nullptr) {
     start.parent_segment = sent->segment;
@@ -187,9 +178,9 @@ bool write_received(RequestObject& self, const SentHop* sent, std::uint64_t rece
   }
   const bool is_same_clock = start.sent_clock != 0 && start.sent_clock == clock_identity();
   if (is_same_clock) {
-    const double ns = static_cast<double>(received_monotonic_ns - start.sent_monotonic_ns);
+    const double ns = static_cast<double>(arrival.monotonic_ns - start.sent_monotonic_ns);
     // Not clamped: a time in the future shows that the stamp is wrong.
-    start.sent_ticks = received_ticks - static_cast<std::uint64_t>(rounded(ns / recorder.ns_per_tick()));
+    start.sent_ticks = arrival.ticks - static_cast<std::uint64_t>(rounded(ns / recorder.ns_per_tick()));
   }
   const std::uint32_t shown = write_entry(self, start);
   if (shown == 0) return false;
@@ -197,15 +188,16 @@ bool write_received(RequestObject& self, const SentHop* sent, std::uint64_t rece
   self.hop_shown = shown;
   self.shown = self.owner == nullptr ? shown : self.owner->shown;
   // The hop is a span of this process, unless its begin is unknown or impossible.
-  if (is_same_clock && start.sent_ticks != 0 && start.sent_ticks <= received_ticks && start.origin != kOriginRepeated)
-    recorder.record_ticks(stage_of_kind(self.queue, kHandOff), start.sent_ticks, received_ticks, self.number);
+  if (is_same_clock && start.sent_ticks != 0 && start.sent_ticks <= arrival.received_ticks &&
+      start.origin != kOriginRepeated)
+    recorder.record_ticks(stage_of_kind(self.queue, kHandOff), start.sent_ticks, arrival.received_ticks, self.number);
   return true;
 }
 
 /// Ends the wait in the queue.
 bool enter_received(RequestObject& self) noexcept {
   // The recorder was off when it was received.
-  if (self.hop_shown == 0 && !write_received(self, nullptr, now_ticks(), monotonic_ns())) return false;
+  if (self.hop_shown == 0 && !write_received(self, nullptr, Arrival())) return false;
   self.is_started = true;
   Recorder::get().enter_segment(self.hop_number, self.hop_shown - 1, stage_of_kind(self.queue, kQueue));
   return true;
@@ -223,7 +215,10 @@ PyObject* request_enter(PyObject* object, PyObject*) {
   self.begin_ticks = 0;
   if (mode_has(kModeEnabled)) {
     if (self.is_remote ? !enter_received(self) : !begin_root(self)) return nullptr;
-    if (self.is_remote) self.begin_ticks = now_ticks();
+    if (self.is_remote) {
+      self.begin_ticks = now_ticks();
+      self.is_root = self.begins_here;
+    }
   }
   Ref entered = enter_request(self.number, object);
   if (!entered) return nullptr;
@@ -331,8 +326,7 @@ Ref kept_name(std::string_view name) noexcept {
 
 // _receive(carrier, request_id, trusted)
 PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t count) {
-  const std::uint64_t received_ticks = now_ticks();
-  const std::int64_t received_monotonic_ns = monotonic_ns();
+  const Arrival arrival;
   if (count != 3) return PyErr_Format(PyExc_TypeError, "_receive() takes 3 arguments, not %zd", count);
   RequestObject& self = *self_of(object);
   if (is_open(self)) return nullptr;
@@ -370,15 +364,15 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
   self.attempt = static_cast<std::uint16_t>(is_sent ? sent.attempt : 1);
   keep(self.branch, branch.get());
   keep(self.queue, queue.get());
-  if (RequestObject* const owner = is_sent ? find_root(parent.trace) : nullptr) {
+  self.begins_here = !is_sent;
+  if (RequestObject* const owner = is_sent ? find_root(parent.trace, sent) : nullptr) {
     // The hop has come back: its spans belong to the request that is open here.
     self.owner = reinterpret_cast<RequestObject*>(Py_NewRef(reinterpret_cast<PyObject*>(owner)));
     self.number = owner->number;
     keep(self.id, owner->id);
     keep(self.metadata, owner->metadata);
   }
-  if (mode_has(kModeEnabled) && !write_received(self, is_sent ? &sent : nullptr, received_ticks, received_monotonic_ns))
-    return nullptr;
+  if (mode_has(kModeEnabled) && !write_received(self, is_sent ? &sent : nullptr, arrival)) return nullptr;
   Py_RETURN_NONE;
 }
 

@@ -4,7 +4,9 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <string_view>
 
+#include "object.h"
 #include "stagespan/carrier.h"
 #include "stagespan/layout.h"
 
@@ -32,7 +34,8 @@ struct RequestObject {
 
   // Of one that was received:
   bool is_remote;
-  bool is_started;  // its wait in the queue has ended
+  bool is_started;   // its wait in the queue has ended
+  bool begins_here;  // who sent it is unknown, so that replies come back to it
   bool passes_state;
   std::uint16_t attempt;
   std::uint32_t hop_shown;  // as `shown`, of the hop, which is its segment unless it has an owner
@@ -45,6 +48,31 @@ struct RequestObject {
   bool is_root;
   RequestObject* next_of_number;
   RequestObject* next_of_trace;
+};
+
+/// A text of a request in UTF-8. Servers decode headers with lone surrogates, which have no UTF-8 encoding; they are
+/// written as escapes.
+class Utf8 {
+ public:
+  explicit Utf8(PyObject* text) noexcept {
+    if (text == nullptr) return;
+    Py_ssize_t size = 0;
+    const char* found = PyUnicode_AsUTF8AndSize(text, &size);
+    if (found == nullptr) {
+      PyErr_Clear();
+      encoded_ = Ref(PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace"));
+      if (!encoded_) return;
+      found = PyBytes_AS_STRING(encoded_.get());
+      size = PyBytes_GET_SIZE(encoded_.get());
+    }
+    view_ = {found, static_cast<std::size_t>(size)};
+  }
+  explicit operator bool() const noexcept { return view_.data() != nullptr; }
+  std::string_view view() const noexcept { return view_; }
+
+ private:
+  Ref encoded_;
+  std::string_view view_;
 };
 
 extern PyTypeObject g_request_type;

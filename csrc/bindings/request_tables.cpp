@@ -200,12 +200,12 @@ RequestObject* find_open(std::uint64_t number) noexcept {
   return g_open.find(hash, [&](const RequestObject& one) { return one.number == number && is_alive(one); });
 }
 
-RequestObject* find_root(const TraceId& trace) noexcept {
+RequestObject* find_root(const TraceId& trace, const SentHop& hop) noexcept {
   // In a forked child, the requests of the parent do not go on.
   const std::uint32_t generation = Recorder::get().generation();
   return g_roots.find(hash_of_trace(trace), [&](const RequestObject& one) {
     return one.parent.trace.high == trace.high && one.parent.trace.low == trace.low && one.generation == generation &&
-           is_alive(one);
+           is_alive(one) && is_id_of(hop, Utf8(one.id).view());
   });
 }
 

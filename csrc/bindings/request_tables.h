@@ -15,8 +15,8 @@ void remove_open(RequestObject& request) noexcept;
 
 /// The latest open request with this number, borrowed; null if there is none.
 RequestObject* find_open(std::uint64_t number) noexcept;
-/// The latest open request of this trace that began in this process; null if there is none.
-RequestObject* find_root(const TraceId& trace) noexcept;
+/// The latest open request that began in this process, and that a hop of this trace belongs to; null if there is none.
+RequestObject* find_root(const TraceId& trace, const SentHop& hop) noexcept;
 
 /// Remember the number, id and trace of a request that has begun, and of one that has ended.
 void remember_begun(const RequestObject& request) noexcept;

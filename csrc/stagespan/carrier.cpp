@@ -178,6 +178,14 @@ bool read_sent_hop(std::string_view text, SentHop& to) noexcept {
          to.attempt >= 1 && to.attempt <= kMostAttempt;
 }
 
+bool is_id_of(const SentHop& hop, std::string_view id) noexcept {
+  if (hop.id == id) return true;
+  char sent[kMostIdBytes], own[kMostIdBytes];
+  const std::string_view sent_text(sent, static_cast<std::size_t>(put_encoded(sent, hop.id, kMostIdBytes) - sent));
+  const std::string_view own_text(own, static_cast<std::size_t>(put_encoded(own, id, kMostIdBytes) - own));
+  return sent_text == own_text;
+}
+
 bool is_tracestate(std::string_view text) noexcept {
   return text.size() <= kMostStateBytes &&
          std::all_of(text.begin(), text.end(), [](char c) { return (c >= ' ' && c <= '~') || c == '\t'; });

@@ -41,6 +41,8 @@ struct SentHop {
 /// Read a text. False if it is malformed, too long, or, for our own key, of another version; `to` is then undefined.
 bool read_traceparent(std::string_view text, TraceParent& to) noexcept;
 bool read_sent_hop(std::string_view text, SentHop& to) noexcept;
+/// Whether the id of a hop that was read is this one, as its sender wrote it.
+bool is_id_of(const SentHop& hop, std::string_view id) noexcept;
 /// Whether a `tracestate` can be passed on.
 bool is_tracestate(std::string_view text) noexcept;
 

@@ -77,8 +77,7 @@ def test_recipes_show_queue_hand_off_and_execution(
         assert (one.status, one.causes) == ("ok", [])
         hops = [hop for hop in one.hops if hop.sender is not None]
         assert [hop.queue for hop in hops] == queues
-        # What a client's trace began in the web server has no root to come back to.
-        assert hops[-1].is_return == (name != "web_and_queue")
+        assert hops[-1].is_return
         assert sum(one.where.values()) == one.total_ns
         assert parts | {("execution", "render")} <= set(one.where)
         assert {("handoff", queue) for queue in queues} <= set(one.where)

@@ -633,3 +633,36 @@ def test_amounts_of_chunks() -> None:
                 current.chunk(tokens)
         with pytest.raises(TypeError):
             current.chunk(1.5)  # type: ignore[arg-type]
+
+
+def test_replies_come_back_to_their_own_request_of_a_trace() -> None:
+    # GIVEN two calls of one client in one process, which belong to one trace, also with long ids
+    header = f"00-{'a' * 32}-{'b' * 16}-01"
+    for ids in (("first", "second"), ("r" * 200 + "1", "r" * 200 + "2"), ("Ä 1", "Ä 2")):
+        opened = [request(id_, traceparent=header) for id_ in ids]
+        for one in opened:
+            one.__enter__()
+        sent = [one.inject(queue="work") for one in opened]
+        # THEN each reply is one to the request that it was sent for
+        assert [extract(carrier).number for carrier in sent] == [one.number for one in opened]
+        opened[1].__exit__(None, None, None)
+        assert extract(opened[0].inject()).number == opened[0].number
+        # AND a reply to a request that has ended is none to the other one
+        assert extract(sent[1]).number not in {one.number for one in opened}
+        opened[0].__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("header", [{}, {"traceparent": f"00-{'c' * 32}-{'d' * 16}-01"}])
+def test_replies_come_back_to_what_a_client_has_begun(header: dict[str, str]) -> None:
+    # GIVEN a call of a client, as the middleware receives it
+    with (
+        extract(header, trusted=False) as root,
+        extract(inject(queue="replies")),
+        span("render"),
+    ):
+        pass
+    (found,) = timelines([recording.open(os.getpid())], root.id)
+    assert len(found.segments) == 1
+    assert [hop.is_return for hop in found.hops if hop.sender is not None] == [True]
+    # AND not after it has ended
+    assert extract(root.inject()).number != root.number
