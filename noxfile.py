@@ -162,7 +162,7 @@ def cpp_tsan(session: nox.Session) -> None:
 
 @nox.session(name="cpp-fuzz", default=False)
 def cpp_fuzz(session: nox.Session) -> None:
-    """libFuzzer on the reader of recordings, for two minutes."""
+    """libFuzzer on the readers of recordings and carriers, for a minute each."""
     target = 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }'
     flags = "-fsanitize=fuzzer,address,undefined"
     reason: str | None = None
@@ -180,8 +180,9 @@ def cpp_fuzz(session: nox.Session) -> None:
         silent=True,
     )
     session.run("cmake", "--build", folder, "-j", "2", silent=True)
-    program = f"{folder}/tests/fuzz/fuzz_recording"
-    session.run(program, "-max_total_time=120", "-len_control=0", external=True, silent=True)
+    for target in ("fuzz_recording", "fuzz_carrier"):
+        program = f"{folder}/tests/fuzz/{target}"
+        session.run(program, "-max_total_time=60", "-len_control=0", external=True, silent=True)
 
 
 @nox.session
