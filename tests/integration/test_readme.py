@@ -32,7 +32,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,9 +148,17 @@ def preloaded_programs() -> Path:
 class Runner:
     """Runs the blocks of one document."""
 
-    def __init__(self, name: str, folder: Path, note_skip: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        note_skip: Callable[[str], None],
+        recordings: str | None = None,
+    ) -> None:
+        """`recordings` is a folder of its own, so that no page shows processes of other tests."""
         self.name = name
         self.folder = folder
+        self.recordings = recordings
         self.note_skip = note_skip
         self.program = ""
         self.printed: str | None = None
@@ -216,6 +224,8 @@ class Runner:
         environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb"}
         environment.pop("_STAGESPAN_RUN", None)  # programs of users do not belong to this run
         environment.pop("COLUMNS", None)  # pages have the width that they have in a pipe
+        if self.recordings is not None:
+            environment["STAGESPAN_RECORDING_DIR"] = self.recordings
         folders = [str(programs or ""), str(Path(sys.executable).parent), os.environ["PATH"]]
         environment["PATH"] = os.pathsep.join(filter(None, folders))
         return subprocess.run(
@@ -236,10 +246,23 @@ class Runner:
         assert same, f"{place}: expected\n{expected}\nbut got\n{printed}"
 
 
+@pytest.fixture
+def own_recordings() -> Iterator[str | None]:
+    """A folder for recordings on a tmpfs; None if this machine has no usual one."""
+    if not Path("/dev/shm").is_dir():
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="stagespan-docs-", dir="/dev/shm") as folder:
+        yield folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_code_blocks_run_as_shown(
-    document: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+    document: Path,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+    own_recordings: str | None,
 ) -> None:
     # GIVEN a document, and an empty folder that looks like a checkout to the examples
     blocks = blocks_of(document.read_text())
@@ -252,6 +275,7 @@ def test_code_blocks_run_as_shown(
         str(document.relative_to(ROOT)),
         tmp_path,
         lambda reason: record_property("skipped_part", reason),
+        own_recordings,
     )
 
     # WHEN its blocks run one after another

@@ -145,6 +145,7 @@ def test_set_output_dir_and_pipeline_name_reach_later_processes(
     run.set_output_dir(None)
 
     assert run.output_dir().parts[-2] == "wan"
+    run.set_pipeline_name("default")  # for later tests
 
 
 @pytest.mark.parametrize("wrong", ["", "  ", 3, b"bytes", "a\0b"])

@@ -123,8 +123,10 @@ def test_the_timeline_has_every_row_and_its_times(tmp_path: Path) -> None:
     analysis = analyze(a_program().trace(tmp_path))
     # WHEN its timeline is created
     found = rows_of(contents.page_data(analysis))
-    # THEN there are rows for steps, stages, streams, idle time and the host
-    assert list(found) == ["steps", "stages", "stream 20", "stream 7", "idle", "main thread 100"]
+    # THEN there are rows for steps, stages, the path, streams, idle time and the host
+    assert list(found) == [
+        *("steps", "stages", "critical path", "stream 20", "stream 7", "idle", "main thread 100")
+    ]
     assert [len(found[name]["bars"]) for name in ("steps", "stages", "stream 7")] == [12, 24, 24]
     # It is launched for 5 µs, and begins 3 later; the other stream ends at 213 µs, the wait 150 µs
     # after that, and the next kernel begins 8 µs later.

@@ -119,7 +119,7 @@ def test_a_new_result_is_on_all_pages() -> None:
         ["prefill", "0.900", "1.000", "+0.100", "(+11.1", "%)"],
     ]
     assert "low    Batches are small." in lines
-    assert "Tokens per request2 requests" in lines
+    assert "Tokens per request  2 requests" in lines
     # AND Markdown and HTML show its tables and findings, and its title
     assert "## Tokens per request" in page
     assert "| request-2 | 9 | 5.000 |" in page
