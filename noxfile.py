@@ -234,6 +234,7 @@ def python(session: nox.Session) -> None:
     # Isolated, as `pip install stagespan` builds it for a user.
     session.run("pip", "wheel", "-q", "--no-deps", "-w", str(folder), ".", silent=True)
     (wheel,) = folder.glob("*.whl")
+    session.install("-q", str(wheel))  # also what it depends on
     session.install("-q", "--force-reinstall", "--no-deps", str(wheel))
     session.env["STAGESPAN_TEST_WHEEL"] = str(wheel)
     torch_free_tests(session, "python", "not slow or wheel")
