@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import disjoint_base
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -139,6 +140,7 @@ class Token:
             error: Whether the span failed. It then counts in the stage's `errors`.
         """
 
+@disjoint_base
 class Request:
     """A request of this process: what `current_request` returns."""
 
@@ -216,7 +218,7 @@ class batch:
     and wait are entered. Raises TypeError if ``requests`` contains anything but requests.
     """
 
-    def __new__(cls, name: str, requests: Iterable[Request]) -> batch: ...
+    def __new__(cls, name: str, requests: Iterable[Request], /) -> batch: ...
     @property
     def requests(self) -> list[Request]:
         """The requests that it serves."""

@@ -321,7 +321,8 @@ def test_another_interpreter_times_nothing(tmp_path: Path) -> None:
             import stagespan
             from stagespan import without_core
             with stagespan.span("there"):
-                print(stagespan.is_available(), "main interpreter only" in without_core.reason())
+                available = stagespan.is_available()
+            print(available, "main interpreter only" in without_core.reason(), flush=True)
         '''
         print(interpreters.run_string(other, code))
         with stagespan.span("here"):

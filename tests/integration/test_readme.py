@@ -129,6 +129,8 @@ def matches(expected: str, printed: str, any_figures: bool = False) -> bool:
     # A line `...` may also match nothing.
     between = re.escape(" " if any_figures else "\n")
     pattern = ".*".join(parts).replace(f"{between}.*{between}", f"{between}(?:.*{between})?")
+    if pattern.endswith(f"{between}.*"):
+        pattern = f"{pattern.removesuffix(f'{between}.*')}(?:{between}.*)?"
     return re.fullmatch(pattern, tidy[1], flags=re.DOTALL) is not None
 
 
