@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import stagespan
-from stagespan.harness import HarnessConfig
-from stagespan.harness.adapters import adapter_for
-from stagespan.harness.output import script_of
-from stagespan.signature import SignatureFile, make_inputs
 
 torch = pytest.importorskip("torch")
+
+from stagespan.harness import HarnessConfig  # noqa: E402
+from stagespan.harness.adapters import adapter_for  # noqa: E402
+from stagespan.harness.output import script_of  # noqa: E402
+from stagespan.signature import SignatureFile, make_inputs  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "wan_pipeline"
 
