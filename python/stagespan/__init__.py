@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 try:
     # Only in this form does the error say that the module is missing.
-    import stagespan._core as _  # noqa: F401
+    import stagespan._core as _extension
+
+    _extension.require_main_interpreter()  # Python 3.13 imports it in others, too
 except ImportError as _error:
     from stagespan import without_core as _without_core
 

@@ -37,6 +37,7 @@ def install(error: ImportError) -> None:
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
             _reason += ", and free-threaded Python is not supported yet"
     sys.modules["stagespan._core"] = sys.modules[__name__]
+    setattr(sys.modules["stagespan"], "_core", sys.modules[__name__])  # noqa: B010
     logging.getLogger("stagespan").warning(
         "stagespan: %s: nothing is timed, and the program runs as without stagespan (logged once).",
         reason(),

@@ -322,7 +322,7 @@ def test_another_interpreter_times_nothing(tmp_path: Path) -> None:
             from stagespan import without_core
             with stagespan.span("there"):
                 available = stagespan.is_available()
-            print(available, "main interpreter only" in without_core.reason(), flush=True)
+            print(available, without_core.reason(), flush=True)
         '''
         print(interpreters.run_string(other, code))
         with stagespan.span("here"):
@@ -334,4 +334,5 @@ def test_another_interpreter_times_nothing(tmp_path: Path) -> None:
         "ignore",
     )
     # THEN it says so, and both continue
-    assert lines == ["False True", "None", "1"]
+    assert lines[0].startswith("False the extension cannot be imported (")
+    assert lines[1:] == ["None", "1"]
