@@ -38,8 +38,8 @@ def check(trace: dict[str, Any]) -> list[dict[str, Any]]:
             flows[event["cat"], event["name"], event["id"]].append((event["ts"], event["ph"]))
             if event["ph"] == "f":
                 assert event["bp"] == "e", event
-            # Each end of a flow is bound to a slice that is open at that time. Times are in us, with
-            # a resolution of a thousandth.
+            # Each end of a flow is bound to a slice that is open at that time. Times are in us,
+            # with a resolution of a thousandth.
             ts = event["ts"]
             assert any(begin <= ts <= end + 0.0005 for begin, end in slices[track]), event
     # Each track and process has one name.
