@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import CellType, CodeType
 from typing import Any, TypeVar
 
-from stagespan import _core, without_core
+from stagespan import _core
 from stagespan.process.imports import ImportFinder
 
 _F = TypeVar("_F")
@@ -97,6 +97,8 @@ def register() -> None:
             _log.debug("This torch has no substitute_in_graph: contexts break compiled graphs.")
             call_cell.cell_contents = _call_timed_unless_compiling
             return
+        from stagespan import without_core  # few programs need it
+
         for name in _STAND_INS:
             # The signatures are the same, but that of a C function does not compare equal.
             stand_in = getattr(without_core, name)
