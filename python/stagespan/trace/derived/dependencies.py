@@ -256,10 +256,11 @@ class _Builder:
         by_end = np.argsort(end, kind="stable")
         ends = end[by_end]
         # For each place in `by_end`, the last earlier place of another thread, or -1.
-        changes = np.flatnonzero(np.diff(thread[by_end])) if len(by_end) else by_end
-        places = np.searchsorted(changes, np.arange(len(by_end))) - 1
-        before_it = np.where(places >= 0, changes[places], -1).tolist() if len(changes) else []
-        before_it = before_it or [-1] * len(by_end)
+        before_it = [-1] * len(by_end)
+        of_places = thread[by_end].tolist()
+        for place in range(1, len(by_end)):
+            same = of_places[place] == of_places[place - 1]
+            before_it[place] = before_it[place - 1] if same else place - 1
         processes_of = owners[:, 0][thread] if len(owners) else thread
         lasts = []
         for number, mine in enumerate(by_group(thread, len(owners))):
