@@ -34,9 +34,9 @@ def command(recording: str | None, job: str | None, format_: str, output: str) -
     if job is not None and format_ != "perfetto":
         raise click.UsageError("--job writes a trace for Perfetto: leave out --format.")
     from stagespan.cli.output import write_to
-    from stagespan.recording import dump, jobs, reading
+    from stagespan.recording import dump, finding, jobs
 
     if job is not None:
         write_to(output, dump.as_perfetto(*jobs.processes(job, spans=True)))
     else:
-        write_to(output, dump.FORMATS[format_](reading.open_recording(str(recording))))
+        write_to(output, dump.FORMATS[format_](finding.open_recording(str(recording))))

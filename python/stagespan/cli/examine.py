@@ -132,7 +132,7 @@ def _recording() -> tuple[str, State, str]:
 def _exporter() -> tuple[str, State, str]:
     """Return whether an exporter reads the recordings of this user's processes."""
     from stagespan.export.node import lost_by
-    from stagespan.recording.reading import is_exported, recording_folders
+    from stagespan.recording.finding import is_exported, recording_folders
 
     folder = recording_folders()[0]
     if not is_exported(folder):

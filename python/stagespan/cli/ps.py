@@ -43,7 +43,7 @@ def command(
     """
     if stage is not None and stalled is None:
         raise click.UsageError("--stage needs --stalled SECONDS.")
-    from stagespan.recording import ranks, reading
+    from stagespan.recording import finding, ranks
 
     if job is not None and stalled is None:
         from stagespan.cli.recover import print_job
@@ -51,7 +51,7 @@ def command(
         print_job(job, as_json)
         return
     with_spans = stalled is not None
-    found = reading.recordings(spans=with_spans) if job is None else ranks.of_job(job)
+    found = finding.recordings(spans=with_spans) if job is None else ranks.of_job(job)
     if stalled is not None:
         ctx.exit(_stalled(found, stalled, stage, as_json))
     if not show_all:
@@ -69,10 +69,10 @@ def command(
 def _with_spans(recording: Recording) -> Recording:
     """Return a recording with its finished spans; if it is gone, the one that was passed."""
     from stagespan.errors import StagespanError
-    from stagespan.recording import reading
+    from stagespan.recording import finding
 
     try:
-        return reading.open_recording(recording.path)
+        return finding.open_recording(recording.path)
     except StagespanError:
         return recording
 

@@ -36,9 +36,9 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
     if job is not None:
         print_job(job, as_json)
         return
-    from stagespan.recording import reading, summary
+    from stagespan.recording import finding, summary
 
-    found = reading.open_recording(str(recording))
+    found = finding.open_recording(str(recording))
     if as_json:
         print_json(summary.as_dict(found))
     else:

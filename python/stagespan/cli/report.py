@@ -52,9 +52,9 @@ def command(ctx: click.Context, timing: Path, against: Path | None, html: str | 
     from stagespan.report.tables import print_report
 
     if _is_recording(timing):
-        from stagespan.recording import reading
+        from stagespan.recording import finding
 
-        _print_recording(reading.open_recording(timing))
+        _print_recording(finding.open_recording(timing))
     elif os.path.isdir(timing) and len(reports_in(timing)) > 1:
         from stagespan.report.side_by_side import print_reports
 
@@ -74,7 +74,7 @@ def _is_recording(path: Path) -> bool:
 def _write_page(path: Path, html: str) -> None:
     from stagespan.cli.output import write_to
     from stagespan.errors import StagespanError
-    from stagespan.recording import html_page, reading
+    from stagespan.recording import finding, html_page
 
     if os.path.isdir(path) or path.suffix in (".json", ".gz"):
         raise StagespanError(
@@ -82,7 +82,7 @@ def _write_page(path: Path, html: str) -> None:
             f"{'folder' if os.path.isdir(path) else 'JSON file'}: pass the process id or the file "
             f"of a recording (`stagespan ps --all` lists them), or leave out --html."
         )
-    write_to(html, html_page.page(reading.open_recording(path)))
+    write_to(html, html_page.page(finding.open_recording(path)))
 
 
 def _print_recording(recording: Recording) -> None:

@@ -121,7 +121,7 @@ def command(
 
 
 def _read(named: tuple[str, ...], job: str | None) -> list[Recording]:
-    from stagespan.recording import jobs, reading
+    from stagespan.recording import finding, jobs
 
     if named:
         found = []
@@ -131,11 +131,11 @@ def _read(named: tuple[str, ...], job: str | None) -> list[Recording]:
 
                 found += kept.read(one)
             else:
-                found.append(reading.open_recording(one))
+                found.append(finding.open_recording(one))
         return found
     if job is not None:
         return jobs.processes(job, spans=True)
-    return reading.recordings(spans=True)
+    return finding.recordings(spans=True)
 
 
 def _print_requests(shown: Sequence[Timeline], count: int) -> None:

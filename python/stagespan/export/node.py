@@ -32,7 +32,8 @@ from stagespan.export.totals import (
 )
 from stagespan.export.traces import Requests, Rules
 from stagespan.process.files import write_whole
-from stagespan.recording.reading import EXPORTER_FILE, Recording, recording_folders, recording_paths
+from stagespan.recording.finding import EXPORTER_FILE, recording_folders, recording_paths
+from stagespan.recording.reading import Recording
 
 _LOGGER = logging.getLogger("stagespan")
 

@@ -12,7 +12,7 @@ from stagespan.export.figures import Figures
 from stagespan.export.requests import Part
 from stagespan.export.totals import Exemplars, Gauges, Group, Process, Totals
 from stagespan.export.traces import Requests, Rules
-from stagespan.recording.reading import open_recording
+from stagespan.recording.finding import open_recording
 
 
 class Own:

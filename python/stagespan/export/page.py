@@ -102,12 +102,12 @@ class Live:
 
 def _timeline(trace_id: str) -> str:
     """Return the page of a request. Raises StagespanError if it is in no recording any more."""
-    from stagespan.recording import reading, requests_page
+    from stagespan.recording import finding, requests_page
     from stagespan.recording.timelines import timelines
 
     read = [
         one
-        for one in reading.recordings(spans=True)
+        for one in finding.recordings(spans=True)
         if any(segment["trace_id"] == trace_id for segment in one.segments())
     ]
     found = [one for one in timelines(read) if one.trace_id == trace_id]

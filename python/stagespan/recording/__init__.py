@@ -6,8 +6,9 @@ processes of the same user can read, without stopping it.
 
 from __future__ import annotations
 
+from stagespan.recording.finding import open_recording, recordings
 from stagespan.recording.jobs import Job, job
-from stagespan.recording.reading import Recording, open_recording, recordings
+from stagespan.recording.reading import Recording
 
 open = open_recording  # noqa: A001 - used as `recording.open(...)`, like `gzip.open`
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from stagespan.errors import StagespanError
 from stagespan.recording import dump
-from stagespan.recording.reading import Recording, open_recording
+from stagespan.recording.finding import open_recording
+from stagespan.recording.reading import Recording
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.paths import analyze_ranks

@@ -10,7 +10,8 @@ from stagespan.errors import StagespanError
 from stagespan.live.history import History
 from stagespan.live.kinds import number_of
 from stagespan.process import imports
-from stagespan.recording.reading import Recording, recordings
+from stagespan.recording.finding import recordings
+from stagespan.recording.reading import Recording
 
 if TYPE_CHECKING:
     from stagespan.live.kinds import Kind

@@ -16,7 +16,8 @@ from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.live.kinds import Kind, number_of
 from stagespan.process import imports
-from stagespan.recording import ranks, reading, summary
+from stagespan.recording import finding, ranks, summary
+from stagespan.recording.reading import Recording
 from stagespan.recording.texts import open_requests
 from stagespan.text.amounts import duration
 from stagespan.text.escaping import one_line
@@ -24,7 +25,6 @@ from stagespan.text.tables import Column, fitted_table
 
 if TYPE_CHECKING:
     from stagespan.live.statistics import StageStats, Stats
-    from stagespan.recording.reading import Recording
 
 _ORDERS = ("share", "rate", "p99", "name")
 _KEPT_S = 10.0
@@ -84,7 +84,7 @@ class Page:
             found = []
             for path in self._paths:
                 try:
-                    found.append(reading.Recording(path, everything=not self._is_filled(path, now)))
+                    found.append(Recording(path, everything=not self._is_filled(path, now)))
                 except StagespanError:
                     self._message = "The process has ended: this is its last known state."
         else:
@@ -108,13 +108,13 @@ class Page:
 
     def _first(self) -> Recording:
         if self._which is not None:
-            return reading.open_recording(self._which)
-        alive = [one for one in reading.recordings() if one.state == "alive"]
+            return finding.open_recording(self._which)
+        alive = [one for one in finding.recordings() if one.state == "alive"]
         if not alive:
             raise StagespanError(
                 "No process records here at the moment: `stagespan ps --all` lists earlier ones."
             )
-        return reading.open_recording(max(alive, key=summary.finished_spans).path)
+        return finding.open_recording(max(alive, key=summary.finished_spans).path)
 
     # --- keys -----------------------------------------------------------------------------------
 

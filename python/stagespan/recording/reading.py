@@ -1,21 +1,18 @@
-"""Finds and opens the recordings of processes, and finds out how the processes ended."""
+"""Reads the recording of a process, and finds out whether and how the process ended."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import heapq
 import os
 import re
 import signal
 import stat
 import struct
-from collections import defaultdict
-from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
-from stagespan import _core, settings
+from stagespan import _core
 from stagespan.contexts.requests import STATUSES
 from stagespan.errors import StagespanError
 from stagespan.live.kinds import KINDS
@@ -34,15 +31,9 @@ SIGINT, or ended by a signal or os._exit while no span was open. `died`: it was 
 called os._exit inside a span. `unknown`: it belongs to another container, or /proc cannot be read,
 and the system gives no other information about it."""
 
-_FILE = re.compile(r"(\d+)-(\d+)(?:-\d+)?\.stagespan")
-_MEMFD = "/memfd:stagespan (deleted)"
-_DELETED = " (deleted)"
-EXPORTER_FILE = ".exporter"
-"""The file in a folder of recordings on which an exporter holds a lock."""
-_MOST_ENDED = 256
-"""The most recordings of ended processes that are read from a folder. Each takes about 1 MiB."""
+MEMFD = "/memfd:stagespan (deleted)"
 _F_OFD_GETLK = 36
-_ENDED_STATES = "ZX"
+ENDED_STATES = "ZX"
 """States of /proc/PID/stat of a process that has ended. A zombie's status has not been read yet."""
 _LONGEST_STOP_NS = 600 * 10**9
 """A process that continues for longer after SIGTERM has handled it, and ends for another reason."""
@@ -139,6 +130,16 @@ class Thread(TypedDict):
     spans: int
 
 
+class LiveProcess(NamedTuple):
+    """A live process, as its recording identifies it."""
+
+    pid: int
+    """Its id in its own pid namespace."""
+    pid_namespace: int
+    """The inode of that namespace; 0 if unknown."""
+    start_ticks: int
+
+
 class Recording:
     """A copy of everything that a process had recorded up to the moment of the copy.
 
@@ -152,7 +153,7 @@ class Recording:
         """The file that was read."""
         self._everything = everything
         is_own = handle is None
-        handle = _open_file(path) if handle is None else handle
+        handle = open_file(path) if handle is None else handle
         try:
             self._copy = _core.recording_read(handle, os.fsencode(path), everything)
             self._is_deleted = _is_deleted(path, handle)
@@ -409,7 +410,8 @@ class Recording:
             times.append(int(self.spans()["end_ns"].max()))
         return max(times, default=None)
 
-    def _is_of(self, process: _Process) -> bool:
+    def is_of(self, process: LiveProcess) -> bool:
+        """Return whether this is the recording of a process."""
         mine = self.pid, self._info["start_ticks"], self._info["boot"]
         is_known = self.pid_namespace is not None and process.pid_namespace != 0
         return mine == (process.pid, process.start_ticks, _core.recording_boot()) and (
@@ -441,161 +443,6 @@ class Recording:
         return f"<Recording of process {self.pid}, {self.state}, {self.path!r}>"
 
 
-def open_recording(path_or_pid: str | os.PathLike[str] | int, *, spans: bool = True) -> Recording:
-    """Open a recording by the path of its file, or by the id of a process on this machine.
-
-    If ``spans`` is False, the finished spans are not read, which takes less time.
-
-    A process id is one of this pid namespace. A live process that has it is preferred to earlier
-    ones, and to those of other containers. Raises StagespanError if there is no such recording, if
-    the file is not a recording, or if several processes have or had the id; the error then lists
-    their files.
-    """
-    if isinstance(path_or_pid, int):
-        return _only_one(path_or_pid, spans=spans)
-    text = os.fspath(path_or_pid)
-    if text.isascii() and text.isdigit() and not os.path.exists(text):
-        return _only_one(int(text), spans=spans)
-    return Recording(text, everything=spans)
-
-
-def recordings(*, spans: bool = False) -> list[Recording]:
-    """Return the recordings of this user's processes, alive or not; root gets those of all users.
-
-    Files that are not recordings, and those that are removed meanwhile, are left out. So are
-    recordings of ended processes except for the newest 256 in each folder.
-    """
-    found = []
-    for path in recording_paths():
-        try:
-            found.append(Recording(path, everything=spans))
-        except StagespanError:
-            continue
-    return sorted(found, key=lambda recording: (recording.begin_ns, recording.pid))
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def recording_folders() -> list[str]:
-    """Return the folders whose recordings this process may read, its own ones first."""
-    folder = settings.get("STAGESPAN_RECORDING_DIR")
-    folders = [os.path.abspath(folder)] if folder else []
-    folders.append(_core.recording_default_folder())
-    if os.geteuid() == 0:
-        parent = os.path.dirname(folders[-1])
-        try:
-            names = sorted(os.listdir(parent))
-        except OSError:
-            names = []
-        folders += [
-            os.path.join(parent, name) for name in names if re.fullmatch(r"stagespan-\d+", name)
-        ]
-    return list(dict.fromkeys(folders))
-
-
-def _files() -> Iterator[tuple[str, int, int]]:
-    """Yield the files of all folders, each with the process id and start time in its name."""
-    for folder in recording_folders():
-        if os.path.islink(folder):
-            continue
-        try:
-            names = sorted(os.listdir(folder))
-        except OSError:
-            continue
-        for name in names:
-            match = _FILE.fullmatch(name)
-            if match is not None:
-                yield os.path.join(folder, name), int(match[1]), int(match[2])
-
-
-def is_exported(folder: str) -> bool:
-    """Whether an exporter reads the recordings in a folder."""
-    try:
-        handle = _open_file(os.path.join(folder, EXPORTER_FILE))
-    except StagespanError:
-        return False
-    try:
-        return bool(is_locked(handle))
-    finally:
-        os.close(handle)
-
-
-def recording_paths(*, memory: bool = True) -> Iterator[str]:
-    """Yield the paths of the recordings that `recordings` returns.
-
-    Without ``memory``, those are left out that have no name in a file system. Finding these takes
-    longer, because all processes are examined.
-    """
-    ended: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-    for path, pid, start_ticks in _files():
-        modified_ns = _modified_ns_if_ended(path, pid, start_ticks)
-        if modified_ns is None:
-            yield path
-        else:
-            ended[os.path.dirname(path)].append((modified_ns, path))
-    for found in ended.values():
-        yield from (path for _, path in heapq.nlargest(_MOST_ENDED, found))
-    if not memory:
-        return
-    try:
-        processes = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
-    except OSError:
-        return
-    for pid in processes:
-        held = _held_by(pid, pid, without_a_name=True)
-        if held is not None:
-            yield held
-
-
-def _modified_ns_if_ended(path: str, pid: int, start_ticks: int) -> int | None:
-    """Return when a file was last modified if its process has ended; None if it may be alive.
-
-    The file is not read, because there may be thousands.
-    """
-    if _runs(pid, start_ticks):
-        return None
-    try:
-        handle = _open_file(path)
-    except StagespanError:  # opening the file raises the error
-        return None
-    try:
-        # The id of a process in another container is not its id here, but it holds a lock.
-        return os.fstat(handle).st_mtime_ns if is_locked(handle) is False else None
-    finally:
-        os.close(handle)
-
-
-def _held_by(pid: int, inner: int, *, without_a_name: bool) -> str | None:
-    """Return the path in /proc of the recording that a process has open; None if it has none.
-
-    ``inner`` is its id in its own pid namespace. With ``without_a_name``, only a memfd or a file
-    that has been deleted counts.
-    """
-    folder = f"/proc/{pid}/fd"
-    try:
-        for number in os.listdir(folder):
-            path = f"{folder}/{number}"
-            try:
-                target = os.readlink(path)
-            except OSError:
-                continue
-            if target == _MEMFD:
-                return path
-            # The target may be the former name of a file that has been deleted.
-            match = _FILE.fullmatch(os.path.basename(target).removesuffix(_DELETED).lstrip("."))
-            if match is None or int(match[1]) != inner:  # others may have it open for reading
-                continue
-            try:
-                if not without_a_name or os.stat(path).st_nlink == 0:
-                    return path
-            except OSError:
-                continue
-    except OSError:
-        return None
-    return None
-
-
 def _program(info: dict[str, Any]) -> str:
     program = str(info["program"])
     if not info["worker"]:
@@ -606,113 +453,11 @@ def _program(info: dict[str, Any]) -> str:
     return f"{named}, {info['worker']}{of_rank}"
 
 
-# --- by process id --------------------------------------------------------------------------------
+def open_file(path: str) -> int:
+    """Open a file for reading, and return its descriptor.
 
-
-class _Process(NamedTuple):
-    """A live process, as its recording identifies it."""
-
-    pid: int
-    """Its id in its own pid namespace."""
-    pid_namespace: int
-    """The inode of that namespace; 0 if unknown."""
-    start_ticks: int
-
-
-def of_pid(pid: int, *, spans: bool = True) -> list[Recording]:
-    """Return the recordings that a process id of this machine can mean.
-
-    A process id is unique only within a pid namespace and only while the process lives. If a live
-    process of this namespace has the id and a recording, only its recording is returned. If it has
-    none, those of ended processes of this namespace are returned. If no live process has the id,
-    those of all namespaces are returned.
-
-    Raises StagespanError if there is none, or if the only one cannot be read.
+    Raises StagespanError if it is not a regular file, or cannot be opened.
     """
-    process = _live_process(pid)
-    inner = pid if process is None else process.pid
-    held = None if process is None else _held_by(pid, inner, without_a_name=False)
-    paths = [] if held is None else [held]  # first, because the name of a file tells more
-    paths += [path for path, of_pid, _ in _files() if of_pid in (pid, inner)]
-    found, reason = [], None
-    for path in paths:
-        try:
-            found.append(Recording(path, everything=spans))
-        except StagespanError as error:
-            reason = error
-    if process is not None:
-        of_process = [one for one in found if one._is_of(process)]
-        if of_process:
-            return of_process[-1:]
-    found = [one for one in found if one.pid == pid]
-    here = [one for one in found if process is None or one.pid_namespace == process.pid_namespace]
-    if pid == os.getpid():
-        here = []  # those of earlier processes
-    if here:
-        return here
-    if found and pid != os.getpid():
-        raise StagespanError(
-            f"The process {pid} of this pid namespace has no recording that can be read here. Pass "
-            f"the file of another process that has or had this id: {_listed(found)}."
-        )
-    if reason is not None and pid != os.getpid():
-        raise reason
-    if process is None and not os.path.exists(f"/proc/{pid}"):
-        raise StagespanError(
-            f"There is no process {pid}, and no recording of a process with this id: `stagespan ps "
-            f"--all` lists the recordings."
-        )
-    raise StagespanError(
-        f"The process {pid} has no recording that can be read here: it has not opened a span, "
-        "STAGESPAN_RECORDING=off is set, or it belongs to another user."
-    )
-
-
-def ambiguous(pid: int, found: list[Recording]) -> StagespanError:
-    """Return an error that lists the recordings that belong to a process id."""
-    return StagespanError(
-        f"{len(found)} processes have or had the id {pid}, in other containers or earlier: pass "
-        f"the file of one of their recordings: {_listed(found)}."
-    )
-
-
-def _listed(found: list[Recording]) -> str:
-    return "; ".join(
-        f"{one.path} ({one.program}, pid namespace {one.pid_namespace or 'unknown'}, {one.state})"
-        for one in found
-    )
-
-
-def _only_one(pid: int, *, spans: bool) -> Recording:
-    found = of_pid(pid, spans=spans)
-    if len(found) > 1:
-        raise ambiguous(pid, found)
-    return found[0]
-
-
-def _live_process(pid: int) -> _Process | None:
-    """Return the process that has an id in this pid namespace; None if it is not alive or known."""
-    is_own = pid == os.getpid()
-    folder = "/proc/self" if is_own else f"/proc/{pid}"
-    try:
-        if not is_own and not _shows_this_namespace():
-            return None
-        fields = _stat_fields(folder)
-        with open(f"{folder}/status", encoding="utf-8", errors="replace") as file:
-            ids = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [str(pid)])
-        start_ticks, inner = int(fields[19]), int(ids[-1])
-    except (OSError, ValueError, IndexError):
-        return None
-    if fields[0] in _ENDED_STATES:
-        return None
-    try:
-        namespace = os.stat(f"{folder}/ns/pid").st_ino
-    except OSError:  # it belongs to another user
-        namespace = 0
-    return _Process(inner, namespace, start_ticks)
-
-
-def _open_file(path: str) -> int:
     # The entries of /proc/PID/fd are links without a real path. All other links are refused.
     follow = 0 if re.fullmatch(r"/proc/\d+/fd/\d+", path) else os.O_NOFOLLOW
     try:
@@ -741,7 +486,7 @@ def _is_deleted(path: str, handle: int) -> bool:
         target = os.readlink(path)
     except OSError:  # not an entry of /proc/PID/fd
         return False
-    return target != _MEMFD and os.fstat(handle).st_nlink == 0
+    return target != MEMFD and os.fstat(handle).st_nlink == 0
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -759,8 +504,8 @@ def _state(info: dict[str, Any], handle: int) -> State:
     except OSError:
         namespace = 0
     held = is_locked(handle) if info["is_locked"] else None
-    is_running = _runs(info["pid"], info["start_ticks"])
-    if namespace != info["pid_namespace"] or is_running is None or not _shows_this_namespace():
+    is_running = runs(info["pid"], info["start_ticks"])
+    if namespace != info["pid_namespace"] or is_running is None or not shows_this_namespace():
         # Process ids of another container cannot be compared with those here, but the lock can be
         # checked.
         return "unknown" if held is None else ("alive" if held else "died")
@@ -771,7 +516,7 @@ def _state(info: dict[str, Any], handle: int) -> State:
     return "alive"
 
 
-def _shows_this_namespace() -> bool:
+def shows_this_namespace() -> bool:
     """Whether /proc shows this process's pid namespace, and not that of another container."""
     try:
         return os.readlink("/proc/self") == str(os.getpid())
@@ -810,16 +555,16 @@ def is_locked(handle: int) -> bool | None:
     return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
 
 
-def _runs(pid: int, start_ticks: int) -> bool | None:
+def runs(pid: int, start_ticks: int) -> bool | None:
     """Return whether a process of this container runs; None if /proc cannot be read."""
     try:
-        fields = _stat_fields(f"/proc/{pid}")
+        fields = stat_fields(f"/proc/{pid}")
     except OSError:
         return False if os.path.exists("/proc/self/stat") else None
-    return len(fields) > 19 and fields[0] not in _ENDED_STATES and fields[19] == str(start_ticks)
+    return len(fields) > 19 and fields[0] not in ENDED_STATES and fields[19] == str(start_ticks)
 
 
-def _stat_fields(folder: str) -> list[str]:
+def stat_fields(folder: str) -> list[str]:
     """Return the fields of /proc/PID/stat from the third one, the state."""
     with open(f"{folder}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()
