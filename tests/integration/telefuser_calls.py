@@ -168,8 +168,8 @@ def reset_makes_a_request_id() -> Any:
 def registry_record() -> Any:
     registry = profiler.reset_timing_registry()
     registry.record("by hand", 12.5)
-    # The clock does not count whole nanoseconds.
-    return round(registry.get_report()["stages"]["by hand"]["duration_ms"], 5)
+    # Its ticks are not whole ns, and the rate of the clock is measured anew (some ppm).
+    return round(registry.get_report()["stages"]["by hand"]["duration_ms"], 3)
 
 
 @call
@@ -188,7 +188,7 @@ def registry_record_parallel_stage() -> Any:
     }
     registry.record_parallel_stage("dit", ranks)
     stage = registry.get_report()["stages"]["dit"]
-    return [round(stage["duration_ms"], 5), stage["parallel_info"]]
+    return [round(stage["duration_ms"], 3), stage["parallel_info"]]
 
 
 @call

@@ -333,9 +333,10 @@ def test_statistics_agree_with_records() -> None:
     stage = _core.snapshot().stages()["agrees"]
 
     assert stage.count == len(durations) == 500
-    assert abs(stage.total_ns - sum(durations)) <= 500
-    assert abs((stage.min_ns or 0) - durations[0]) <= 2
-    assert abs((stage.max_ns or 0) - durations[-1]) <= 2
+    # The rate of the clock may be measured anew between the readings (some ppm).
+    assert stage.total_ns == pytest.approx(sum(durations), rel=1e-4, abs=500)
+    assert stage.min_ns == pytest.approx(durations[0], rel=1e-4, abs=2)
+    assert stage.max_ns == pytest.approx(durations[-1], rel=1e-4, abs=2)
     for q in (0.25, 0.5, 0.95, 0.99):
         exact = durations[-(-int(q * 1000) * 500 // 1000) - 1]
         assert stage.quantile_ns(q) == pytest.approx(exact, rel=0.03, abs=2)

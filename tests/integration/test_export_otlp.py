@@ -223,7 +223,7 @@ def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
         assert resource["stagespan.rank"] == 1
         assert collector.attributes(point) == {"stagespan.stage": "decode"}
         assert point.count == sum(point.bucket_counts) == stats.count == 100
-        assert point.sum == pytest.approx(stats.total_ns / 1e9, rel=1e-6)
+        assert point.sum == pytest.approx(stats.total_ns / 1e9, rel=1e-4)
         assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
         ((_, work),) = received.points("stagespan.stage.work")
         assert (collector.attributes(work)["unit"], work.as_double or work.as_int) == (

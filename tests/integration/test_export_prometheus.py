@@ -105,7 +105,7 @@ def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
         stats = recording.open(process.pid).stats()["decode"]
         assert of(samples, f"{DURATION}_count", stage="decode", **labels) == stats.count == 100
         total_s = of(samples, f"{DURATION}_sum", stage="decode", **labels)
-        assert total_s == pytest.approx(stats.total_ns / 1e9, rel=1e-6)
+        assert total_s == pytest.approx(stats.total_ns / 1e9, rel=1e-4)
         buckets = samples[f"{DURATION}_bucket"]
         last = max(v for k, v in buckets.items() if ("le", "+Inf") not in k)
         assert last == 100
