@@ -2,11 +2,10 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <memory>
-#include <new>
 #include <utility>
 
 #include "docstrings.h"
@@ -23,14 +22,14 @@ namespace {
 
 struct BatchObject {
   PyObject_HEAD PyObject* span;
-  PyObject* requests;  // a list
+  PyObject* requests;  // a tuple
 };
 
 BatchObject* self_of(PyObject* object) { return reinterpret_cast<BatchObject*>(object); }
 
-bool are_requests(PyObject* list) noexcept {
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    PyObject* const one = PyList_GET_ITEM(list, i);
+bool are_requests(PyObject* tuple) noexcept {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+    PyObject* const one = PyTuple_GET_ITEM(tuple, i);
     if (is_request(one)) continue;
     PyErr_Format(PyExc_TypeError,
                  "batch() takes requests, such as current_request() and what extract() returned, not %s",
@@ -41,34 +40,30 @@ bool are_requests(PyObject* list) noexcept {
 }
 
 /// Links the span that has just been opened to the requests, and ends their waits.
-bool link(PyObject* requests) noexcept {
-  const Py_ssize_t count = PyList_GET_SIZE(requests);
-  if (count == 0 || !mode_has(kModeEnabled)) return true;
-  std::uint64_t few[128];
-  std::unique_ptr<std::uint64_t[]> many;
-  if (static_cast<std::size_t>(count) > std::size(few)) {
-    many.reset(new (std::nothrow) std::uint64_t[static_cast<std::uint32_t>(count)]);
-    if (!many) return PyErr_NoMemory() != nullptr;
-  }
-  std::uint64_t* const numbers = many ? many.get() : few;
-  for (Py_ssize_t i = 0; i < count && i < PyList_GET_SIZE(requests); ++i) {
-    auto* const one = reinterpret_cast<RequestObject*>(PyList_GET_ITEM(requests, i));
-    numbers[i] = one->number;
-    if (one->is_remote && !one->is_started) start_request(*one);
-  }
+void link(PyObject* requests) noexcept {
+  const Py_ssize_t count = PyTuple_GET_SIZE(requests);
+  if (count == 0 || !mode_has(kModeEnabled)) return;
+  const auto request_at = [requests](Py_ssize_t i) {
+    return reinterpret_cast<RequestObject*>(PyTuple_GET_ITEM(requests, i));
+  };
+  for (Py_ssize_t i = 0; i < count; ++i) start_request(*request_at(i));
   ThreadState& thread = current_thread();
   const std::uint64_t span = innermost(thread, *thread.scope).id;
   publish(thread);  // a scope without open spans is removed again
-  if (span != 0) Recorder::get().add_links(span, numbers, static_cast<std::uint32_t>(count));
-  return true;
+  if (span == 0) return;
+  std::uint64_t numbers[128];
+  const auto at_once = static_cast<Py_ssize_t>(std::size(numbers));
+  for (Py_ssize_t first = 0; first < count; first += at_once) {
+    const Py_ssize_t size = std::min(at_once, count - first);
+    for (Py_ssize_t i = 0; i < size; ++i) numbers[i] = request_at(first + i)->number;
+    Recorder::get().add_links(span, numbers, static_cast<std::uint32_t>(size), static_cast<std::uint32_t>(count));
+  }
 }
 
 PyObject* enter(BatchObject& self) noexcept {
-  const Ref span(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&reinterpret_cast<SpanObject*>(self.span)->enter)));
-  if (!span) return nullptr;
-  const Ref requests(Py_NewRef(self.requests));
-  if (!link(requests.get())) return nullptr;
-  return Py_NewRef(span.get());
+  Ref span(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&reinterpret_cast<SpanObject*>(self.span)->enter)));
+  if (span) link(self.requests);
+  return span.release();
 }
 
 bool leave(BatchObject& self, PyObject* const* args, Py_ssize_t count) noexcept {
@@ -93,14 +88,14 @@ PyObject* batch_aexit(PyObject* object, PyObject* const* args, Py_ssize_t count)
 
 /// batch(name, requests)
 PyObject* make(PyTypeObject* type, PyObject* name, PyObject* requests) noexcept {
-  Ref list(PySequence_List(requests));
-  if (!list || !are_requests(list.get())) return nullptr;
+  Ref tuple(PySequence_Tuple(requests));
+  if (!tuple || !are_requests(tuple.get())) return nullptr;
   Ref span(batch_span(name));
   if (!span) return nullptr;
   PyObject* const object = type->tp_alloc(type, 0);
   if (object == nullptr) return nullptr;
   self_of(object)->span = span.release();
-  self_of(object)->requests = list.release();
+  self_of(object)->requests = tuple.release();
   return object;
 }
 

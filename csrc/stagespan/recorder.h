@@ -180,8 +180,9 @@ class Recorder {
   /// Adds one output to a segment, and the figures of the time since the previous one to the stages with this name.
   void add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t first_stage, std::uint32_t between_stage,
                  std::uint32_t amount_stage) noexcept;
-  /// Links the span of a batch to the requests that it served.
-  void add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count) noexcept;
+  /// Links the span of a batch to `count` of the `batch_size` requests that it served.
+  void add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,
+                 std::uint32_t batch_size) noexcept;
 
   /// Gives a thread frames beyond its own ones, which are not shown. False if there is no memory for them.
   bool take_hidden_chunk(ThreadState& thread) noexcept;

@@ -155,7 +155,8 @@ void Recorder::add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_
   if (chunks != 0 && amount != 0) add(amount_stage, ticks / amount);
 }
 
-void Recorder::add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count) noexcept {
+void Recorder::add_links(std::uint64_t span, const std::uint64_t* requests, std::uint32_t count,
+                         std::uint32_t batch_size) noexcept {
   if (!arena_) return;
   const std::lock_guard lock(cold_);
   ArenaHeader& header = arena_.header();
@@ -174,7 +175,7 @@ void Recorder::add_links(std::uint64_t span, const std::uint64_t* requests, std:
     store_fence();  // a reader that sees a field of this link sees that the previous one has been removed
     link.span.store(span, relaxed);
     link.request.store(requests[i], relaxed);
-    link.size.store(count, relaxed);
+    link.size.store(batch_size, relaxed);
     link.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
     header.link_head.store(number + 1, std::memory_order_release);
   }

@@ -220,7 +220,7 @@ class batch:
 
     def __new__(cls, name: str, requests: Iterable[Request], /) -> batch: ...
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> tuple[Request, ...]:
         """The requests that it serves."""
     def __enter__(self) -> Span: ...
     def __exit__(

@@ -299,7 +299,7 @@ class batch(NoSpan):
 
     def __init__(self, name: str, requests: Any) -> None:
         super().__init__(name, "span")
-        self.requests = list(requests)
+        self.requests = tuple(requests)
 
 
 _numbers = itertools.count(1)

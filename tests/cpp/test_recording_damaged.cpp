@@ -91,7 +91,7 @@ class Hostile : public Recordings {
     start.received_ticks = now_ticks();
     recorder().begin_segment(77, start);
     const std::uint64_t requests[] = {77, 78};
-    recorder().add_links(5, requests, 2);
+    recorder().add_links(5, requests, 2, 2);
     open_ = open_span(stage);
     token_ = recorder().open_detached(stage, 0);
     path_ = file_of(getpid());

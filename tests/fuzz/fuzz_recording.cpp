@@ -87,7 +87,7 @@ class Base {
     start.trace = {1, 2};
     recorder.begin_segment(77, start);
     const std::uint64_t requests[] = {77, 78};
-    recorder.add_links(5, requests, 2);
+    recorder.add_links(5, requests, 2, 2);
     // Left open.
     open_span(stage);
     (void)recorder.open_detached(stage, 0);

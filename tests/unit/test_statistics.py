@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -158,14 +157,14 @@ def test_a_window_of_stages_with_known_times(monkeypatch: pytest.MonkeyPatch) ->
 
     found = stagespan.stats(0.1)
 
-    # THEN the longest stage comes first, with figures that are exact to a tick of the clock
+    # THEN the longest stage comes first, with figures that are exact but for the rate of the clock,
+    # which may be measured anew between the readings (some ppm)
     assert list(found) == ["long", "short"]
     stage = found["long"]
     assert stage.count == 2
     figures = (stage.min_ns, stage.max_ns, stage.mean_ns, stage.p50_ns, stage.quantile_ns(0.25))
-    tick_ns = math.ceil(_core.clock_info()["resolution_ns"] or 1)
-    assert figures == pytest.approx((5e9, 6e9, 5.5e9, 5.5e9, 5.25e9), rel=0, abs=tick_ns)
-    assert stage.total_ns == pytest.approx(11 * 10**9, rel=0, abs=2 * tick_ns)
+    assert figures == pytest.approx((5e9, 6e9, 5.5e9, 5.5e9, 5.25e9), rel=1e-5)
+    assert stage.total_ns == pytest.approx(11 * 10**9, rel=1e-5)
 
 
 def test_a_snapshot_far_from_the_window_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
