@@ -26,6 +26,7 @@ class Received:
         self._spans: list[tuple[dict[str, Any], Any]] = []
         self.metrics: list[metrics_pb.ExportMetricsServiceRequest] = []
         self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
 
     def add_spans(self, request: trace_pb.ExportTraceServiceRequest) -> None:
         """Take spans."""
@@ -86,6 +87,7 @@ def http(answer: Callable[[], int] = lambda: 200) -> Iterator[Received]:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
+            received.paths.append(self.path)
             received.headers.append({k.lower(): v for k, v in self.headers.items()})
             status = answer()
             if status == 200 and self.path == "/v1/traces":

@@ -327,6 +327,20 @@ def test_an_address_that_is_none_is_refused(folder: Path, url: str, sentence: st
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("end", ["", "/", "/v1/traces", "/v1/metrics/"])
+def test_an_address_with_a_path_has_a_path_for_each_signal(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    # GIVEN the address of a collector behind a proxy, with or without the path of a signal
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_PROTOCOL", raising=False)
+    with collector.http() as received:
+        for signal_name in ("traces", "metrics"):
+            exporter_of = otlp.exporter_for(signal_name, f"{received.url}/otlp{end}")
+            # WHEN something is sent THEN it arrives where a collector expects it
+            exporter_of.export([] if signal_name == "traces" else otlp.points.MetricsData([]))
+        assert received.paths == ["/otlp/v1/traces", "/otlp/v1/metrics"]
+
+
 def test_a_process_sends_its_own_requests(folder: Path) -> None:
     # GIVEN a program that sends its own requests, and makes no provider
     program = """

@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import re
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from stagespan.device.environment import version
 from stagespan.errors import StagespanError
@@ -351,11 +352,17 @@ def exporter_for(signal: str, url: str | None) -> Any:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StagespanError(f"{url!r} is not an address for OTLP: pass http://HOST:PORT.")
-        is_base = protocol != "grpc" and parts.path in ("", "/")
-        options["endpoint"] = f"{url.rstrip('/')}/v1/{signal}" if is_base else url
         if protocol == "grpc":
-            options["insecure"] = parts.scheme == "http"
+            options["endpoint"], options["insecure"] = url, parts.scheme == "http"
+        else:
+            options["endpoint"] = f"{_base(parts)}/v1/{signal}"
     return getattr(made, name)(**options)
+
+
+def _base(parts: SplitResult) -> str:
+    """Return the address without the path of a signal, to which that of each signal is added."""
+    path = re.sub(r"/v1/(traces|metrics)$", "", parts.path.rstrip("/"))
+    return parts._replace(path=path, query="", fragment="").geturl()
 
 
 class Sender:
