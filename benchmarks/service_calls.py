@@ -2,11 +2,13 @@
 
 It records by hand what stagespan records: a span for each request, each part of it in another
 process, each hand-off, wait, stage and batch, links from a batch to its requests, and the
-distributions of chunks.
+distributions of chunks. If OTEL_EXPORTER_OTLP_ENDPOINT is set, spans and distributions are sent
+there, and OTEL_TRACES_SAMPLER chooses the requests; otherwise nothing is sent.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextvars import Token
@@ -15,7 +17,11 @@ from typing import Any
 
 from opentelemetry import context, trace
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import (
+    InMemoryMetricReader,
+    MetricReader,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -51,10 +57,17 @@ class WithOpenTelemetry(Calls):
     def __init__(self, role: str) -> None:
         self._role = role
         provider = TracerProvider(shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(_Discard()))
+        exporter: SpanExporter = _Discard()
+        reader: MetricReader = InMemoryMetricReader()
+        if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+            from opentelemetry.exporter.otlp.proto.http import metric_exporter, trace_exporter
+
+            exporter = trace_exporter.OTLPSpanExporter()
+            reader = PeriodicExportingMetricReader(metric_exporter.OTLPMetricExporter())
+        provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = provider.get_tracer("engine")
         self._carriers = TraceContextTextMapPropagator()
-        meter = MeterProvider([InMemoryMetricReader()]).get_meter("engine")
+        meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("engine")
         self._first_chunk = meter.create_histogram("first_chunk", "s")
         self._between_chunks = meter.create_histogram("between_chunks", "s")
 

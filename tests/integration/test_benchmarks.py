@@ -102,11 +102,14 @@ def test_the_benchmark_of_profilers_prints_each_case() -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_a_service_loses_no_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), pytest.param(("--export",), marks=pytest.mark.full)])
+def test_the_benchmark_of_a_service_loses_no_record(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     pytest.importorskip("uvicorn", reason="uvicorn is not installed")
     pytest.importorskip("zmq", reason="pyzmq is not installed")
     target = tmp_path / "figures.json"
-    arguments = ["--turns", "1", "--requests", "16", "--json", target]
+    arguments = ["--turns", "1", "--requests", "16", "--json", target, *options]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.service", *arguments],
         cwd=ROOT,
@@ -119,5 +122,9 @@ def test_the_benchmark_of_a_service_loses_no_record(tmp_path: Path) -> None:
     found = json.loads(target.read_text())
     assert {"no records", "stagespan, off", "stagespan"} <= found.keys()
     assert "OpenTelemetry" in done.stdout  # measured, or named as skipped
-    for turns in found.values():
-        assert min(turns[0].values()) > 0
+    for of in found.values():
+        assert min(of["turns"][0][name] for name in ("requests_per_s", "p99_ms", "cpu_ms")) > 0
+        assert of["memory_mb"] > 0
+    if options and "stagespan, 100 %" in found:
+        # THEN the receiver got each request
+        assert found["stagespan, 100 %"]["delivered"] == 1
