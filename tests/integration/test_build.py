@@ -176,25 +176,37 @@ def test_isolated_wheel_holds_extension_headers_and_types(tmp_path: Path) -> Non
     assert "torch" in {name for name, rest in needed if "extra ==" in rest}
 
 
+def configure(
+    folder: Path, environment: dict[str, str], **definitions: str
+) -> subprocess.CompletedProcess[str]:
+    """Run CMake for the extension, as in a build of the wheel; nothing is compiled."""
+    pybind11 = pytest.importorskip("pybind11")
+    if shutil.which("cmake") is None or shutil.which("ninja") is None:
+        pytest.skip("cmake or ninja is not on PATH")
+    definitions |= {
+        "STAGESPAN_LTO": "OFF",
+        "Python_EXECUTABLE": sys.executable,
+        "pybind11_DIR": pybind11.get_cmake_dir(),
+    }
+    return subprocess.run(
+        [
+            *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder)),
+            *(f"-D{name}={value}" for name, value in definitions.items()),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "csrc").is_dir(), reason="csrc/ is missing: run it in a clone")
 def test_the_extension_for_another_machine_has_its_name(tmp_path: Path) -> None:
     # GIVEN the suffix that scikit-build-core gives in a build for aarch64
     soabi = "cpython-311-aarch64-linux-gnu"
-    pybind11 = pytest.importorskip("pybind11")
-    command = ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(tmp_path)]
-    definitions = {
-        "SKBUILD_SOABI": soabi,
-        "STAGESPAN_LTO": "OFF",
-        "Python_EXECUTABLE": sys.executable,
-        "pybind11_DIR": pybind11.get_cmake_dir(),
-    }
-    command += [f"-D{name}={value}" for name, value in definitions.items()]
-    if shutil.which("cmake") is None or shutil.which("ninja") is None:
-        pytest.skip("cmake or ninja is not on PATH")
 
     # WHEN the build is configured
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = configure(tmp_path, {}, SKBUILD_SOABI=soabi)
     assert done.returncode == 0, done.stderr
 
     # THEN the extension that it makes has that suffix, which the tag of the wheel has too
@@ -202,3 +214,18 @@ def test_the_extension_for_another_machine_has_its_name(tmp_path: Path) -> None:
         r"^build (_core\.\S+): ", (tmp_path / "build.ninja").read_text(), re.MULTILINE
     )
     assert targets == [f"_core.{soabi}.so"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "csrc").is_dir(), reason="csrc/ is missing: run it in a clone")
+def test_a_free_threaded_python_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    # GIVEN a Python whose configuration says that it has no global lock
+    startup = "import sysconfig\nsysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1\n"
+    (tmp_path / "sitecustomize.py").write_text(startup)
+
+    # WHEN the build is configured
+    done = configure(tmp_path / "build", {"PYTHONPATH": str(tmp_path)})
+
+    # THEN it fails with one sentence
+    assert done.returncode != 0
+    assert "does not support free-threaded Python yet" in " ".join(done.stderr.split())
