@@ -20,6 +20,7 @@ from stagespan.trace.derived.compile_events import (
     REGION,
     SIGNS,
     Break,
+    Compilation,
     CompileTime,
     Forest,
     Frame,
@@ -36,6 +37,7 @@ from stagespan.trace.derived.compile_events import (
     work_in_graphs,
 )
 from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
 from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first
@@ -44,6 +46,7 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Gain,
     Severity,
     StructResult,
     Table,
@@ -263,14 +266,19 @@ def _breaks(compiled: Compiled) -> Finding | None:
         seen.append(Evidence("from graph to graph", None, time, "ns"))
         numbers |= {"time_ns": time, "percent": percent}
     # The device may be busy while the host loses this time.
-    if severity == "high" and device_work(compiled.forest.trace).kind.any():
+    on_device = bool(device_work(compiled.forest.trace).kind.any())
+    if severity == "high" and on_device:
         severity = "medium"
+    gain = None
+    if time and not on_device:
+        gain = Gain(time, at_most=True, how="one graph does the work of all")
     return Finding(
         severity,
         f"{sentence} {advice}",
         (evidence(compiled.forest.trace, int(rows[first.nodes[0]])), *seen),
         "compiled.graph_break",
         numbers=numbers,
+        gain=gain,
     )
 
 
@@ -301,7 +309,18 @@ def _recompiled(compiled: Compiled) -> Finding | None:
             "time_ns": time,
             "percent": percent,
         },
+        gain=_gain(compiled, again, "nothing is compiled again"),
     )
+
+
+def _gain(compiled: Compiled, compilations: list[Compilation], how: str) -> Gain | None:
+    """Return the gain if some compilations do not happen in the steps.
+
+    With a device, it is at most the time: the device can be busy while the host compiles.
+    """
+    rows = np.array([each.row for each in compilations], dtype=np.intp)
+    time = np.array([each.time_ns for each in compilations], dtype=np.int64)
+    return gain_of_rows(compiled.forest.trace, rows, time, how)
 
 
 def _variants(compiled: Compiled) -> Finding | None:
@@ -397,6 +416,7 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
             "frames": len(first),
             "longest_phase_ns": longest,
         },
+        gain=_gain(compiled, first, "it is compiled before"),
     )
 
 

@@ -19,6 +19,7 @@ from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.threads import Axis, named
+from stagespan.trace.derived.windows import base_window
 from stagespan.trace.figures import Count, Internal, Ns, one_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -26,6 +27,7 @@ from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Gain,
     StructResult,
     Table,
     Thresholds,
@@ -71,6 +73,17 @@ _SENTENCES = {
 }
 
 
+_GAINS = {
+    DATA_LOADING: "the next batch is ready in time",
+    LOADER_START: "the data loader is started before",
+    COMMUNICATING: "operators run beside all of it",
+    BETWEEN_STEPS: "the next step begins at once",
+    OTHER: "operators run in that time",
+    UNSEEN: "operators run in that time",
+    BETWEEN_OPERATORS: "each operator begins at once",
+}
+
+
 _Part = Annotated[str, one_of(PARTS)]
 
 
@@ -92,7 +105,8 @@ def analyze(trace: Trace) -> Host | Unavailable:
         )
     begin, end = int(events.begin_ns[operators].min()), int(events.end_ns[operators].max())
     axis = Axis(begin, end, 1)
-    if not axis.fits:
+    base = base_window(trace)
+    if not axis.fits or base is None:
         return DAMAGED_TIMES
 
     def cover(which: Mask) -> Cover:
@@ -115,13 +129,8 @@ def analyze(trace: Trace) -> Host | Unavailable:
     quiet = {BETWEEN_STEPS: crosses, OTHER: ~crosses & seen, UNSEEN: ~crosses & ~seen}
     fills = _fillers(trace, axis, fillers, operators, (begins, ends))
     sets += [Cover(begins[which], ends[which]) for which in quiet.values()]
-    whole = (np.array([0]), np.array([end - begin]))
-    reached, so_far = [0], sets[0]
-    for each in sets:
-        so_far = so_far | each
-        reached.append(int(so_far.within(*whole)[0]))
-    reached.append(end - begin)
-    times = np.diff(reached).tolist()
+    limits = axis.place(_ONLY, np.array([base.begin_ns, base.end_ns])).tolist()
+    times, in_base = _parts(sets, 0, end - begin), _parts(sets, *limits)
     shown = _evidence(trace, operators, communicates & marks)
     filled = {}
     for part, which in quiet.items():
@@ -133,12 +142,23 @@ def analyze(trace: Trace) -> Host | Unavailable:
     return Host(
         span_ns=end - begin,
         parts={part: time for part, time in zip(PARTS, times, strict=True) if time},
+        in_base=dict(zip(PARTS, in_base, strict=True)),
         operators=int(operators.sum()),
         operator_ns=int(np.median(events.dur_ns[operators])),
         evidence=shown,
         filled={part: times for part, times in filled.items() if times},
         facts=Facts(trace),
     )
+
+
+def _parts(sets: list[Cover], begin: int, end: int) -> list[int]:
+    """Return the time of an interval in each set and in none before it, and the rest."""
+    reached, so_far = [0], sets[0]
+    for each in sets:
+        so_far = so_far | each
+        reached.append(int(so_far.within(np.array([begin]), np.array([end]))[0]))
+    times: list[int] = np.diff([*reached, end - begin]).tolist()
+    return times
 
 
 class Host(StructResult, frozen=True):
@@ -153,6 +173,8 @@ class Host(StructResult, frozen=True):
     """Median duration of an operator."""
     filled: dict[_Part, dict[str, Ns]] = msgspec.field(name="instead_of_operators_us")
     """The time in ns by the name of what ran instead of operators, for each such part."""
+    in_base: Internal[dict[str, int]]
+    """The parts' times in the steps, or in the trace if it has no steps."""
     evidence: Internal[dict[str, tuple[Evidence, ...]]]
     facts: Internal[Facts]
 
@@ -182,8 +204,19 @@ class Host(StructResult, frozen=True):
                 sentence += f", mostly in {shortened(name, 90)} ({in_words(inside, 'ns')})"
             sentence = f"{sentence}. {advice_on(f'host.{part}', self.facts)}".rstrip()
             shown = self.evidence[part]
-            found.append(Finding(severity, sentence, shown, _CODES[part], numbers=numbers))
+            gain = self._gain(part)
+            found.append(Finding(severity, sentence, shown, _CODES[part], numbers, gain))
         return found
+
+    def _gain(self, part: str) -> Gain | None:
+        """Return what the steps win without a part, or if operators run beside it."""
+        time, how = self.in_base[part], _GAINS[part]
+        if part == COMMUNICATING:
+            room = self.in_base[OPERATORS]
+            if room < time:
+                how = f"it runs beside all {in_words(room, 'ns')} of operators"
+            time = min(time, room)
+        return Gain(time, at_most=True, how=how) if time else None
 
     def tables(self) -> list[Table]:
         """Time by part."""

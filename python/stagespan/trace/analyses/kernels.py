@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.analyses.breakdown import TOP, Breakdown, breakdown
+from stagespan.trace.analyses.operators import operator_findings
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.kernel_kinds import (
@@ -600,10 +601,12 @@ _SINGLE_SHARES = Thresholds(80.0, 40.0, 20.0)
 
 
 def kernel_findings(kernels: Kernels) -> list[Finding]:
-    """Findings about a device's kernels; `host` has those of traces without a device."""
+    """Findings about a device's kernels, or about the operators of a trace without a device."""
+    if not kernels.on_device:
+        return operator_findings(kernels.trace)
     base = base_window(kernels.trace)
     time = int(kernels.time_ns[kernels.is_kernel].sum())
-    if not kernels.on_device or base is None or share(time, base.whole_ns) < _LEAST_PERCENT:
+    if base is None or share(time, base.whole_ns) < _LEAST_PERCENT:
         return []
     found = [
         _dominant(kernels),

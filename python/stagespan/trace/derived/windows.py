@@ -102,8 +102,13 @@ def _unrecorded(earlier: Earlier, since_ns: int, begin_ns: int) -> int:
 
 
 def _holds_the_work(trace: Trace, begin_ns: int, end_ns: int, earlier: Earlier) -> bool:
-    """Whether most of the device's work, without earlier work, is within an interval."""
+    """Whether most of the device's work, without earlier work, is within an interval.
+
+    Without a device, operators are the work.
+    """
     events, rows = trace.events, device_work(trace).rows
+    if len(rows) == 0:
+        rows = np.flatnonzero(trace.rows_of(["cpu_op"]))
     begin, end = events.begin_ns[rows], events.end_ns[rows]
     if earlier.end_ns is not None:
         begin, end = np.maximum(begin, earlier.end_ns), np.maximum(end, earlier.end_ns)

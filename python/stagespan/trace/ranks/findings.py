@@ -29,7 +29,7 @@ from stagespan.trace.ranks.waits import (
     name_of_collective,
 )
 from stagespan.trace.read.intervals import covered
-from stagespan.trace.result import Evidence, Finding, Thresholds, by_severity, share
+from stagespan.trace.result import Evidence, Finding, Gain, Thresholds, by_severity, share
 
 # In percent of the ranks' time between their first and last common collective.
 _WAITED = Thresholds(25.0, 10.0, 5.0)
@@ -162,7 +162,15 @@ def _waiting(job: JobTraces) -> list[Finding]:
         "worst_calls": len(worst),
         "began_later_ns": before,
     }
-    return [Finding(severity, sentence, evidence, "ranks.waiting", numbers=numbers)]
+    # As many ranks wait less as are earlier than the mean, and the others arrive as much sooner.
+    compared = int((job.waits.compared > 0).sum())
+    gain = _gain(job.lost_ns / max(compared, 1), "all ranks arrive when they do on average")
+    return [Finding(severity, sentence, evidence, "ranks.waiting", numbers, gain)]
+
+
+def _gain(time_ns: float, how: str) -> Gain | None:
+    """The time that every rank wins at most, because all ranks wait for the slowest one."""
+    return Gain(round(time_ns), at_most=True, how=how) if round(time_ns) else None
 
 
 def _late(job: JobTraces) -> list[Finding]:
@@ -225,7 +233,8 @@ def _late(job: JobTraces) -> list[Finding]:
         numbers["collective_of_step"] = place.position + 1
     if why != NOT_KNOWN:
         numbers["reason_ns"] = reasons[why]
-    return [Finding(severity, sentence, evidence, "ranks.late", numbers=numbers)]
+    gain = _gain(caused, "it arrives together with the next slowest rank")
+    return [Finding(severity, sentence, evidence, "ranks.late", numbers, gain)]
 
 
 def _before_and_since(instances: Sequence[CollectiveInstance], at: int) -> tuple[int, int]:
@@ -292,7 +301,20 @@ def _exposed(job: JobTraces) -> list[Finding]:
         "waiting_ns": job.lost_ns,
     }
     shown = (*evidence, *more)
-    return [Finding(severity, sentence, shown, "ranks.exposed_communication", numbers=numbers)]
+    gain = _gain(*_hideable(job))
+    return [Finding(severity, sentence, shown, "ranks.exposed_communication", numbers, gain)]
+
+
+def _hideable(job: JobTraces) -> tuple[float, str]:
+    """The exposed communication that computation can hide, on the mean rank, and how."""
+    exposed = [each.usage.exposed[0] for each in job.summaries]
+    moving = [max(a - int(b), 0) for a, b in zip(exposed, job.waits.lost_ns, strict=True)]
+    room = [each.usage.computing_ns for each in job.summaries]
+    hidden = [min(pair) for pair in zip(moving, room, strict=True)]
+    how = "computation hides all of it that is not waiting"
+    if sum(hidden) < sum(moving):
+        how = f"it runs beside all computation ({in_words(sum(room) / len(room), 'ns')} of a rank)"
+    return sum(hidden) / len(hidden), how
 
 
 def _without_data(job: JobTraces) -> tuple[str, list[Evidence]]:
@@ -362,7 +384,8 @@ def _imbalance(job: JobTraces) -> list[Finding]:
         Evidence(f"computing on {job.rank_name(each)}", None, computing[each][0], "ns")
         for each in shown
     )
-    return [Finding(severity, sentence, evidence, "ranks.imbalance", numbers=numbers)]
+    gain = _gain(computed - mean, "all ranks compute for as long as they do on average")
+    return [Finding(severity, sentence, evidence, "ranks.imbalance", numbers, gain)]
 
 
 def _ranks_named(job: JobTraces, ranks: list[int]) -> str:

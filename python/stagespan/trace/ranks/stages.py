@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagespan.text.amounts import in_words
-from stagespan.trace.result import Cell, Evidence, Finding, Table, Thresholds, share, shortened
+from stagespan.trace.result import (
+    Cell,
+    Evidence,
+    Finding,
+    Gain,
+    Table,
+    Thresholds,
+    share,
+    shortened,
+)
 
 # A rank spends longer in a stage if its mean is this multiple of the median of the other ranks.
 _LEAST_TIMES = 1.5
@@ -104,7 +113,9 @@ def stage_findings(
             "more_ns": each.more_ns,
             "percent": percent,
         }
-        found.append(Finding(severity, sentence, shown, "ranks.stage", numbers=numbers))
+        how = "its runs take as long as those of the other ranks"
+        gain = Gain(round(each.more_ns), at_most=True, how=how)
+        found.append(Finding(severity, sentence, shown, "ranks.stage", numbers, gain))
     return found[:_MOST_FINDINGS]
 
 

@@ -1,0 +1,370 @@
+"""Predicted gains of findings compared with the measured gains of the fixes.
+
+    python -m benchmarks.gains [--steps N] [--turns N] [--json FILE] [--keep DIR] [NAME ...]
+
+Each pair is a program with a known problem and the same program with its fix. Both are recorded
+with torch.profiler on the CPU, in alternating turns, and the traces of the program with the problem
+are analysed. The table has the gain of the finding about the problem, the measured gain (the
+difference of the mean steps) and its spread (from the least to the most of the turns), per step, in
+the median of the turns. The exit status is 1 if a prediction differs from the measurement by more
+than 20 % and by more than the spread. Needs torch; pairs that compile need a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import stagespan
+
+ROOT = Path(__file__).parent.parent
+_CLOSE = 0.2
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A problem with its fix."""
+
+    code: str
+    """The code of the finding about the problem."""
+    make: Callable[[bool], Callable[[int], Any]]
+    """Returns one step of the program, with the problem or with the fix."""
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The figures of a pair, in ms of a step."""
+
+    name: str
+    code: str
+    predicted_ms: float | None
+    """None if the trace does not have the finding, or not with a gain."""
+    at_most: bool
+    measured_ms: float
+    spread_ms: float
+    before_ms: float
+    after_ms: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the prediction is as close as the measurement allows."""
+        if self.predicted_ms is None:
+            return False
+        off = abs(self.predicted_ms - self.measured_ms)
+        return off <= max(_CLOSE * abs(self.measured_ms), self.spread_ms)
+
+
+# --- The programs ---
+
+
+def _hidden_copy(fixed: bool) -> Callable[[int], Any]:
+    """A transposed tensor that an operator copies in each step, or one that fits it."""
+    import torch
+
+    weight = torch.randn(2048, 4096)
+    rows = weight if fixed else weight.t().contiguous().t()
+    x = torch.randn(64, 4096)
+
+    def step(_: int) -> Any:
+        out = x @ weight.t()
+        return out.sum() + torch.layer_norm(rows.contiguous().view(-1, 64), (64,)).sum()
+
+    return step
+
+
+def _items(fixed: bool) -> Callable[[int], Any]:
+    """Values of a tensor that are read one by one with .item(), or at once."""
+    import torch
+
+    x = torch.randn(256, 256)
+
+    def step(_: int) -> Any:
+        y = (x @ x).sum(1)
+        return sum(y.tolist()) if fixed else sum(y[at].item() for at in range(len(y)))
+
+    return step
+
+
+def _double(fixed: bool) -> Callable[[int], Any]:
+    """Products in double precision, or in single precision."""
+    import torch
+
+    dtype = torch.float32 if fixed else torch.float64
+    a, b = torch.randn(768, 768, dtype=dtype), torch.randn(768, 768, dtype=dtype)
+    return lambda _: (a @ b) @ b
+
+
+def _small_operators(fixed: bool) -> Callable[[int], Any]:
+    """An update of many small tensors one by one, or of one tensor that holds them all."""
+    import torch
+
+    parts = [torch.randn(16) for _ in range(400)]
+    flat = torch.cat(parts)
+    a = torch.randn(384, 384)
+
+    def step(_: int) -> None:
+        a @ a
+        if fixed:
+            flat.mul_(0.99).add_(0.01)
+        else:
+            for part in parts:
+                part.mul_(0.99).add_(0.01)
+
+    return step
+
+
+def _recompilation(fixed: bool) -> Callable[[int], Any]:
+    """A compiled function that is compiled again for each size, or once for all sizes."""
+    import torch
+
+    def work(x: Any) -> Any:
+        return (x * 2 + 1).relu().sum()
+
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 64
+    compiled = torch.compile(work, dynamic=fixed, backend="aot_eager")
+    compiled(torch.randn(100, 64))
+    sizes = iter(range(128, 100_000))
+
+    def step(_: int) -> Any:
+        return compiled(torch.randn(next(sizes), 64))
+
+    return step
+
+
+def _slow_loader(fixed: bool) -> Callable[[int], Any]:
+    """A data set that computes each sample anew, or has it ready."""
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Samples(Dataset[Any]):
+        def __init__(self) -> None:
+            self.ready = [self.made(at) for at in range(64)]
+
+        def made(self, at: int) -> Any:
+            values = torch.arange(256 * 256, dtype=torch.float32).view(256, 256)
+            return torch.fft.fft2(values + at).abs()[:64, :64].flatten()
+
+        def __len__(self) -> int:
+            return 100_000
+
+        def __getitem__(self, at: int) -> Any:
+            return self.ready[at % 64] if fixed else self.made(at)
+
+    model = torch.nn.Sequential(torch.nn.Linear(4096, 1024), torch.nn.Linear(1024, 64))
+    batches = iter(DataLoader(Samples(), batch_size=16))
+    return lambda _: model(next(batches)).sum().backward()
+
+
+def _late_rank(fixed: bool) -> Callable[[int], Any]:
+    """A rank that computes more than the other one before each all-reduce, or as much."""
+    import torch
+    import torch.distributed as dist
+
+    late = dist.get_rank() == 1 and not fixed
+    a, gradient = torch.randn(384, 384), torch.randn(1000)
+
+    def step(_: int) -> None:
+        for _ in range(8 if late else 2):
+            a @ a
+        dist.all_reduce(gradient)
+
+    return step
+
+
+def _uncompiled(fixed: bool) -> Callable[[int], Any]:
+    """A chain of elementwise operators that is not compiled, or compiled into one loop."""
+    import torch
+
+    def work(x: Any, y: Any) -> Any:
+        z = x * y
+        z = z + x
+        z = z * 0.5
+        z = z - y
+        z = z * x
+        return (z + 1.0).relu()
+
+    torch._dynamo.reset()
+    x, y = torch.randn(4 << 20), torch.randn(4 << 20)
+    work = torch.compile(work) if fixed else work
+    work(x, y)
+    return lambda _: work(x, y)
+
+
+PAIRS = {
+    "hidden copy": Pair("operators.copies", _hidden_copy),
+    "items": Pair("operators.read_one_by_one", _items),
+    "float64": Pair("operators.float64", _double),
+    "small operators": Pair("operators.small", _small_operators),
+    "recompilation": Pair("compiled.recompiled", _recompilation),
+    "slow loader": Pair("host.data_loader", _slow_loader),
+    "late rank": Pair("ranks.late", _late_rank, ranks=2),
+    "not compiled": Pair("operators.not_fused", _uncompiled),
+}
+
+
+# --- Recording ---
+
+
+def record(name: str, fixed: bool, steps: int, path: Path) -> None:
+    """Record steps of one side of a pair, in this process."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    step = PAIRS[name].make(fixed)
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=3, active=steps, repeat=1),
+        record_shapes=True,
+        on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+    ) as running:
+        for number in range(steps + 3):
+            step(number)
+            running.step()
+
+
+def _record_elsewhere(name: str, fixed: bool, steps: int, folder: Path) -> Path:
+    """Record one side in processes of its own, one for each rank; return the trace or folder."""
+    ranks = PAIRS[name].ranks
+    side = folder / f"{name.replace(' ', '_')}-{'after' if fixed else 'before'}"
+    side.mkdir()
+    found = []
+    for rank in range(ranks):
+        path = side / f"rank{rank}.json"
+        command = [sys.executable, "-m", "benchmarks.gains", "--record", name, str(path)]
+        command += ["--steps", str(steps), *(["--fixed"] if fixed else [])]
+        variables = {"OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        if ranks > 1:
+            variables |= {"GAINS_STORE": str(side / "store")}
+        found.append(
+            subprocess.Popen(
+                # The profiler prints lines that nobody needs.
+                command,
+                cwd=ROOT,
+                env=os.environ | variables,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        )
+    errors = [each.communicate()[1].decode(errors="replace") for each in found]
+    if any(each.returncode for each in found):
+        sys.exit(f"Recording {name} failed: {errors[0][-2000:]}")
+    return side if ranks > 1 else side / "rank0.json"
+
+
+def _record_here(name: str, fixed: bool, steps: int, path: Path) -> None:
+    if "GAINS_STORE" in os.environ:
+        import torch.distributed as dist
+
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = dist.FileStore(os.environ["GAINS_STORE"], ranks)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    record(name, fixed, steps, path)
+
+
+# --- Figures ---
+
+
+def steps_ms(trace: Path) -> list[float]:
+    """Return the lengths of the marks of the profiler's steps, read from the events."""
+    path = trace / "rank0.json" if trace.is_dir() else trace
+    events = json.loads(path.read_text())["traceEvents"]
+    return [
+        each["dur"] / 1e3
+        for each in events
+        if each.get("ph") == "X" and each["name"].startswith("ProfilerStep#")
+    ]
+
+
+def compared(name: str, steps: int, turns: int, folder: Path) -> Outcome:
+    """Record both sides of a pair in alternating turns, and compare the gains."""
+    pair = PAIRS[name]
+    before: list[float] = []
+    after: list[float] = []
+    predicted: list[float] = []
+    at_most = False
+    for turn in range(turns):
+        here = folder / str(turn)
+        here.mkdir(exist_ok=True)
+        slow = _record_elsewhere(name, False, steps, here)
+        before.append(statistics.mean(steps_ms(slow)))
+        after.append(statistics.mean(steps_ms(_record_elsewhere(name, True, steps, here))))
+        for finding in stagespan.analyze(slow).findings():
+            if finding.code == pair.code and finding.gain is not None:
+                predicted.append(finding.gain.time_ns / 1e6 / steps)
+                at_most = finding.gain.at_most
+    measured = [a - b for a, b in zip(before, after, strict=True)]
+    return Outcome(
+        name=name,
+        code=pair.code,
+        predicted_ms=statistics.median(predicted) if len(predicted) == turns else None,
+        at_most=at_most,
+        measured_ms=statistics.median(measured),
+        spread_ms=max(measured) - min(measured),
+        before_ms=statistics.median(before),
+        after_ms=statistics.median(after),
+    )
+
+
+def show(outcomes: list[Outcome]) -> None:
+    """Print the table."""
+    table = Table("pair", "finding", "before", "after", "predicted", "measured", "spread", "")
+    for each in outcomes:
+        predicted = "none" if each.predicted_ms is None else f"{each.predicted_ms:.3f}"
+        bound = "at most " if each.at_most else ""
+        table.add_row(
+            each.name,
+            each.code,
+            f"{each.before_ms:.3f}",
+            f"{each.after_ms:.3f}",
+            bound + predicted,
+            f"{each.measured_ms:.3f}",
+            f"{each.spread_ms:.3f}",
+            "" if each.agrees else "differs",
+        )
+    Console().print(table, "Times in ms of a step.")
+
+
+def main() -> int:
+    """Record, compare, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gains")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAIRS)}")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the traces there")
+    parser.add_argument("--record", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--fixed", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.record:
+        _record_here(options.record[0], options.fixed, options.steps, Path(options.record[1]))
+        return 0
+    outcomes = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in options.names or PAIRS:
+            folder = (options.keep or Path(temporary)) / name.replace(" ", "_")
+            folder.mkdir(parents=True, exist_ok=True)
+            outcomes.append(compared(name, options.steps, options.turns, folder))
+    show(outcomes)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
+    return 0 if all(each.agrees for each in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,391 @@
+"""Finds operators of a trace without a device that could be spared or be faster.
+
+The operators are the work itself there, so each finding says what the program would win without
+them. A part of an operator's time that two findings are about counts once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stagespan.text.amounts import counted, in_words, listed
+from stagespan.trace.derived.gains import gain_of_rows
+from stagespan.trace.derived.gaps import QUIET_NS
+from stagespan.trace.derived.idle_causes import loads_data
+from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
+from stagespan.trace.derived.launch_sources import host_operators
+from stagespan.trace.derived.threads import ThreadIndex, named
+from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.rates.calls import call_of
+from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Gain,
+    Thresholds,
+    evidence,
+    of_size,
+    share,
+    shortened,
+)
+
+# Percent of the steps, or of the trace.
+_SHARES = Thresholds(25.0, 10.0, 5.0)
+SMALL_NS = 10_000
+"""Shorter operators take mostly the time of a call, of about 1 µs to 5 µs, not of their work."""
+# Small operators that are called less often in a step are not a loop over small tensors.
+_OFTEN = 8
+_COPIES = re.compile(r"^aten::copy_$")
+_AROUND_COPIES = re.compile(
+    r"^aten::(?:copy_|clone|contiguous|to|_to_copy|reshape|flatten|type_as|repeat|cpu)$"
+)
+_READS_ONE = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero)$")
+_CHOOSES_ONE = re.compile(r"^aten::(?:select|slice|index|unbind|squeeze|as_strided|view)$")
+_VIEWS = re.compile(
+    r"^aten::(?:view|t|transpose|permute|expand|expand_as|unsqueeze|squeeze|reshape|slice|select"
+    r"|as_strided|detach|alias|unbind|split|chunk|narrow|empty|empty_like|_unsafe_view)$"
+)
+_COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph")
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class _Operators:
+    """All operators outside of the loading of data as a forest; arrays have one element of each."""
+
+    trace: Trace
+    forest: Nesting
+    base: BaseWindow
+
+    @property
+    def rows(self) -> Rows:
+        """Rows of `Trace.events`, by thread and begin."""
+        return self.forest.rows
+
+    @cached_property
+    def own_ns(self) -> Numbers:
+        """The time of each without the operators in it."""
+        return self.forest.own_ns()
+
+    @cached_property
+    def dur_ns(self) -> Numbers:
+        """The time of each."""
+        return self.forest.end - self.forest.begin
+
+    @cached_property
+    def outer(self) -> Rows:
+        """The operators that no other operator has called, by thread and begin."""
+        return np.flatnonzero(self.forest.parent < 0)
+
+    @cached_property
+    def pause_ns(self) -> Numbers:
+        """The time from each of `outer` to the next of its thread; 0 if it is long, or the last."""
+        begin, end = self.forest.begin[self.outer], self.forest.end[self.outer]
+        # The distance to the next thread's part is long.
+        pause = np.append(begin[1:] - end[:-1], 0)
+        return np.where(pause < QUIET_NS, pause, 0)
+
+    def are(self, pattern: re.Pattern[str]) -> Mask:
+        """Which have a name that contains the pattern."""
+        found: Mask = named(self.trace, pattern)[self.rows]
+        return found
+
+    def inside(self, outer: Rows) -> Mask:
+        """Which are one of some operators or in one of them."""
+        chosen = np.zeros(len(self.rows), dtype=np.bool_)
+        chosen[outer] = True
+        found: Mask = self.forest.first_around(chosen) >= 0
+        return found
+
+    def gain(self, outer: Rows, how: str, pauses: Numbers | None = None) -> Gain | None:
+        """The gain if the program does not run some operators, and the pauses after them."""
+        spared = np.where(self.inside(outer), self.own_ns, 0)
+        if pauses is not None:
+            spared[outer] += pauses
+        chosen = np.flatnonzero(spared)
+        return gain_of_rows(self.trace, self.rows[chosen], spared[chosen], how)
+
+    def names(self, of: Rows) -> list[tuple[str, int, int]]:
+        """The names of some operators with time and number, the longest first."""
+        groups = grouped(self.trace.events.name[self.rows[of]].astype(np.int64), self.dur_ns[of])
+        return [(self.trace.names[each.code], each.time_ns, each.count) for each in groups]
+
+    def longest(self, of: Rows) -> Evidence:
+        """The longest of some operators."""
+        return evidence(self.trace, int(self.rows[of[np.argmax(self.dur_ns[of])]]))
+
+    def in_base(self, of: Rows) -> Rows:
+        """Those that begin in the steps, or in the trace if it has no steps."""
+        begin = self.trace.events.begin_ns[self.rows[of]]
+        return of[(begin >= self.base.begin_ns) & (begin < self.base.end_ns)]
+
+
+@once
+def _operators(trace: Trace) -> _Operators | None:
+    host, base = host_operators(trace), base_window(trace)
+    if host is None or base is None:
+        return None
+    events, loading = trace.events, loads_data(trace)
+    loads = Cover(events.begin_ns[loading], events.end_ns[loading])
+    begin, end = events.begin_ns[host.rows], events.end_ns[host.rows]
+    rows = host.rows[2 * loads.within(begin, end) <= end - begin]
+    index = ThreadIndex(trace, rows)
+    return _Operators(trace, Nesting.of(trace, index.axis, rows, index.of[0]), base)
+
+
+def operator_findings(trace: Trace) -> list[Finding]:
+    """Findings about the operators of a trace without a device."""
+    found = _operators(trace)
+    if found is None or len(found.rows) == 0 or found.base.whole_ns == 0:
+        return []
+    read = _reads_of_one(found)
+    every = [_of_copies(found), _of_double(found), *_of_small(found, read), _not_fused(found)]
+    return [each for each in every if each is not None]
+
+
+def _of_copies(operators: _Operators) -> Finding | None:
+    """Return a finding if copies of tensors take much time."""
+    copying = operators.are(_AROUND_COPIES)
+    parent = operators.forest.parent
+    top = np.arange(len(parent))
+    # The outermost of the operators that do nothing but copy.
+    for _ in range(8):
+        above = parent[top]
+        rises = (above >= 0) & copying[above]
+        if not rises.any():
+            break
+        top = np.where(rises, above, top)
+    of = operators.in_base(np.unique(top[operators.are(_COPIES)]))
+    time = int(operators.dur_ns[of].sum())
+    whole = operators.base.whole_ns
+    severity = _SHARES.severity(share(time, whole))
+    if severity is None:
+        return None
+    names = operators.names(of)
+    outside = parent[of]
+    hidden = outside[outside >= 0]
+    sentence = (
+        f"{counted(len(of), 'copy', 'copies')} of tensors took {in_words(time, 'ns')} of"
+        f" {operators.base.whose} ({share(time, whole):.1f} %), mostly {names[0][0]}"
+    )
+    if len(hidden):
+        sentence += f", some of them in {operators.names(hidden)[0][0]}"
+    sentence += (
+        ". Operators copy a tensor whose layout or type they cannot use: store it once in the"
+        " layout and type in which it is used."
+    )
+    return Finding(
+        of_size(severity, time),
+        sentence,
+        (operators.longest(of), Evidence(names[0][0], None, names[0][2], "events")),
+        "operators.copies",
+        numbers={
+            "time_ns": time,
+            "percent": share(time, whole),
+            "whole_ns": whole,
+            "copies": len(of),
+        },
+        gain=operators.gain(of, "none of them is necessary"),
+    )
+
+
+def _of_double(operators: _Operators) -> Finding | None:
+    """Return a finding if operators on tensors in double precision take much time."""
+    of = operators.in_base(np.flatnonzero(_in_double(operators.trace)[operators.rows]))
+    time = int(operators.own_ns[of].sum())
+    whole = operators.base.whole_ns
+    severity = _SHARES.severity(share(time, whole))
+    if severity is None:
+        return None
+    rows = operators.rows[of]
+    groups = grouped(
+        operators.trace.events.name[rows].astype(np.int64), operators.own_ns[of].astype(np.int64)
+    )
+    names = [operators.trace.names[each.code] for each in groups[:_NAMED]]
+    return Finding(
+        of_size(severity, time),
+        f"Operators on tensors in double precision (float64) took {in_words(time, 'ns')} of"
+        f" {operators.base.whose} ({share(time, whole):.1f} %), mostly {listed(names)}. If single"
+        " precision is sufficient, float32 tensors take half of the memory, and vector units"
+        " compute twice as many of them at a time. Tensors made from numpy arrays are float64"
+        " unless you convert them.",
+        (operators.longest(of), Evidence(names[0], None, groups[0].count, "events")),
+        "operators.float64",
+        numbers={"time_ns": time, "percent": share(time, whole), "whole_ns": whole},
+        gain=gain_of_rows(
+            operators.trace, rows, operators.own_ns[of] / 2, "float32 takes half of the time"
+        ),
+    )
+
+
+@once
+def _in_double(trace: Trace) -> Mask:
+    """Which events are operators whose tensors are all in double precision."""
+    found: Mask = np.zeros(len(trace.events), dtype=np.bool_)
+    dims, types = trace.argument("Input Dims"), trace.argument("Input type")
+    if dims is None or types is None or dims.numbers is not None or types.numbers is not None:
+        return found
+    rows, of_dims, of_types = np.intersect1d(dims.rows, types.rows, return_indices=True)
+    pairs = dims.codes[of_dims] * np.int64(len(types.texts)) + types.codes[of_types]
+    used, which = np.unique(pairs, return_inverse=True)
+    chosen = np.zeros(len(used), dtype=np.bool_)
+    for at, pair in enumerate(used.tolist()):
+        of_dim, of_type = divmod(pair, len(types.texts))
+        if "double" not in types.texts[of_type]:
+            continue
+        call = call_of("", dims.texts[of_dim], types.texts[of_type], "", "")
+        # A number is a tensor without dimensions.
+        tensors = [] if call is None else [each for each in call.all_tensors() if each.dims]
+        chosen[at] = bool(tensors) and all(each.type == "double" for each in tensors)
+    found[rows] = chosen[which.reshape(-1)]
+    return found
+
+
+def _often(operators: _Operators, of: Rows) -> Rows:
+    """Those of some operators whose name occurs often in a step."""
+    name = operators.trace.events.name[operators.rows[of]]
+    _, which, count = np.unique(name, return_inverse=True, return_counts=True)
+    often: Rows = of[count[which.reshape(-1)] >= _OFTEN * max(operators.base.steps, 1)]
+    return often
+
+
+def _reads_of_one(operators: _Operators) -> Rows:
+    """Return operators that read one value of a tensor, and those that chose it, by begin."""
+    outer = operators.outer
+    small = operators.dur_ns[outer] < SMALL_NS
+    reads = operators.are(_READS_ONE)[outer] & small
+    chooses = operators.are(_CHOOSES_ONE)[outer] & small
+    followed = np.append(reads[1:], False) & chooses & (operators.pause_ns < SMALL_NS)
+    many = np.isin(outer, _often(operators, operators.in_base(outer[reads])))
+    found: Rows = outer[many | (followed & np.append(many[1:], False))]
+    return found
+
+
+def _of_small(operators: _Operators, read: Rows) -> list[Finding | None]:
+    """Return findings about values that are read one by one, and about other small operators."""
+    outer = operators.outer
+    small = outer[(operators.dur_ns[outer] < SMALL_NS) & ~np.isin(outer, read)]
+    small = _often(operators, operators.in_base(small))
+    return [_one_by_one(operators, read), _small(operators, small)]
+
+
+def _pauses(operators: _Operators, of: Rows) -> Numbers:
+    """The short times after some of the outermost operators."""
+    pause = operators.pause_ns[np.searchsorted(operators.outer, of)]
+    short: Numbers = np.where(pause < SMALL_NS, pause, 0)
+    return short
+
+
+def _one_by_one(operators: _Operators, of: Rows) -> Finding | None:
+    pauses = _pauses(operators, of)
+    time, whole = int(operators.dur_ns[of].sum() + pauses.sum()), operators.base.whole_ns
+    severity = _SHARES.severity(share(time, whole))
+    if severity is None:
+        return None
+    reads = of[operators.are(_READS_ONE)[of]]
+    return Finding(
+        of_size(severity, time),
+        f"The program read {counted(len(reads), 'value')} of tensors one by one, for"
+        f" {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %)."
+        " tolist() or numpy() read all values of a tensor in one call.",
+        (operators.longest(of), Evidence("values read", None, len(reads), "events")),
+        "operators.read_one_by_one",
+        numbers={
+            "time_ns": time,
+            "percent": share(time, whole),
+            "whole_ns": whole,
+            "values": len(reads),
+        },
+        gain=operators.gain(of, "one call reads all of them", pauses),
+    )
+
+
+def _small(operators: _Operators, of: Rows) -> Finding | None:
+    pauses = _pauses(operators, of)
+    time, whole = int(operators.dur_ns[of].sum() + pauses.sum()), operators.base.whole_ns
+    severity = _SHARES.severity(share(time, whole))
+    if severity is None:
+        return None
+    names = operators.names(of)
+    return Finding(
+        of_size(severity, time),
+        f"{counted(len(of), 'operator')} took less than {in_words(SMALL_NS, 'ns')} each. With the"
+        f" short times between them, this is {in_words(time, 'ns')} of {operators.base.whose}"
+        f" ({share(time, whole):.1f} %), mostly {listed(name for name, _, _ in names[:_NAMED])}."
+        " One operator on a larger tensor, a torch._foreach_ operator on a list, or torch.compile"
+        " replaces many of them.",
+        (
+            operators.longest(of),
+            *(Evidence(name, None, count, "events") for name, _, count in names[:2]),
+        ),
+        "operators.small",
+        numbers={
+            "time_ns": time,
+            "percent": share(time, whole),
+            "whole_ns": whole,
+            "operators": len(of),
+        },
+        gain=operators.gain(of, "few operators replace them", pauses),
+    )
+
+
+def _not_fused(operators: _Operators) -> Finding | None:
+    """Return a finding if consecutive elementwise operators take much time."""
+    trace = operators.trace
+    if operators.are(_COMPILED).any() or named(trace, _COMPILED).any():
+        return None
+    of = operators.in_base(operators.outer)
+    # Small operators and views between two others do not keep a compiler from fusing these.
+    of = of[(operators.dur_ns[of] >= SMALL_NS) & ~operators.are(_VIEWS)[of]]
+    kinds = {code: kind_of(trace.names[code]) for code in np.unique(_name(operators, of)).tolist()}
+    fusible = np.array([kinds[code] == ELEMENTWISE for code in _name(operators, of).tolist()])
+    if not fusible.any():
+        return None
+    begin, end = operators.forest.begin[of], operators.forest.end[of]
+    follows = fusible & np.append(False, fusible[:-1])
+    follows &= np.append(False, begin[1:] - end[:-1] < QUIET_NS)
+    run = np.cumsum(fusible & ~follows)[fusible]
+    of = of[fusible]
+    durations = operators.dur_ns[of]
+    # The longest of each run remains.
+    order = np.lexsort((-durations, run))
+    first = np.append(True, run[order][1:] != run[order][:-1])
+    spared = np.sort(of[order[~first]])
+    alone = np.bincount(run)[run] < 2
+    of = of[~alone]
+    time, whole = int(operators.dur_ns[of].sum()), operators.base.whole_ns
+    severity = _SHARES.severity(share(time, whole))
+    if severity is None or len(spared) == 0:
+        return None
+    names = operators.names(of)
+    gain = operators.gain(spared, "each run of them takes as long as its longest operator")
+    return Finding(
+        of_size(severity, time),
+        f"{counted(len(of), 'elementwise operator')} ran one after another for"
+        f" {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %), in"
+        f" {counted(len(np.unique(run[~alone])), 'run')} of several, and no code in the trace was"
+        " compiled. Each of them reads and writes whole tensors. torch.compile fuses a run into"
+        " one loop.",
+        (operators.longest(of), Evidence(shortened(names[0][0]), None, names[0][2], "events")),
+        "operators.not_fused",
+        numbers={
+            "time_ns": time,
+            "percent": share(time, whole),
+            "whole_ns": whole,
+            "operators": len(of),
+        },
+        gain=gain,
+    )
+
+
+def _name(operators: _Operators, of: Rows) -> Numbers:
+    result: Numbers = operators.trace.events.name[operators.rows[of]].astype(np.int64)
+    return result
