@@ -548,8 +548,11 @@ void RecordingFile::end(ArenaHeader& header) noexcept {
     const Folder folder(folder_);
     if (!folder) return;
     const Exporter exporter(folder.fd());
-    if (exporter.is_there() && bytes_of(leftovers_in(folder)) + place_.reserved_bytes <= kLeftoverBytes) return;
-    if (job_goes_on(header)) return;
+    if (exporter.is_there()) {  // it removes those of other processes itself, after it has read them
+      if (bytes_of(leftovers_in(folder)) + place_.reserved_bytes <= kLeftoverBytes) return;
+    } else if (job_goes_on(header)) {
+      return;
+    }
     struct stat status{};
     if (lstat(place_.path.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_) return;
     if (unlink(place_.path.c_str()) == 0) exporter.tell_removed(place_.path.substr(folder_.size() + 1));
