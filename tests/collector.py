@@ -77,9 +77,25 @@ def _value(value: Any) -> Any:
     return getattr(value, kind)
 
 
+def _answer_of(kind: Any, rejected: int) -> Any:
+    """Return an answer that rejects so many spans or data points, and says so."""
+    answer = kind()
+    if rejected:
+        partial = answer.partial_success
+        partial.error_message = "the quota is used up"
+        if kind is trace_pb.ExportTraceServiceResponse:
+            partial.rejected_spans = rejected
+        else:
+            partial.rejected_data_points = rejected
+    return answer
+
+
 @contextmanager
-def http(answer: Callable[[], int] = lambda: 200) -> Iterator[Received]:
-    """Receive OTLP over HTTP; ``answer`` returns the status of the next answer."""
+def http(answer: Callable[[], int] = lambda: 200, *, rejected: int = 0) -> Iterator[Received]:
+    """Receive OTLP over HTTP; ``answer`` returns the status of the next answer.
+
+    Each answer says that so many spans or data points were ``rejected``.
+    """
     received = Received()
 
     class Handler(BaseHTTPRequestHandler):
@@ -89,14 +105,19 @@ def http(answer: Callable[[], int] = lambda: 200) -> Iterator[Received]:
                 body = gzip.decompress(body)
             received.paths.append(self.path)
             received.headers.append({k.lower(): v for k, v in self.headers.items()})
-            status = answer()
+            status, said = answer(), b""
             if status == 200 and self.path == "/v1/traces":
                 received.add_spans(trace_pb.ExportTraceServiceRequest.FromString(body))
+                said = _answer_of(trace_pb.ExportTraceServiceResponse, rejected).SerializeToString()
             elif status == 200 and self.path == "/v1/metrics":
                 received.add_metrics(metrics_pb.ExportMetricsServiceRequest.FromString(body))
+                said = _answer_of(
+                    metrics_pb.ExportMetricsServiceResponse, rejected
+                ).SerializeToString()
             self.send_response(status)
-            self.send_header("content-length", "0")
+            self.send_header("content-length", str(len(said)))
             self.end_headers()
+            self.wfile.write(said)
 
         def log_message(self, *arguments: Any) -> None:
             pass
@@ -111,19 +132,19 @@ def http(answer: Callable[[], int] = lambda: 200) -> Iterator[Received]:
 
 
 @contextmanager
-def over_grpc() -> Iterator[Received]:
-    """Receive OTLP over gRPC."""
+def over_grpc(*, rejected: int = 0) -> Iterator[Received]:
+    """Receive OTLP over gRPC. Each answer says that so many were ``rejected``."""
     received = Received()
 
     class Traces(trace_grpc.TraceServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:
             received.add_spans(request)
-            return trace_pb.ExportTraceServiceResponse()
+            return _answer_of(trace_pb.ExportTraceServiceResponse, rejected)
 
     class Metrics(metrics_grpc.MetricsServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:
             received.add_metrics(request)
-            return metrics_pb.ExportMetricsServiceResponse()
+            return _answer_of(metrics_pb.ExportMetricsServiceResponse, rejected)
 
     server = grpc.server(ThreadPoolExecutor(4))
     trace_grpc.add_TraceServiceServicer_to_server(Traces(), server)

@@ -7,14 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import TWO_PROCESSES, free_port, until
+from exporting import TWO_PROCESSES, free_port, of, scraped, until
+from exporting import exporter as exporter_with_metrics
 from recorded_process import end, ready, start
 
 from stagespan import recording
@@ -23,6 +26,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is n
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is no OTLP over gRPC")
 collector = pytest.importorskip("collector")
 otlp = pytest.importorskip("stagespan.export.otlp")
+otlp_sending = pytest.importorskip("stagespan.export.otlp_sending")
 
 pytestmark = pytest.mark.slow
 
@@ -293,10 +297,8 @@ def test_a_collector_in_trouble_delays_no_end(folder: Path, protocol: str, troub
 
 def test_a_call_that_hangs_is_given_up_and_counted() -> None:
     # GIVEN an exporter whose calls never return
-    import threading
-
     hang = threading.Event()
-    sender = otlp.Sender(lambda: None, lambda exporter, batch: hang.wait(30))
+    sender = otlp_sending.Sender(lambda: None, lambda exporter, batch: hang.wait(30))
     sender._deadline_s = 0.05
     # WHEN more is put than the queue can hold
     sender.put(range(2000))
@@ -309,6 +311,121 @@ def test_a_call_that_hangs_is_given_up_and_counted() -> None:
     assert sender.lost["otlp_queue"] > 0
     sender.close()
     hang.set()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_what_a_collector_rejects_is_counted_and_told_once(folder: Path, protocol: str) -> None:
+    # GIVEN a collector that rejects 3 spans, or data points, of whatever it is sent
+    with RECEIVERS[protocol](rejected=3) as received:
+        variables = {
+            "OTEL_EXPORTER_OTLP_PROTOCOL": PROTOCOLS[protocol],
+            "OTEL_METRIC_EXPORT_INTERVAL": "1000000",
+        }
+        with exporter_with_metrics("--otlp", received.url, **variables) as (process, port):
+            recorded = start(ONE)
+            ready(recorded)
+            # WHEN figures and a request were sent THEN both are counted
+            cause = {"cause": "otlp_rejected"}
+            assert until(lambda: of(scraped(port), "stagespan_lost_total", **cause) == 6)
+            end(recorded)
+            process.terminate()
+            _, errors = process.communicate(timeout=20)
+    # THEN one sentence says why
+    assert errors.count("\n") == 1
+    assert "It says: the quota is used up" in errors
+
+
+def test_an_answer_that_is_not_otlp_is_no_loss(folder: Path) -> None:
+    # GIVEN a proxy that answers with a page
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "6")
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        rejected = otlp_sending.Rejected()
+        url = f"http://127.0.0.1:{server.server_port}"
+        made = otlp_sending.exporter_for("metrics", url, rejected)
+        assert made.export(otlp.points.MetricsData([])).name == "SUCCESS"
+        server.shutdown()
+    assert rejected.number == 0
+
+
+def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
+    # GIVEN the names in OpenTelemetry's own package, and a process with streamed requests
+    genai = pytest.importorskip("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
+    metrics = pytest.importorskip("opentelemetry.semconv._incubating.metrics.gen_ai_metrics")
+    program = """
+        import stagespan, time
+        for n in range(5):
+            with stagespan.request("r") as request:
+                time.sleep(0.02)
+                for _ in range(3):
+                    request.chunk(2)
+        try:
+            with stagespan.request("failed"):
+                raise ValueError
+        except ValueError:
+            pass
+        print("ready", flush=True)
+        input()
+    """
+    with collector.http() as received:
+        with exporter(received.url, "--genai", "chat"):
+            process = start(program, STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="wan")
+            ready(process)
+            until(lambda: len(received.spans("wan")) == 6)
+            durations = until(lambda: received.points(metrics.GEN_AI_SERVER_REQUEST_DURATION))
+            until(lambda: sum(point.count for _, point in durations) == 6)
+            stats = recording.open(process.pid).stats(kind="per_token")["wan"]
+            end(process)
+        # THEN a request has what is known of it
+        common = {
+            genai.GEN_AI_OPERATION_NAME: "chat",
+            genai.GEN_AI_PROVIDER_NAME: "svc",
+            genai.GEN_AI_REQUEST_MODEL: "wan",
+        }
+        *streamed, failed = (collector.attributes(span) for span in received.spans("wan"))
+        for one in streamed:
+            found = {name: value for name, value in one.items() if name.startswith("gen_ai.")}
+            first_s = found.pop(genai.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK)
+            assert first_s == pytest.approx(one["stagespan.time_to_first_chunk_s"], abs=1e-5)
+            assert found == {
+                **common,
+                genai.GEN_AI_REQUEST_STREAM: True,
+                genai.GEN_AI_USAGE_OUTPUT_TOKENS: 6,
+            }
+            assert "error.type" not in one
+        assert failed["error.type"] == "error"
+        assert failed[genai.GEN_AI_REQUEST_STREAM] is False
+        assert genai.GEN_AI_USAGE_OUTPUT_TOKENS not in failed
+        # THEN the distributions have the counts of the recording
+        counts = {
+            collector.attributes(point).get("error.type"): point.count for _, point in durations
+        }
+        assert counts == {None: 5, "error": 1}
+        ((_, first),) = received.points(metrics.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN)
+        ((_, between),) = received.points(metrics.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN)
+        assert collector.attributes(first) == common
+        assert (first.count, between.count) == (5, stats.count)
+
+
+def test_conventions_without_a_collector_are_refused(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stagespan", "export", "--prometheus", "0", "--genai"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "pass --otlp URL too" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -335,7 +452,9 @@ def test_an_address_with_a_path_has_a_path_for_each_signal(
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_PROTOCOL", raising=False)
     with collector.http() as received:
         for signal_name in ("traces", "metrics"):
-            exporter_of = otlp.exporter_for(signal_name, f"{received.url}/otlp{end}")
+            exporter_of = otlp_sending.exporter_for(
+                signal_name, f"{received.url}/otlp{end}", otlp_sending.Rejected()
+            )
             # WHEN something is sent THEN it arrives where a collector expects it
             exporter_of.export([] if signal_name == "traces" else otlp.points.MetricsData([]))
         assert received.paths == ["/otlp/v1/traces", "/otlp/v1/metrics"]

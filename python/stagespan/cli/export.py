@@ -84,6 +84,14 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     show_default=True,
     help="Send or keep all requests that do not end as ok.",
 )
+@click.option(
+    "--genai",
+    metavar="[OPERATION]",
+    is_flag=False,
+    flag_value="generate_content",
+    help="Add what OpenTelemetry's conventions for generative AI name to what --otlp sends. "
+    "OPERATION is chat, text_completion or another one.  [default: generate_content]",
+)
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana, and end.")
 @click.option("--alerts", is_flag=True, help="Print alert rules for Prometheus, and end.")
 @click.option(
@@ -100,6 +108,7 @@ def command(
     sample: int,
     slowest: int,
     failed: bool,
+    genai: str | None,
     state: str | None,
     dashboard: bool,
     alerts: bool,
@@ -122,10 +131,13 @@ def command(
             "Say what to export: --prometheus HOST:PORT, --otlp URL, --page HOST:PORT or --keep "
             "DIR."
         )
+    if genai is not None and otlp is None:
+        raise click.UsageError("--genai adds to what --otlp sends: pass --otlp URL too.")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     from stagespan.export.node import Node
+    from stagespan.export.requests import AWAITED_KEEP, AWAITED_OTLP
     from stagespan.export.traces import Rules
 
     with contextlib.ExitStack() as closing:
@@ -133,15 +145,21 @@ def command(
         if otlp is not None:
             from stagespan.export.otlp import Otlp
 
-            sender = Otlp(otlp)
-            closing.callback(sender.close)
+            sender = Otlp(otlp, genai)
         if keep is not None:
             from stagespan.export.kept import Keeper
 
             keeper = Keeper(keep, keep_mb << 20)
         rules = Rules(sample, slowest, failed)
-        node = Node(state, None if sender is None and keeper is None else rules)
-        closing.callback(node.close)
+        awaited = [
+            name
+            for name, one in ((AWAITED_OTLP, sender), (AWAITED_KEEP, keeper))
+            if one is not None
+        ]
+        node = Node(state, rules if awaited else None, awaited)
+        closing.callback(node.close)  # the last one, because it writes what was sent
+        if sender is not None:
+            closing.callback(sender.close)
         node.losses += [one.lost for one in (sender, keeper) if one is not None]
         if prometheus is not None:
             from stagespan.export.prometheus import Server

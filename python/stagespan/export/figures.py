@@ -33,6 +33,7 @@ _KINDS = {
     "batch": "batch",
     "queue": "queue",
     "first_chunk": "first_chunk",
+    "per_token": "per_token",
 }
 """The families of durations, and the kind of stage that each of them shows."""
 

@@ -16,7 +16,7 @@ import msgspec
 
 from stagespan import _core
 from stagespan.errors import StagespanError
-from stagespan.export.requests import Part, Resource, TimedSpan
+from stagespan.export.requests import AWAITED_KEEP, Part, Resource, TimedSpan
 from stagespan.live.kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
@@ -80,6 +80,7 @@ class Keeper:
         """Make the folder. Raises StagespanError if that is not possible."""
         self._folder, self._most_bytes = Path(folder), most_bytes
         self._lines: list[bytes] = []
+        self._parts: list[Part] = []
         self._bytes = 0
         self._begun_at = time.monotonic()
         self._host = os.uname().nodename
@@ -100,6 +101,7 @@ class Keeper:
         for parts in requests:
             line = msgspec.json.encode(_kept(parts))
             self._lines.append(line)
+            self._parts += parts
             self._bytes += len(line)
         is_old = time.monotonic() - self._begun_at > _FILE_SECONDS
         if self._lines and (is_old or self._bytes > _FILE_BYTES):
@@ -124,7 +126,10 @@ class Keeper:
                     error.strerror,
                 )
             self._lost += len(self._lines)
+        for part in self._parts:
+            part.awaited.discard(AWAITED_KEEP)
         self._lines.clear()
+        self._parts.clear()
         self._bytes = 0
 
     def _make_room(self, size_bytes: int) -> None:
@@ -254,11 +259,12 @@ def read(folder: str | os.PathLike[str]) -> list[Recording]:
             "has written to."
         )
     decoder = msgspec.json.Decoder(_KeptRequest)
+    seen: set[tuple[str, int]] = set()
     for path in paths:
         try:
             with gzip.open(path) as file:
                 for line in iter(lambda: file.readline(_MOST_LINE_BYTES), b""):
-                    found += _recordings_of(decoder.decode(line))
+                    found += _recordings_of(decoder.decode(line), seen)
         except FileNotFoundError:  # it was the oldest one
             continue
         except (OSError, EOFError, zlib.error, ValueError) as error:
@@ -268,9 +274,14 @@ def read(folder: str | os.PathLike[str]) -> list[Recording]:
     return found
 
 
-def _recordings_of(request: _KeptRequest) -> list[Recording]:
+def _recordings_of(request: _KeptRequest, seen: set[tuple[str, int]]) -> list[Recording]:
+    """Return the parts of a request, without those that an exporter wrote before it was killed."""
     if request.schema_version != _SCHEMA_VERSION:
         raise ValueError(f"its version is {request.schema_version}")
-    return [
-        KeptRecording(one, f"{one.resource.host}:{one.resource.identity}") for one in request.parts
-    ]
+    found: list[Recording] = []
+    for one in request.parts:
+        key = one.resource.identity, one.segment["number"]
+        if key not in seen:
+            seen.add(key)
+            found.append(KeptRecording(one, f"{one.resource.host}:{one.resource.identity}"))
+    return found

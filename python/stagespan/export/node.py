@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ import msgspec
 from stagespan import settings
 from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, Figures, Histogram, Names
-from stagespan.export.requests import Part, Taker
+from stagespan.export.requests import UNREAD, Part, Taker
 from stagespan.export.totals import (
     MOST_STAGES,
     MOST_UNITS,
@@ -83,6 +83,7 @@ class _SavedProcess(msgspec.Struct, forbid_unknown_fields=True):
     figures: _SavedFigures
     given: _SavedFigures
     taken: list[int]
+    unsent: list[int] = []
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):
@@ -128,11 +129,15 @@ class Node:
     """
 
     def __init__(
-        self, state: str | os.PathLike[str] | None = None, rules: Rules | None = None
+        self,
+        state: str | os.PathLike[str] | None = None,
+        rules: Rules | None = None,
+        awaited: Iterable[str] = (),
     ) -> None:
         """Lock the folders, and read the state that an earlier exporter has left.
 
-        With ``rules``, `complete` returns the requests that they choose.
+        With ``rules``, `complete` returns the requests that they choose. ``awaited`` is what is
+        to be done with them (`Part.awaited`); until then, they count as not exported.
 
         Raises StagespanError if another exporter reads the same recordings, or if the folder of
         recordings cannot be read.
@@ -141,7 +146,7 @@ class Node:
         self._locks: dict[str, int] = {}
         self._removed_at: dict[str, int] = {}
         self._processes: dict[str, Process] = {}
-        self._totals = Totals(None if rules is None else Requests(rules))
+        self._totals = Totals(None if rules is None else Requests(rules, awaited))
         self._folded: dict[str, _Leftover | None] = {}
         """The ended processes that are in the totals, and have a file; None if that was not found
         yet."""
@@ -265,13 +270,17 @@ class Node:
             process.group = saved.group
             process.figures = _restored(saved.figures)
             process.given = _restored(saved.given)
-            process.taker = Taker(saved.taken)
+            process.taker = Taker(saved.taken, saved.unsent)
+            lost = process.figures.amounts.get("lost", {})
+            for cause in UNREAD:
+                if cause in lost:
+                    process.taker.missed[cause] = int(lost[cause][""])
             process.observed = Figures(
                 {key: process.figures.durations.get(key, {}) for key in ("request", "handoff")}, {}
             )
         return process
 
-    def _end(self, process: Process) -> None:
+    def _fold(self, process: Process) -> None:
         """Add the figures of a process that has ended to the totals."""
         self._totals.fold(process)
         del self._processes[process.identity]
@@ -279,7 +288,9 @@ class Node:
         os.close(process.handle)
 
     def _read_all(self) -> None:
-        for process in list(self._processes.values()):
+        for process in self._processes.values():
+            if process.has_ended:
+                continue
             try:
                 copy = process.read(spans=self._totals.requests is not None)
                 if copy.has_gone:
@@ -290,11 +301,17 @@ class Node:
                 # Another program has cut it off. The process does not record any more.
                 self._lost["unreadable"] += 1
                 _LOGGER.warning("%s", error)
-                self._end(process)
+                process.has_ended = True
                 continue
             self._totals.update(process, copy)
-            if copy.has_gone:
-                self._end(process)
+            process.has_ended = copy.has_gone
+        self._fold_ended()
+
+    def _fold_ended(self) -> None:
+        """Add the processes to the totals that have ended, and whose requests are sent."""
+        for process in list(self._processes.values()):
+            if process.has_ended and not process.taker.unsent:
+                self._fold(process)
 
     def read(self) -> None:
         """Read all recordings again, unless that was done a moment ago."""
@@ -348,7 +365,8 @@ class Node:
         Those that the processes would keep stay: 16 of processes that have not ended cleanly, and
         of processes whose job still has live ones.
         """
-        jobs = {one.latest.job for one in self._processes.values() if one.latest.job}
+        live = [one for one in self._processes.values() if not one.has_ended]
+        jobs = {one.latest.job for one in live if one.latest.job}
         by_folder: defaultdict[str, list[tuple[bool, int, int, str]]] = defaultdict(list)
         for identity, leftover in list(self._folded.items()):
             status = None if leftover is None else _status(leftover)
@@ -416,6 +434,7 @@ class Node:
                 _saved(one.figures),
                 _saved(one.given),
                 sorted(one.taker.taken),
+                sorted(one.taker.unsent),
             )
             for one in self._processes.values()
         ]
@@ -473,7 +492,9 @@ class Node:
         """Write the state and release the locks."""
         with self._lock:
             if self._locks and self._read_at > 0:
+                self._fold_ended()
                 self._write_state()
+                self._tidy()
             for handle in [*self._locks.values(), *(p.handle for p in self._processes.values())]:
                 os.close(handle)
             self._locks.clear()

@@ -5,21 +5,21 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import re
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 from stagespan.device.environment import version
 from stagespan.errors import StagespanError
-from stagespan.export.figures import BOUNDS_NS, Figures
+from stagespan.export import genai
+from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
 from stagespan.export.node import Node
+from stagespan.export.otlp_sending import LONGEST_END_S, Rejected, Sender, exporter_for
 from stagespan.export.own import Own
-from stagespan.export.requests import Batch, Part, Resource, TimedSpan
+from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource, TimedSpan
 from stagespan.export.totals import LABELS, Gauges, Group
 from stagespan.export.traces import Rules
 
@@ -37,11 +37,6 @@ except ImportError as error:
 
 _SCOPE = InstrumentationScope("stagespan", version())
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_LONGEST_CALL_S = 10.0
-_LONGEST_END_S = 1.5
-_MOST_SPANS = 20_000
-_BATCH_SPANS = 512
-_MOST_STUCK = 3
 _HALF = (1 << 64) - 1
 
 
@@ -80,8 +75,11 @@ def span_id_in(segment: int, span: int) -> int:
     return (segment ^ span) & _HALF or 1
 
 
-def spans_of(part: Part) -> Iterator[ReadableSpan]:
-    """Yield the segment, the hops that came to it, and its spans."""
+def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[ReadableSpan]:
+    """Yield the segment, the hops that came to it, and its spans.
+
+    ``more`` are attributes of the segment.
+    """
     segment = part.segment
     trace_id, own_id = int(segment["trace_id"] or "0", 16), int(segment["segment"] or "0", 16)
     resource = _resource_of(part.resource)
@@ -95,6 +93,7 @@ def spans_of(part: Part) -> Iterator[ReadableSpan]:
         "stagespan.status": segment["status"],
         "stagespan.origin": segment["origin"],
         "stagespan.complete": part.is_whole,
+        **more,
     }
     if segment["attempt"] > 1:
         attributes["stagespan.attempt"] = segment["attempt"]
@@ -228,6 +227,7 @@ _DURATIONS = {
     "queue": ("stagespan.stage.queue_duration", "stagespan.stage"),
     "batch": ("stagespan.batch.duration", "stagespan.stage"),
     "first_chunk": ("stagespan.request.time_to_first_chunk", "stagespan.stage"),
+    "per_token": ("stagespan.request.time_per_token", "stagespan.stage"),
     "request": ("stagespan.request.duration", "stagespan.status"),
     "handoff": ("stagespan.handoff.duration", "stagespan.from", "stagespan.to"),
 }
@@ -235,9 +235,16 @@ _BOUNDS_S = tuple(bound / 1e9 for bound in BOUNDS_NS)
 
 
 def metrics_of(
-    totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges, begin_ns: int
+    totals: dict[Group, Figures],
+    lost: dict[str, int],
+    gauges: Gauges,
+    begin_ns: int,
+    operation: str | None = None,
 ) -> points.MetricsData:
-    """Return all figures, with the same counts as the recordings. They count from ``begin_ns``."""
+    """Return all figures, with the same counts as the recordings. They count from ``begin_ns``.
+
+    With an operation, those that the conventions for generative AI name are added.
+    """
     now_ns = time.time_ns()
     found = []
     for group, figures in totals.items():
@@ -251,6 +258,12 @@ def metrics_of(
             *_histograms(figures, begin_ns, now_ns),
             *_sums(figures, begin_ns, now_ns),
         ]
+        if operation is not None:
+            of_genai: dict[str, list[points.HistogramDataPoint]] = {}
+            for one in genai.durations(figures, group, operation):
+                point = _distribution(one.attributes, one.histogram, begin_ns, now_ns)
+                of_genai.setdefault(one.name, []).append(point)
+            made += [_durations(name, rows) for name, rows in of_genai.items()]
         found.append(_resource_metrics(attributes, made))
     up = [_number({"service.name": name}, begin_ns, now_ns, n) for name, n in gauges.up.items()]
     own = [points.Metric("stagespan.process.up", None, "{process}", points.Gauge(up))]
@@ -279,28 +292,38 @@ def _sum(name: str, unit: str, rows: list[points.NumberDataPoint]) -> points.Met
     return points.Metric(name, None, unit, points.Sum(rows, cumulative, True))
 
 
-def _histograms(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metric]:
+def _distribution(
+    attributes: dict[str, str], histogram: Histogram, begin_ns: int, now_ns: int
+) -> points.HistogramDataPoint:
+    below = histogram.below
+    return points.HistogramDataPoint(
+        attributes,
+        begin_ns,
+        now_ns,
+        below[-1],
+        histogram.sum_ns / 1e9,
+        [now - before for before, now in zip([0, *below], below, strict=False)],
+        _BOUNDS_S,
+        math.nan,
+        math.nan,
+    )
+
+
+def _durations(name: str, rows: list[points.HistogramDataPoint]) -> points.Metric:
     cumulative = points.AggregationTemporality.CUMULATIVE
+    return points.Metric(name, None, "s", points.Histogram(rows, cumulative))
+
+
+def _histograms(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metric]:
     for family, (name, *labels) in _DURATIONS.items():
-        rows = []
-        for stage, histogram in figures.durations.get(family, {}).items():
-            below = histogram.below
-            counts = [now - before for before, now in zip([0, *below], below, strict=False)]
-            rows.append(
-                points.HistogramDataPoint(
-                    dict(zip(labels, stage.split(LABELS), strict=False)),
-                    begin_ns,
-                    now_ns,
-                    below[-1],
-                    histogram.sum_ns / 1e9,
-                    counts,
-                    _BOUNDS_S,
-                    math.nan,
-                    math.nan,
-                )
+        rows = [
+            _distribution(
+                dict(zip(labels, stage.split(LABELS), strict=False)), histogram, begin_ns, now_ns
             )
+            for stage, histogram in figures.durations.get(family, {}).items()
+        ]
         if rows:
-            yield points.Metric(name, None, "s", points.Histogram(rows, cumulative))
+            yield _durations(name, rows)
 
 
 def _sums(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metric]:
@@ -318,136 +341,6 @@ def _sums(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metri
 # --- sending --------------------------------------------------------------------------------------
 
 
-def _protocol(signal: str, url: str | None) -> str:
-    for name in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        if chosen := os.environ.get(name, "").strip():
-            if chosen not in ("grpc", "http/protobuf"):
-                raise StagespanError(f"{name} is {chosen!r}: set it to grpc or http/protobuf.")
-            return chosen
-    # The registered port of OTLP over gRPC.
-    return "grpc" if url is not None and urlsplit(url).port == 4317 else "http/protobuf"
-
-
-def exporter_for(signal: str, url: str | None) -> Any:
-    """Return the official exporter for ``"traces"`` or ``"metrics"``.
-
-    Without a URL, the endpoint is that of the environment. Raises StagespanError if the URL is not
-    one, or if the exporter of the protocol is not installed.
-    """
-    protocol = _protocol(signal.upper(), url)
-    name = "OTLPSpanExporter" if signal == "traces" else "OTLPMetricExporter"
-    module = "trace_exporter" if signal == "traces" else "metric_exporter"
-    package = "grpc" if protocol == "grpc" else "http"
-    try:
-        import importlib
-
-        made = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.{module}")
-    except ImportError:
-        raise StagespanError(
-            f"OTLP over {protocol} needs opentelemetry-exporter-otlp-proto-{package}: install it "
-            f"with `pip install opentelemetry-exporter-otlp-proto-{package}`."
-        ) from None
-    options: dict[str, Any] = {"timeout": _LONGEST_CALL_S}
-    if url is not None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise StagespanError(f"{url!r} is not an address for OTLP: pass http://HOST:PORT.")
-        if protocol == "grpc":
-            options["endpoint"], options["insecure"] = url, parts.scheme == "http"
-        else:
-            options["endpoint"] = f"{_base(parts)}/v1/{signal}"
-    return getattr(made, name)(**options)
-
-
-def _base(parts: SplitResult) -> str:
-    """Return the address without the path of a signal, to which that of each signal is added."""
-    path = re.sub(r"/v1/(traces|metrics)$", "", parts.path.rstrip("/"))
-    return parts._replace(path=path, query="", fragment="").geturl()
-
-
-class Sender:
-    """Hands items to an exporter in a thread of its own, from a queue with a limit.
-
-    A call that takes too long is given up and counted. It cannot be stopped, so at most a few of
-    them remain; while they do, everything is dropped and counted.
-    """
-
-    def __init__(self, make: Callable[[], Any], export: Callable[[Any, Any], Any]) -> None:
-        self._make, self._export = make, export
-        self._exporter = make()
-        self._items: deque[Any] = deque()
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._stuck: list[threading.Thread] = []
-        self._deadline_s = _LONGEST_CALL_S
-        self.lost: Counter[str] = Counter()
-        """Items that were not delivered, by cause."""
-        self.sent = 0
-        """Items that were delivered."""
-        self._thread = threading.Thread(target=self._run, name="stagespan-otlp", daemon=True)
-        self._thread.start()
-
-    def put(self, items: Iterable[Any]) -> None:
-        """Add items; those that do not fit are dropped and counted."""
-        with self._changed:
-            for item in items:
-                if len(self._items) >= _MOST_SPANS:
-                    self.lost["otlp_queue"] += 1
-                else:
-                    self._items.append(item)
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._items and not self._is_closed:
-                    self._changed.wait()
-                if not self._items:
-                    return
-                batch = [self._items.popleft() for _ in range(min(_BATCH_SPANS, len(self._items)))]
-            self._call(batch)
-
-    def _call(self, batch: list[Any]) -> None:
-        self._stuck = [one for one in self._stuck if one.is_alive()]
-        if len(self._stuck) >= _MOST_STUCK:
-            self.lost["otlp_timeout"] += len(batch)
-            return
-        outcome: list[bool] = []
-        exporter = self._exporter
-
-        def call() -> None:
-            try:
-                result = self._export(exporter, batch)
-                outcome.append(getattr(result, "name", "") == "SUCCESS")
-            except Exception:  # what the exporter's libraries raise is not known
-                outcome.append(False)
-
-        thread = threading.Thread(target=call, name="stagespan-otlp-call", daemon=True)
-        thread.start()
-        thread.join(self._deadline_s)
-        if outcome:
-            if outcome[0]:
-                self.sent += len(batch)
-            else:
-                self.lost["otlp_failed"] += len(batch)
-            return
-        self.lost["otlp_timeout"] += len(batch)
-        self._stuck.append(thread)
-        self._exporter = self._make()
-
-    def close(self) -> None:
-        """Deliver what is in the queue, for at most 1.5 s; the rest is counted as lost."""
-        end = time.monotonic() + _LONGEST_END_S
-        with self._changed:
-            self._is_closed = True
-            self._deadline_s = _LONGEST_END_S
-            self._changed.notify()
-        self._thread.join(max(end - time.monotonic(), 0))
-        with self._changed:
-            self.lost["otlp_end"] += len(self._items)
-            self._items.clear()
-
-
 def _interval_s() -> float:
     text = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
     return int(text) / 1000 if text.isdigit() else 60.0
@@ -456,15 +349,22 @@ def _interval_s() -> float:
 class Otlp:
     """Sends requests and figures to a collector."""
 
-    def __init__(self, url: str | None) -> None:
-        """Raises StagespanError if the URL is not one, or if an exporter is not installed."""
+    def __init__(self, url: str | None, operation: str | None = None) -> None:
+        """With an operation, add what the conventions for generative AI name.
+
+        Raises StagespanError if the URL is not one, or if an exporter is not installed.
+        """
         self._begin_ns = time.time_ns()
         self._figures_at = -math.inf
+        self._operation = operation
+        self._rejected = Rejected()
         self._traces = Sender(
-            lambda: exporter_for("traces", url), lambda exporter, batch: exporter.export(batch)
+            lambda: exporter_for("traces", url, self._rejected),
+            lambda exporter, batch: exporter.export(batch),
         )
         self._metrics = Sender(
-            lambda: exporter_for("metrics", url), lambda exporter, batch: exporter.export(batch[-1])
+            lambda: exporter_for("metrics", url, self._rejected),
+            lambda exporter, batch: exporter.export(batch[-1]),
         )
 
     def step(self, source: Node | Own, *, at_end: bool = False) -> None:
@@ -477,17 +377,25 @@ class Otlp:
     def put_requests(self, requests: Iterable[list[Part]]) -> None:
         """Send requests."""
         for parts in requests:
-            self._traces.put(span for part in parts for span in spans_of(part))
+            operation = self._operation
+            of_root = {} if operation is None else genai.attributes_of(parts, operation)
+            for part in parts:
+                spans = spans_of(part, of_root if part.is_root else {})
+                self._traces.put(spans, partial(part.awaited.discard, AWAITED_OTLP))
 
     def put_figures(
         self, totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges
     ) -> None:
         """Send all figures."""
-        self._metrics.put([metrics_of(totals, lost, gauges, self._begin_ns)])
+        data = metrics_of(totals, lost, gauges, self._begin_ns, self._operation)
+        self._metrics.put([data])
 
     def lost(self) -> dict[str, int]:
         """Return what was not delivered, by cause: spans, and times that figures were sent."""
-        return dict(self._traces.lost + self._metrics.lost)
+        found = self._traces.lost + self._metrics.lost
+        if self._rejected.number:
+            found["otlp_rejected"] = self._rejected.number
+        return dict(found)
 
     def close(self) -> None:
         """Deliver what is in the queues, for at most 1.5 s."""
@@ -506,9 +414,9 @@ _READ_SECONDS = 0.5
 class Running:
     """The thread that `start` has started."""
 
-    def __init__(self, url: str | None, rules: Rules) -> None:
+    def __init__(self, url: str | None, rules: Rules, operation: str | None) -> None:
         self._source = Own(rules)
-        self._otlp = Otlp(url)
+        self._otlp = Otlp(url, operation)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stagespan-export", daemon=True)
         self._thread.start()
@@ -530,7 +438,7 @@ class Running:
             return
         self._stop.set()
         atexit.unregister(self.close)
-        self._thread.join(_LONGEST_END_S)
+        self._thread.join(LONGEST_END_S)
         self._source.read(at_end=True)
         self._otlp.put_requests(self._source.complete(at_end=True))
         self._otlp.step(self._source, at_end=True)
@@ -538,7 +446,12 @@ class Running:
 
 
 def start(
-    url: str | None = None, *, one_in: int = 1, slowest: int = 0, failed: bool = True
+    url: str | None = None,
+    *,
+    one_in: int = 1,
+    slowest: int = 0,
+    failed: bool = True,
+    genai: str | None = None,
 ) -> Running:
     """Send the requests and figures of this process to a collector, from a thread of its own.
 
@@ -551,6 +464,8 @@ def start(
         one_in: Send one of so many requests; 0 for none.
         slowest: Send so many of each minute's requests, the slowest of those not chosen otherwise.
         failed: Send all requests that do not end as ok.
+        genai: Add what OpenTelemetry's conventions for generative AI name. The operation, such as
+            "chat" or "generate_content".
 
     Returns:
         An object whose ``close()`` delivers what is left and stops; it is called at exit.
@@ -565,4 +480,4 @@ def start(
         running = otlp.start("http://127.0.0.1:4318", one_in=10)
         ```
     """
-    return Running(url, Rules(one_in, slowest, failed))
+    return Running(url, Rules(one_in, slowest, failed), genai)

@@ -62,6 +62,11 @@ _DURATIONS = (
         "Time from the begin of a request in a process to its first chunk.",
     ),
     _Family(
+        "per_token",
+        "stagespan_request_time_per_token_seconds",
+        "Time from one chunk to the next, divided by the tokens of the second one.",
+    ),
+    _Family(
         "request",
         "stagespan_request_duration_seconds",
         "Time from begin to end of requests.",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from stagespan import _core
 from stagespan.live.kinds import KINDS
+from stagespan.process import imports
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +24,10 @@ _MOST_ROLES = 1 << 16
 _SHOWN = tuple(KINDS.index(kind) for kind in ("execution", "queue"))
 _BATCH = KINDS.index("batch")
 UNKNOWN = "(unknown)"
+UNREAD = ("requests_unread", "spans_unread")
+"""Causes of losses: what later entries of a recording displaced before it was read."""
+AWAITED_CHOICE, AWAITED_OTLP, AWAITED_KEEP = "choice", "otlp", "keep"
+"""What can be awaited for a part: the choice by the rules, its delivery, and its file."""
 
 
 class Resource(NamedTuple):
@@ -83,6 +88,9 @@ class Part:
     """The identity of the process's CLOCK_MONOTONIC."""
     unix_offset_ns: int = 0
     """What was added to CLOCK_MONOTONIC to get the Unix times."""
+    awaited: set[str] = field(default_factory=lambda: {AWAITED_CHOICE})
+    """What has still to be done with it; each name is removed when it is done. What is left when
+    the exporter is killed is done by the next one."""
 
     @property
     def begin_ns(self) -> int:
@@ -105,13 +113,18 @@ class Part:
 class Taker:
     """What was already taken from the recording of one process."""
 
-    def __init__(self, taken: Iterable[int] = ()) -> None:
+    def __init__(self, taken: Iterable[int] = (), unsent: Iterable[int] = ()) -> None:
+        """``unsent`` are the numbers of segments that were taken, but not sent."""
         self.taken = set(taken)
         """The numbers of segments that were taken, and are still in the recording."""
+        self._again = set(unsent)
+        self._parts: dict[int, Part] = {}
         self._batches: dict[int, Batch] = {}
         self._highest = max(self.taken, default=0)
-        self.missed = 0
-        """Segments that were overwritten before they were taken."""
+        self.missed: Counter[str] = Counter()
+        """What was overwritten before it was taken, by cause."""
+        self._overwritten = 0
+        self._ids: NDArray[np.void] | None = None
 
     def ended(self, copy: Recording, *, at_end: bool = False) -> list[Segment]:
         """Return the segments that have ended since the last call, also those of hops.
@@ -129,14 +142,31 @@ class Taker:
         if self._highest and len(segments) >= copy.most_segments:
             highest = max(known, default=0)
             new = sum(number > self._highest for number in known)
-            self.missed += max(highest - self._highest - new, 0)
+            self.missed["requests_unread"] += max(highest - self._highest - new, 0)
         self._highest = max(known, default=self._highest)
         self.taken = (self.taken & known) | {one["number"] for one in found}
         return found
 
+    @property
+    def unsent(self) -> set[int]:
+        """The numbers of segments whose parts are awaited by something."""
+        return self._again | {number for number, part in self._parts.items() if part.awaited}
+
     def parts(self, copy: Recording, resource: Resource, ended: list[Segment]) -> list[Part]:
-        """Return the spans of segments; the copy must contain the spans of the process."""
+        """Return the spans of segments; the copy must contain the spans of the process.
+
+        Those that an earlier exporter has taken and not sent are also returned, once.
+        """
         own = [one for one in ended if one["origin"] != "return"]
+        if self._again:
+            again = [
+                one
+                for one in copy.segments()
+                if one["number"] in self._again and one["origin"] != "return"
+            ]
+            self.missed["requests_unread"] += len(self._again) - len(again)
+            self._again.clear()
+            own = [*again, *own]
         if not own:
             return []
         names = copy.stage_names()
@@ -160,7 +190,18 @@ class Taker:
             part.is_whole = complete_ns <= part.begin_ns
             part.clock, part.unix_offset_ns = copy.clock, copy.unix_offset_ns
             found.append(part)
+        self._parts = {number: part for number, part in self._parts.items() if part.awaited}
+        self._parts.update((part.segment["number"], part) for part in found)
         return found
+
+    def count_spans(self, copy: Recording) -> None:
+        """Count the spans that were overwritten since the last call, and that it did not see."""
+        spans, overwritten = copy.spans(), copy.lost()["overwritten"]
+        if self._ids is not None and overwritten > self._overwritten:
+            gone = len(self._ids) - int(imports.load("numpy").isin(self._ids, spans["id"]).sum())
+            # A span that was written while the copies were made can be in neither.
+            self.missed["spans_unread"] += max(overwritten - self._overwritten - gone, 0)
+        self._overwritten, self._ids = overwritten, spans["id"].copy()
 
     def _batches_of(self, copy: Recording, names: list[str]) -> dict[int, list[Batch]]:
         links = copy.links()

@@ -75,6 +75,8 @@ class Process:
         """The part of them that is already in the totals of another group."""
         self.latest = first
         self.taker = Taker()
+        self.has_ended = False
+        """Whether it was read for the last time. It stays until its requests are sent."""
         self.observed = Figures({}, {})
         """The part of the figures that was counted here, from requests that have ended."""
 
@@ -146,9 +148,8 @@ class Totals:
             if family == "handoff":
                 labels = tuple(map(self.stages.shown, labels))
             process.observed.observe(family, LABELS.join(labels), duration_ns)
-        if process.taker.missed:
-            process.observed.amounts["lost"] = {"requests_unread": {"": process.taker.missed}}
-        if self.requests is not None and ended:
+        if self.requests is not None:
+            process.taker.count_spans(copy)
             parts = process.taker.parts(copy, resource_of(copy), ended)
             self.requests.add(parts)
             for part in parts:
@@ -157,6 +158,9 @@ class Totals:
                     stage = self.stages.shown(span.stage)
                     times = span.begin_ns, span.end_ns
                     self._note(process.group, family, stage, part.segment["trace_id"], *times)
+        if process.taker.missed:
+            lost = {cause: {"": float(number)} for cause, number in process.taker.missed.items()}
+            process.observed.amounts["lost"] = lost
         for one in ended:
             begin_ns, end_ns = one["received_ns"] or one["begin_ns"], one["end_ns"]
             if begin_ns is not None and end_ns is not None and one["parent_segment"] is None:
@@ -215,12 +219,13 @@ class Totals:
         for group in self.retained:
             found.up[group.service] += 0
         for process in processes:
-            self._add_gauges(process, found)
+            found.up[process.group.service] += not process.has_ended
+            if not process.has_ended:
+                self._add_gauges(process, found)
         return found
 
     def _add_gauges(self, process: Process, found: Gauges) -> None:
         copy, group = process.latest, process.group
-        found.up[group.service] += 1
         for span in copy.open_spans():
             counts = found.waiting if span["kind"] == "queue" else found.running
             counts[group, self.stages.shown(span["stage"])] += 1

@@ -34,8 +34,10 @@ class Rules(NamedTuple):
 class Requests:
     """Parts that wait for the other parts of their request."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, awaited: Iterable[str] = ()) -> None:
+        """``awaited`` is what is to be done with the parts that are chosen (`Part.awaited`)."""
         self._rules = rules
+        self._awaited = frozenset(awaited)
         self._waiting: OrderedDict[str, list[Part]] = OrderedDict()
         self._parts = 0
         self._chosen: OrderedDict[str, None] = OrderedDict()
@@ -57,6 +59,7 @@ class Requests:
             _, dropped = self._waiting.popitem(last=False)
             self._parts -= len(dropped)
             self.lost += len(dropped)
+            _drop(dropped)
 
     def complete(
         self, open_traces: set[str], now_ns: int, *, at_end: bool = False
@@ -80,13 +83,17 @@ class Requests:
                 length_ns = max(part.end_ns - part.begin_ns for part in parts if part.is_root)
                 heapq.heappush(self._slowest, (length_ns, next(self._numbers), parts))
                 if len(self._slowest) > self._rules.slowest:
-                    heapq.heappop(self._slowest)
+                    _drop(heapq.heappop(self._slowest)[2])
+            else:
+                _drop(parts)
         minute = now_ns // _MINUTE_NS
         if minute != self._minute or at_end:
             self._minute = minute
             found += [parts for _, _, parts in self._slowest]
             self._slowest.clear()
         for parts in found:
+            for part in parts:
+                part.awaited = set(self._awaited)
             self._chosen[parts[0].segment["trace_id"] or ""] = None
         while len(self._chosen) > _MOST_CHOSEN:
             self._chosen.popitem(last=False)
@@ -107,3 +114,9 @@ class Requests:
             return False
         share = (1 << _RANDOM_BITS) // self._rules.one_in
         return int(trace, 16) & ((1 << _RANDOM_BITS) - 1) < share
+
+
+def _drop(parts: list[Part]) -> None:
+    """Await nothing more for parts that are not exported."""
+    for part in parts:
+        part.awaited.clear()

@@ -1,0 +1,79 @@
+"""The conventions of OpenTelemetry for generative AI: attributes of requests, and metrics.
+
+The names are those of https://github.com/open-telemetry/semantic-conventions-genai, which may
+still change them (their status is "Development").
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from stagespan.export.figures import Figures, Histogram
+from stagespan.export.requests import Part
+from stagespan.export.totals import Group
+
+DEFAULT_OPERATION = "generate_content"
+_OPERATION = "gen_ai.operation.name"
+_PROVIDER = "gen_ai.provider.name"
+_MODEL = "gen_ai.request.model"
+_METRICS = {
+    "gen_ai.server.request.duration": "request",
+    "gen_ai.server.time_to_first_token": "first_chunk",
+    "gen_ai.server.time_per_output_token": "per_token",
+}
+
+
+class Durations(NamedTuple):
+    """A distribution with its name and its attributes."""
+
+    name: str
+    attributes: dict[str, str]
+    histogram: Histogram
+
+
+def attributes_of(parts: Sequence[Part], operation: str) -> dict[str, str | int | float | bool]:
+    """Return the attributes of the root of a request; its other parts are in ``parts``, too.
+
+    What is not known is left out. The model is the pipeline, if the process has named it.
+    """
+    root = next((part for part in parts if part.is_root), None)
+    if root is None:
+        return {}
+    resource = root.resource
+    found: dict[str, str | int | float | bool] = {
+        **_common(Group(resource.service, resource.pipeline, resource.rank), operation)
+    }
+    streamed = [part for part in parts if part.segment["chunks"]]
+    found["gen_ai.request.stream"] = bool(streamed)
+    if streamed:
+        # A worker and the front may both count the chunks that they hand on.
+        first = root if root in streamed else max(streamed, key=lambda one: one.segment["chunks"])
+        found["gen_ai.usage.output_tokens"] = first.segment["chunk_amount"]
+        first_ns = first.segment["first_chunk_ns"]
+        if first_ns is not None and first.resource.host == resource.host:
+            found["gen_ai.response.time_to_first_chunk"] = (first_ns - root.begin_ns) / 1e9
+    if root.segment["status"] not in ("ok", "unused"):
+        found["error.type"] = root.segment["status"]
+    return found
+
+
+def durations(figures: Figures, group: Group, operation: str) -> Iterator[Durations]:
+    """Yield the distributions of a group of processes."""
+    for name, family in _METRICS.items():
+        by_error: dict[str, Histogram] = {}
+        for label, histogram in figures.durations.get(family, {}).items():
+            error = label if family == "request" and label != "ok" else ""
+            known = by_error.get(error)
+            by_error[error] = histogram.combined(known, operator.add) if known else histogram
+        for error, histogram in by_error.items():
+            more = {"error.type": error} if error else {}
+            yield Durations(name, {**_common(group, operation), **more}, histogram)
+
+
+def _common(group: Group, operation: str) -> dict[str, str]:
+    found = {_OPERATION: operation, _PROVIDER: group.service}
+    if group.pipeline != "default":
+        found[_MODEL] = group.pipeline
+    return found

@@ -1,0 +1,225 @@
+"""Tests of requests that an exporter was about to send or write when it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporting import exporter, of, scraped, until
+from recorded_process import command_here, end, ready, start
+
+from stagespan import recording
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
+collector = pytest.importorskip("collector")
+
+pytestmark = pytest.mark.slow
+
+REQUESTS = """
+import sys, time, stagespan
+for n in range(int(sys.argv[1])):
+    with stagespan.request(f"r{n}"), stagespan.span("decode"):
+        pass
+print("ready", flush=True)
+input()
+"""
+
+
+def kill(process: Any) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def end_by(process: Any, how: str) -> None:
+    if how == "kill":
+        kill(process)
+    else:
+        end(process)
+
+
+@pytest.mark.parametrize("how", ["return", "kill", "live"])
+def test_a_killed_exporter_loses_no_request(folder: Path, how: str) -> None:
+    # GIVEN an exporter whose collector never answers, and a process that ends or does not
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with exporter("--otlp", url) as (first, port):
+            process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
+            ready(process)
+            if how != "live":
+                end_by(process, how)
+            metric = "stagespan_request_duration_seconds_count"
+            until(lambda: of(scraped(port), metric, service="svc") == 30)
+            up = of(scraped(port), "stagespan_process_up", service="svc")
+            assert up == (1 if how == "live" else 0)
+            # WHEN it is killed THEN the next one sends each request once, and counts none twice
+            kill(first)
+    with collector.http() as received, exporter("--otlp", received.url) as (_, port):
+        until(lambda: len(received.spans("decode")) >= 30)
+        time.sleep(1)
+        assert len({span.span_id for span in received.spans()}) == len(received.spans()) == 60
+        assert of(scraped(port), metric, service="svc") == 30
+        if how == "live":
+            end(process)
+
+
+def test_what_was_sent_before_a_kill_may_come_again_with_the_same_ids(folder: Path) -> None:
+    # GIVEN an exporter that has sent requests, and is killed before it has written that
+    process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
+    ready(process)
+    with collector.http() as received:
+        with exporter("--otlp", received.url) as (first, _):
+            until(lambda: len(received.spans("decode")) == 30)
+            kill(first)
+        before = {span.span_id for span in received.spans()}
+        # WHEN the next one has sent them again THEN each has the id that it had
+        with exporter("--otlp", received.url):
+            time.sleep(3)
+        assert {span.span_id for span in received.spans()} == before
+    end(process)
+
+
+def test_an_exporter_that_is_stopped_leaves_nothing_to_send_again(folder: Path) -> None:
+    # GIVEN an exporter that has sent requests and is stopped
+    process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
+    ready(process)
+    with collector.http() as received:
+        for _ in range(2):
+            with exporter("--otlp", received.url):
+                until(lambda: len(received.spans("decode")) >= 30)
+                time.sleep(1)
+        # THEN the next one has sent none of them again
+        assert len(received.spans("decode")) == 30
+    end(process)
+
+
+def test_kept_requests_are_read_once_after_a_kill(folder: Path, tmp_path: Path) -> None:
+    # GIVEN an exporter that is killed while it keeps requests, and one that goes on
+    target = tmp_path / "kept"
+    process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
+    ready(process)
+    for _ in range(2):
+        with exporter("--keep", str(target)) as (first, _):
+            until(lambda: list(target.glob("*.gz")), 30)
+            kill(first)
+    # WHEN the files are read THEN each request is there once
+    found = json.loads(command_here("requests", "--json", str(target)).stdout)
+    assert found["count"] == 30
+    (stage,) = found["stages"]
+    assert (stage["stage"], stage["count"]) == ("decode", 30)
+    end(process)
+
+
+def test_spans_that_are_overwritten_before_they_are_read_are_counted(folder: Path) -> None:
+    # GIVEN an exporter that has read a process, and is stopped while it writes its ring 3 times
+    program = """
+        import stagespan, sys
+        sys.stdin.reconfigure(line_buffering=True)
+        def work(n):
+            for _ in range(n):
+                with stagespan.span("s"):
+                    pass
+        work(10)
+        print("ready", flush=True)
+        while (line := sys.stdin.readline()).strip():
+            work(int(line))
+            print("done", flush=True)
+    """
+    process = start(program, STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS="1024")
+    ready(process)
+
+    def unread(port: int) -> float | None:
+        return of(scraped(port), "stagespan_lost_total", cause="spans_unread")
+
+    def work(spans: int) -> None:
+        assert process.stdin is not None
+        process.stdin.write(f"{spans}\n")
+        process.stdin.flush()
+        ready(process)
+
+    with collector.http() as received, exporter("--otlp", received.url) as (first, port):
+        count = "stagespan_stage_duration_seconds_count"
+        assert of(scraped(port), count, stage="s") == 10
+        first.send_signal(signal.SIGSTOP)
+        work(3000)
+        first.send_signal(signal.SIGCONT)
+        # THEN those are counted that no reading has seen, once
+        ring = len(recording.open(process.pid).spans())
+        assert until(lambda: unread(port)) == 3000 - ring
+        assert of(scraped(port), count, stage="s") == 3010
+        work(5)
+        until(lambda: of(scraped(port), count, stage="s") == 3015)
+        assert unread(port) == 3000 - ring
+        kill(first)
+    # THEN also after a restart
+    with collector.http() as received, exporter("--otlp", received.url) as (first, port):
+        assert unread(port) == 3000 - ring
+        first.send_signal(signal.SIGSTOP)
+        work(3000)
+        first.send_signal(signal.SIGCONT)
+        until(lambda: of(scraped(port), count, stage="s") == 6015)
+        assert until(lambda: unread(port) != 3000 - ring)
+    process.communicate("\n", timeout=60)
+
+
+def test_hand_offs_have_the_counts_of_the_statistics(folder: Path) -> None:
+    # GIVEN two queues with different numbers of hand-offs
+    program = """
+        import stagespan
+        for n in range(70):
+            carriers = []
+            with stagespan.request("r"):
+                carriers.append(stagespan.inject(queue="tasks"))
+                if n % 2:
+                    carriers.append(stagespan.inject(queue="saving"))
+            for carrier in carriers:
+                with stagespan.extract(carrier):
+                    pass
+        print("ready", flush=True)
+        input()
+    """
+    process = start(program, STAGESPAN_JOB="svc")
+    ready(process)
+    stats = recording.open(process.pid).stats(kind="handoff")
+    with exporter() as (_, port):
+        metric = "stagespan_handoff_duration_seconds"
+        until(lambda: of(scraped(port), f"{metric}_count", to="tasks") == 70)
+        samples = scraped(port)
+        for queue in ("tasks", "saving"):
+            # THEN counts and sums are those of the statistics
+            assert of(samples, f"{metric}_count", to=queue) == stats[queue].count
+            total_s = of(samples, f"{metric}_sum", to=queue)
+            assert total_s == pytest.approx(stats[queue].total_ns / 1e9, rel=0.01, abs=1e-5)
+    end(process)
+
+
+@pytest.mark.full
+def test_recordings_beyond_the_limit_are_counted(folder: Path) -> None:
+    # GIVEN an exporter that stands still while processes end that leave 64 MiB each
+    if os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize < 1 << 30:
+        pytest.skip("the tmpfs has less than 1 GiB")
+    program = """
+        import stagespan
+        for _ in range(1 << 20):
+            with stagespan.span("decode"):
+                pass
+    """
+    with exporter() as (process, port):
+        process.send_signal(signal.SIGSTOP)
+        for _ in range(7):
+            start(program, STAGESPAN_JOB="svc", STAGESPAN_RING_SPANS=str(1 << 20)).wait(120)
+        left = len(list(folder.glob("*.stagespan")))
+        assert 0 < left < 7
+        process.send_signal(signal.SIGCONT)
+        # WHEN it goes on THEN what is left is counted, and what was discarded, too
+        metric = "stagespan_lost_total"
+        assert until(lambda: of(scraped(port), metric, cause="recording") == 7 - left)
+        count = "stagespan_stage_duration_seconds_count"
+        assert until(lambda: of(scraped(port), count, stage="decode") == left << 20)
