@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 from stagespan.errors import HarnessError, SignatureError
-from stagespan.harness.standalone import values
+from stagespan.harness.standalone import loaded, values
 from stagespan.signature import dtypes
-from stagespan.signature.kinds import kind_of, tensors_of
-from stagespan.signature.kinds.base import Builder
-from stagespan.signature.kinds.tensors import SHARED, content_of
+from stagespan.signature.kinds import Kind, kind_of, tensors_of
+from stagespan.signature.kinds.tensors import SHARED, TENSOR
 from stagespan.signature.model import (
     TYPE,
+    UNREPLAYABLE,
     StageSignature,
     TensorSignature,
     Unreplayable,
@@ -63,7 +67,7 @@ def make_inputs(
     try:
         for name, node in nodes.items():
             with builder.refusals_of(name):
-                made[name] = builder.build(node, name)
+                made[name] = builder.node(node, name)
     except RecursionError:
         raise SignatureError(
             f"The inputs of stage {signature.stage_name!r} are nested too deeply to be replayed."
@@ -189,14 +193,16 @@ def _not_loaded(path: str, error: LookupError) -> HarnessError:
 _WRONG = (TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, OSError)
 
 
-class _Builder(Builder):
-    module = values
+class _Builder:
+    """Makes values, see `Maker`."""
 
     def __init__(
         self, mock: values.MockInputs, refused: dict[str, HarnessError | SignatureError]
     ) -> None:
         self.values = mock
         self.refused = refused
+        functions = {**vars(builtins), **vars(loaded), **vars(values)}
+        self._functions = SimpleNamespace(**{**functions, "mock": mock, "Path": Path})
 
     @contextlib.contextmanager
     def refusals_of(self, name: str) -> Iterator[None]:
@@ -206,12 +212,16 @@ class _Builder(Builder):
         except (SignatureError, Unreplayable, _NotLoaded) as error:
             self.refused.setdefault(name, error)
 
-    def build(self, node: Any, path: str) -> Any:
+    def node(self, node: Any, path: str) -> Any:
         kind = kind_of(node)
+        if kind is TENSOR:
+            return self._tensor(kind, node, path)
         if not isinstance(node, dict) or TYPE not in node:
-            return kind.build(node, path, self)
+            return kind.make(node, path, self)
         try:
-            return kind.build(node, path, self)
+            if kind.name == "ndarray":
+                return self._tensor(kind, node, path)
+            return kind.make(node, path, self)
         except KeyError as error:
             raise SignatureError(
                 f"Input {path!r}: its entry of type {node[TYPE]!r} has no {error}."
@@ -229,13 +239,10 @@ class _Builder(Builder):
                 f"Input {path!r}: its entry of type {node[TYPE]!r} is wrong ({error})."
             ) from None
 
-    def tensor(self, node: dict[str, Any], path: str) -> Any:
+    def _tensor(self, kind: Kind, node: dict[str, Any], path: str) -> Any:
         tensor = TensorSignature.from_json(node, path)
-        content = content_of(tensor)
         try:
-            if TYPE in node:
-                return self.values.array(path, tensor.shape, tensor.dtype, **content)
-            return self.values.tensor(path, tensor.shape, tensor.dtype, tensor.device, **content)
+            return kind.make(node, path, self)
         except LookupError as error:
             raise _not_loaded(path, error) from None
         except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
@@ -246,5 +253,33 @@ class _Builder(Builder):
                 f"I{shown[1:]} cannot be created: {str(error).partition(chr(10))[0]}"
             ) from None
 
+    def items(self, nodes: list[Any], path: str) -> list[Any]:
+        return [self.node(node, f"{path}[{at}]") for at, node in enumerate(nodes)]
+
+    def fields(self, nodes: dict[str, Any], path: str) -> dict[str, Any]:
+        return {name: self.node(node, f"{path}.{name}") for name, node in nodes.items()}
+
+    def missing(self, node: dict[str, Any], path: str) -> NoReturn:
+        reason = f" ({node['reason']})" if "reason" in node else ""
+        raise Unreplayable(path, f"a {node[UNREPLAYABLE]}{reason}")
+
+    def literal(self, value: Any) -> Any:
+        return value
+
+    def named(self, path: str, value: Any) -> Any:
+        return value
+
+    def list(self, made: Iterable[Any]) -> Any:
+        return list(made)
+
+    def tuple(self, made: Any) -> Any:
+        return tuple(made)
+
+    def call(self, function: str, *arguments: Any, **named: Any) -> Any:
+        return attrgetter(function)(self._functions)(*arguments, **named)
+
+    def method(self, made: Any, name: str) -> Any:
+        return getattr(made, name)()
+
     def check_device(self, device: str, path: str) -> None:
-        check_device(device, f"Input {path!r}")
+        check_device(self.values.place(device), f"Input {path!r}")

@@ -3,7 +3,7 @@
 To add a kind, write its class in one of these modules, add it to the ``KINDS`` of that module, and
 add an example to the test of all kinds. The first kind that matches a value captures it. The
 ``$type`` of a node names its kind. Files are not trusted: `Kind.describe` and `Kind.parts` accept
-any content, and `Kind.build` raises an exception if the content is wrong. Does not import torch.
+any content, and `Kind.make` raises an exception if the content is wrong. Does not import torch.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from stagespan.errors import SignatureError
 from stagespan.harness.standalone.loaded import main_name
 from stagespan.process import imports
-from stagespan.signature.model import TYPE, UNREPLAYABLE, Unreplayable, is_tensor
+from stagespan.signature.model import TYPE, UNREPLAYABLE, is_tensor
 from stagespan.signature.source import Group, Source, call, is_long, literal, numbers, quoted
 from stagespan.text.escaping import one_line
 
@@ -60,22 +60,44 @@ class Capture(Protocol):
         """Capture attributes of an object. Yields a function that forgets their tensors."""
 
 
-class Builder(Protocol):
-    """Creates values from nodes, as the kinds of values use it for the values inside them."""
+class Maker(Protocol):
+    """Makes values from nodes, or Python source that makes them. A kind uses both in one way."""
 
-    values: Any
-    """The `stagespan.harness.standalone.values.MockInputs` that creates tensors and texts."""
-    module: Any
-    """The module `stagespan.harness.standalone.values`, which imports torch."""
-
-    def build(self, node: Any, path: str) -> Any:
+    def node(self, node: Any, path: str) -> Any:
         """Return the value of one node. Messages contain ``path``, and it seeds the content."""
 
-    def tensor(self, node: Node, path: str) -> Any:
-        """Return a tensor, or a numpy array if the node has a type."""
+    def items(self, nodes: list[Any], path: str) -> Any:
+        """Return a list of the values of nodes."""
+
+    def fields(self, nodes: dict[str, Any], path: str) -> Any:
+        """Return a dictionary of the values of nodes by name."""
+
+    def missing(self, node: Node, path: str) -> Any:
+        """Return what stands for a value that cannot be created, or raise Unreplayable."""
+
+    def literal(self, value: Any) -> Any:
+        """Return a number, a text, None, or a list or dictionary of these."""
+
+    def named(self, path: str, value: Any) -> Any:
+        """Return what has a name, such as ``torch.float16``."""
+
+    def tuple(self, made: Any) -> Any:
+        """Return a tuple of the values of a list that was made here."""
+
+    def list(self, made: Iterable[Any]) -> Any:
+        """Return a list of values that were made here."""
+
+    def call(self, function: str, *arguments: Any, **named: Any) -> Any:
+        """Call a function of `stagespan.harness.standalone`, of Python or torch, or of ``mock``.
+
+        ``mock`` is the `MockInputs` that creates tensors and texts.
+        """
+
+    def method(self, made: Any, name: str) -> Any:
+        """Call a method of a value that was made here, without arguments."""
 
     def check_device(self, device: str, path: str) -> None:
-        """Raise HarnessError if the device does not exist."""
+        """Raise HarnessError if a device on which a value is made does not exist."""
 
 
 class Kind:
@@ -96,15 +118,11 @@ class Kind:
         """Return the node of a value. ``to.node`` returns the nodes of the values inside it."""
         return unreplayable(value)
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        """Return a value created from a node. ``mock.build`` creates the values inside it.
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        """Return the value of a node, made with ``to``: the value itself, or source for it.
 
-        Raises an exception if the node is not valid.
+        ``to.node`` makes the values inside it. Raises an exception if the node is not valid.
         """
-        raise NotImplementedError
-
-    def source(self, node: Any, path: str) -> Source:
-        """Return Python source that creates the value; in it, ``mock`` is a `MockInputs`."""
         raise NotImplementedError
 
     def describe(self, node: Any, depth: int) -> str:
@@ -141,11 +159,8 @@ class _Scalar(Kind):
             return integer_node(int.__pos__(value))
         return float_node(float.__pos__(value))
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return node
-
-    def source(self, node: Any, path: str) -> Source:
-        return literal(node)
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.literal(node)
 
     def describe(self, node: Any, depth: int) -> str:
         return short(repr(node))
@@ -163,11 +178,8 @@ class _List(Kind):
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return to.items(value, path)
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return [mock.build(item, f"{path}[{index}]") for index, item in enumerate(node)]
-
-    def source(self, node: Any, path: str) -> Source:
-        return sequence_source(node, path, "[", "]")
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.items(node, path)
 
     def describe(self, node: Any, depth: int) -> str:
         return items_text("[", node, "]", depth)
@@ -184,12 +196,8 @@ class _Plain(Kind):
 
     exact = ()
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return {key: mock.build(item, f"{path}.{key}") for key, item in node.items()}
-
-    def source(self, node: Any, path: str) -> Source:
-        pairs = [(f"{quoted(k)}: ", source_of(v, f"{path}.{k}")) for k, v in node.items()]
-        return Group("{", pairs, "}")
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.fields(node, path)
 
     def describe(self, node: Any, depth: int) -> str:
         return pairs_text("{", node, "}", depth)
@@ -201,12 +209,8 @@ class _Plain(Kind):
 class _Unreplayable(Kind):
     """A value that cannot be created again, because its signature contains only its type."""
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        reason = f" ({node['reason']})" if "reason" in node else ""
-        raise Unreplayable(path, f"a {node[UNREPLAYABLE]}{reason}")
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("Missing", quoted(str(node[UNREPLAYABLE])))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.missing(node, path)
 
     def describe(self, node: Any, depth: int) -> str:
         return f"{node[UNREPLAYABLE]} (cannot be replayed)"
@@ -218,14 +222,11 @@ class _Unreplayable(Kind):
 class _Unknown(Kind):
     """A kind that this version does not know, written by a later version of stagespan."""
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
+    def make(self, node: Any, path: str, to: Maker) -> Any:
         shown = node.get("value", node[TYPE])
         raise SignatureError(
             f"Input {path!r}: this stagespan does not know the {node[TYPE]} {str(shown)!r}."
         )
-
-    def source(self, node: Any, path: str) -> Source:
-        raise ValueError(f"the kind {node[TYPE]!r} is not known")
 
 
 SCALAR, PLAIN_LIST, PLAIN, UNKNOWN = _Scalar(), _List(), _Plain(), _Unknown()
@@ -257,9 +258,49 @@ def kind_of(node: Any) -> Kind:
     return _by_name.get(name, UNKNOWN) if isinstance(name, str) else UNKNOWN
 
 
+class _Source:
+    """Makes Python source; in it, ``mock`` is a `MockInputs`."""
+
+    literal = staticmethod(literal)
+    call = staticmethod(call)
+
+    def node(self, node: Any, path: str) -> Source:
+        made: Source = kind_of(node).make(node, path, self)
+        return made
+
+    def items(self, nodes: Any, path: str) -> Source:
+        if is_long(nodes):
+            return numbers(nodes)
+        return self.list(self.node(node, f"{path}[{at}]") for at, node in enumerate(nodes))
+
+    def fields(self, nodes: dict[str, Any], path: str) -> Source:
+        pairs = [(f"{quoted(k)}: ", self.node(v, f"{path}.{k}")) for k, v in nodes.items()]
+        return Group("{", pairs, "}")
+
+    def missing(self, node: Node, path: str) -> Source:
+        return call("Missing", quoted(str(node[UNREPLAYABLE])))
+
+    def named(self, path: str, value: Any) -> Source:
+        return path
+
+    def list(self, made: Iterable[Source]) -> Source:
+        return Group("[", [("", each) for each in made], "]")
+
+    def tuple(self, made: Any) -> Source:
+        if made.opening != "[":
+            return call("tuple", made)
+        return Group("(", made.items, ")", one_tuple=len(made.items) == 1)
+
+    def method(self, made: Any, name: str) -> Source:
+        return Group(made.opening, made.items, f"{made.closing}.{name}()")
+
+    def check_device(self, device: str, path: str) -> None:
+        pass
+
+
 def source_of(node: Any, path: str) -> Source:
     """Return Python source that creates the value of a node; in it, ``mock`` is a `MockInputs`."""
-    return kind_of(node).source(node, path)
+    return _Source().node(node, path)
 
 
 def form_of(node: Any, sizes: bool) -> list[str]:
@@ -346,15 +387,6 @@ def integer_node(value: int) -> Any:
     return value
 
 
-def sequence_source(nodes: Any, path: str, opening: str, closing: str) -> Group:
-    """Return source that creates several values between brackets."""
-    if is_long(nodes):
-        made = numbers(nodes)
-        return made if opening == "[" else Group("tuple(", [("", made)], ")")
-    items = [("", source_of(node, f"{path}[{index}]")) for index, node in enumerate(list(nodes))]
-    return Group(opening, items, closing, opening == "(" and len(items) == 1)
-
-
 def items_text(opening: str, nodes: Any, closing: str, depth: int) -> str:
     """Return a short text about several nodes."""
     if not isinstance(nodes, list) or depth >= 2 or len(nodes) > 4:
@@ -375,6 +407,14 @@ def pairs_text(opening: str, nodes: Any, closing: str, depth: int) -> str:
 def short(text: str) -> str:
     """Return the text, or its beginning and "..." if it is longer than 60 characters."""
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def text_of(node: Node, key: str) -> str:
+    """Return an entry of a node that must be a text. Raises TypeError if it is not."""
+    found = node[key]
+    if not isinstance(found, str):
+        raise TypeError(f"{key!r} is not a text")
+    return found
 
 
 def list_of(node: Node, key: str) -> list[Any]:

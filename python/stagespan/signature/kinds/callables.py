@@ -10,20 +10,17 @@ from typing import Any
 from stagespan.harness.standalone import loaded
 from stagespan.signature.kinds.base import (
     PLAIN,
-    PLAIN_LIST,
-    Builder,
     Capture,
     Kind,
+    Maker,
     describe_node,
     items_of,
     list_of,
     short,
-    source_of,
     type_name,
     unreplayable,
 )
 from stagespan.signature.model import TYPE, UNREPLAYABLE
-from stagespan.signature.source import Source, call, literal, quoted
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type(functools.lru_cache(len)))
 
@@ -55,11 +52,8 @@ class _Function(Kind):
             reason = "of a module whose functions are not replayed"
         return unreplayable(value, reason)
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return loaded.find_function(str(node["name"]))
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("find_function", quoted(str(node["name"])))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.call("find_function", to.literal(str(node["name"])))
 
     def describe(self, node: Any, depth: int) -> str:
         return short(f"function {node.get('name')}")
@@ -82,17 +76,12 @@ class _Partial(Kind):
             "kwargs": named,
         }
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        function = mock.build(node["function"], f"{path}.func")
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        function = to.node(node["function"], f"{path}.func")
         if isinstance(function, type) and not loaded.is_harmless(function):
             raise LookupError(f"the class {function!r} is not one that a signature file may name")
-        args = PLAIN_LIST.build(list_of(node, "args"), f"{path}.args", mock)
-        return functools.partial(function, *args, **PLAIN.build(dict(node["kwargs"]), path, mock))
-
-    def source(self, node: Any, path: str) -> Source:
-        function = source_of(node["function"], f"{path}.func")
-        args = PLAIN_LIST.source(list_of(node, "args"), f"{path}.args")
-        return call("partial_of", function, args, PLAIN.source(dict(node["kwargs"]), path))
+        args = to.items(list_of(node, "args"), f"{path}.args")
+        return to.call("partial_of", function, args, to.fields(dict(node["kwargs"]), path))
 
     def describe(self, node: Any, depth: int) -> str:
         return f"partial of {describe_node(node.get('function'), depth + 1)}"
@@ -130,22 +119,15 @@ class _Method(Kind):
             return unreplayable(value, of)
         return {TYPE: self.name, "self": node, "name": name}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        if "part" in node:
-            owner = mock.values.part(list_of(node, "part"))
-        else:
-            owner = mock.build(node["self"], f"{path}.self")
-        return loaded.bound_method(owner, str(node["name"]))
-
-    def source(self, node: Any, path: str) -> Source:
+    def make(self, node: Any, path: str, to: Maker) -> Any:
         if "part" in node:
             names = list_of(node, "part")
             if not all(type(name) in (str, int) for name in names):
                 raise ValueError("the path of a part is not a list of names and numbers")
-            owner: Source = call("mock.part", literal(names))
+            owner = to.call("mock.part", to.literal(names))
         else:
-            owner = source_of(node["self"], f"{path}.self")
-        return call("bound_method", owner, quoted(str(node["name"])))
+            owner = to.node(node["self"], f"{path}.self")
+        return to.call("bound_method", owner, to.literal(str(node["name"])))
 
     def describe(self, node: Any, depth: int) -> str:
         owner = "the stage"

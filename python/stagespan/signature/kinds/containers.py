@@ -13,9 +13,9 @@ from stagespan.signature.kinds.base import (
     MAX_ITEMS,
     PLAIN,
     PLAIN_LIST,
-    Builder,
     Capture,
     Kind,
+    Maker,
     Node,
     attributes_of,
     class_path,
@@ -24,14 +24,12 @@ from stagespan.signature.kinds.base import (
     items_text,
     length_of,
     list_of,
-    sequence_source,
     short,
-    source_of,
+    text_of,
     type_name,
     unreplayable,
 )
 from stagespan.signature.model import TYPE, UNREPLAYABLE
-from stagespan.signature.source import Group, Source, call, literal, quoted
 
 KEPT_ITEMS = 16
 """First items of a list of more than `MAX_ITEMS`."""
@@ -47,11 +45,8 @@ class _Tuple(Kind):
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return {TYPE: self.name, "items": to.items(value, path)}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return tuple(mock.build(list_of(node, "items"), path))
-
-    def source(self, node: Any, path: str) -> Source:
-        return sequence_source(node["items"], path, "(", ")")
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.tuple(to.items(list_of(node, "items"), path))
 
     def describe(self, node: Any, depth: int) -> str:
         return items_text("(", node.get("items"), ")", depth)
@@ -73,15 +68,9 @@ class _LongList(_Tuple):
         form = "tuple" if isinstance(value, tuple) else "list"
         return {TYPE: self.name, "of": form, "length": len(value), "items": kept}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        items = mock.build(list_of(node, "items"), path)
-        made = mock.module.repeat(items, length_of(node)) if items else []
-        return tuple(made) if node.get("of") == "tuple" else made
-
-    def source(self, node: Any, path: str) -> Source:
-        items = sequence_source(node["items"], path, "[", "]")
-        repeated = call("repeat", items, literal(node["length"]))
-        return call("tuple", repeated) if node.get("of") == "tuple" else repeated
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        made = _repeated(node, path, to)
+        return to.tuple(made) if node.get("of") == "tuple" else made
 
     def describe(self, node: Any, depth: int) -> str:
         return f"list of {node.get('length')}"
@@ -98,11 +87,8 @@ class _Set(_Tuple):
             return unreplayable(value, f"{len(value)} items, more than {MAX_ITEMS}")
         return {TYPE: self.name, "items": [to.node(item, "") for item in value]}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return set(mock.build(list_of(node, "items"), path))
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("set", sequence_source(node["items"], path, "[", "]"))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.call("set", to.items(list_of(node, "items"), path))
 
     def describe(self, node: Any, depth: int) -> str:
         return self.name
@@ -132,23 +118,16 @@ class _Container(_Tuple):
             node["maxlen"] = value.maxlen
         return _with_attributes(node, value, path, to)
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        items = mock.build(list_of(node, "items"), path)
-        if "length" in node:
-            items = mock.module.repeat(items, length_of(node)) if items else []
-        fields = PLAIN.build(dict(node.get("fields") or {}), path, mock)
-        return mock.module.container_of(node["class"], items, fields, node.get("maxlen"))
-
-    def source(self, node: Any, path: str) -> Source:
-        items: Source = sequence_source(node["items"], path, "[", "]")
-        if "length" in node:
-            items = call("repeat", items, literal(length_of(node)))
-        more: dict[str, Source] = {}
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        more = {}
         if node.get("fields"):
-            more["fields"] = PLAIN.source(dict(node["fields"]), path)
+            more["fields"] = to.fields(dict(node["fields"]), path)
         if node.get("maxlen") is not None:
-            more["maxlen"] = literal(node["maxlen"])
-        return call("container_of", quoted(str(node["class"])), items, **more)
+            more["maxlen"] = to.literal(node["maxlen"])
+        items = to.items(list_of(node, "items"), path)
+        if "length" in node:
+            items = _repeated(node, path, to)
+        return to.call("container_of", to.literal(text_of(node, "class")), items, **more)
 
     def describe(self, node: Any, depth: int) -> str:
         name = str(node.get("class")).rpartition(":")[2]
@@ -157,6 +136,13 @@ class _Container(_Tuple):
     def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from super().parts(node, path)
         yield from _attributes_in(node, path)
+
+
+def _repeated(node: Node, path: str, to: Maker) -> Any:
+    """Return a list of the node's length that repeats its items."""
+    items, length = list_of(node, "items"), length_of(node)
+    made = to.items(items, path)
+    return to.call("repeat", made, to.literal(length)) if items else made
 
 
 def _class_of(value: Any, base: type) -> Node:
@@ -223,37 +209,20 @@ class _Dict(Kind):
             node.setdefault("fields", {})
         return node
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        pairs = {
-            mock.build(key, f"{path}.key"): mock.build(item, f"{path}.{key}")
-            for key, item in list_of(node, "items")
-        }
-        if "class" not in node:
-            return pairs
-        fields = node.get("fields")
-        if fields is not None:
-            fields = PLAIN.build(dict(fields), path, mock)
-        default = mock.build(node.get("default"), f"{path}.default_factory")
-        return mock.module.mapping(node["class"], pairs, fields, default)
-
-    def source(self, node: Any, path: str) -> Source:
+    def make(self, node: Any, path: str, to: Maker) -> Any:
         pairs = [
-            Group(
-                "(",
-                [("", source_of(key, f"{path}.key")), ("", source_of(item, f"{path}.{key}"))],
-                ")",
-            )
-            for key, item in node["items"]
+            to.tuple(to.list([to.node(key, f"{path}.key"), to.node(item, f"{path}.{key}")]))
+            for key, item in list_of(node, "items")
         ]
-        made = call("dict", Group("[", [("", pair) for pair in pairs], "]"))
+        made = to.call("dict", to.list(pairs))
         if "class" not in node:
             return made
-        more: dict[str, Source] = {}
+        more = {}
         if node.get("fields") is not None:
-            more["fields"] = PLAIN.source(dict(node["fields"]), path)
+            more["fields"] = to.fields(dict(node["fields"]), path)
         if node.get("default") is not None:
-            more["default"] = source_of(node["default"], f"{path}.default_factory")
-        return call("mapping", quoted(str(node["class"])), made, **more)
+            more["default"] = to.node(node["default"], f"{path}.default_factory")
+        return to.call("mapping", to.literal(text_of(node, "class")), made, **more)
 
     def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
         for pair in items_of(node, "items"):
@@ -276,11 +245,9 @@ class _UserDict(Kind):
         inner = _DICT.capture(value.data, path, to)
         return {TYPE: self.name, **_class_of(value, collections.UserDict), "data": inner}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return mock.module.mapping(node["class"], mock.build(node["data"], path))
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("mapping", quoted(str(node["class"])), source_of(node["data"], path))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        made = to.node(node["data"], path)
+        return to.call("mapping", to.literal(text_of(node, "class")), made)
 
     def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
         if "data" in node:

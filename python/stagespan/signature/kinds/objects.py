@@ -11,19 +11,19 @@ from typing import Any
 from stagespan.harness.standalone.loaded import is_harmless, path_of
 from stagespan.signature.kinds.base import (
     PLAIN,
-    Builder,
     Capture,
     Kind,
+    Maker,
     Node,
     attributes_of,
     class_path,
     contains_key,
     pairs_text,
+    text_of,
     torch_module,
     unreplayable,
 )
 from stagespan.signature.model import TYPE, UNREPLAYABLE
-from stagespan.signature.source import Source, call, quoted
 
 MAX_ATTRIBUTES = 256
 """An object with more attributes is not captured as a plain object."""
@@ -44,13 +44,9 @@ class _Dataclass(Kind):
         nodes = {name: to.field(name, item, f"{path}.{name}") for name, item in fields.items()}
         return {TYPE: self.name, "class": class_path(type(value)), "fields": nodes}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        fields = PLAIN.build(dict(node["fields"]), path, mock)
-        return getattr(mock.module, self.maker)(node["class"], fields)
-
-    def source(self, node: Any, path: str) -> Source:
-        fields = PLAIN.source(dict(node["fields"]), path)
-        return call(self.maker, quoted(node["class"]), fields)
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        fields = to.fields(dict(node["fields"]), path)
+        return to.call(self.maker, to.literal(text_of(node, "class")), fields)
 
     def describe(self, node: Any, depth: int) -> str:
         return pairs_text(f"{_class_name(node)}(", node.get("fields"), ")", depth)
@@ -106,11 +102,8 @@ class _Class(Kind):
             return unreplayable(value)
         return {TYPE: self.name, "class": found}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return mock.module.named_class(node["class"])
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("named_class", quoted(node["class"]))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.call("named_class", to.literal(text_of(node, "class")))
 
 
 class _Enum(Kind):
@@ -124,11 +117,8 @@ class _Enum(Kind):
             return unreplayable(value)
         return {TYPE: self.name, "class": class_path(type(value)), "name": value.name}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return mock.module.member(node["class"], node["name"])
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("member", quoted(node["class"]), quoted(node["name"]))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.call("member", *(to.literal(text_of(node, key)) for key in ("class", "name")))
 
     def describe(self, node: Any, depth: int) -> str:
         return f"{_class_name(node)}.{node.get('name')}"

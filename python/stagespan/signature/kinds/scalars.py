@@ -13,21 +13,20 @@ from typing import Any
 from stagespan.signature.kinds.base import (
     LOST,
     SCALAR,
-    Builder,
     Capture,
     Kind,
+    Maker,
     Node,
     float_node,
     items_of,
     length_of,
     list_of,
     short,
-    source_of,
+    text_of,
     type_name,
     unreplayable,
 )
 from stagespan.signature.model import TYPE
-from stagespan.signature.source import Source, call, literal, quoted
 
 MAX_TEXT = 2000
 KEPT_TEXT = 200
@@ -59,16 +58,11 @@ class _Text(_Leaf):
             return kept
         return {TYPE: self.name, "length": len(kept), "text": kept[:KEPT_TEXT]}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        length = length_of(node)
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        length = to.literal(length_of(node))
         if "text" in node:
-            return mock.module.stretch(str(node["text"]), length)
-        return mock.values.text(path, length)
-
-    def source(self, node: Any, path: str) -> Source:
-        if "text" in node:
-            return call("stretch", quoted(node["text"]), literal(node["length"]))
-        return call("mock.text", quoted(path), literal(node["length"]))
+            return to.call("stretch", to.literal(text_of(node, "text")), length)
+        return to.call("mock.text", to.literal(path), length)
 
     def describe(self, node: Any, depth: int) -> str:
         return f"string of {node.get('length')} characters"
@@ -79,11 +73,8 @@ class _Float(_Leaf):
 
     name = "float"
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return float(node["value"])
-
-    def source(self, node: Any, path: str) -> Source:
-        return literal(float(node["value"]))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.literal(float(node["value"]))
 
 
 class _Complex(Kind):
@@ -95,11 +86,8 @@ class _Complex(Kind):
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return {TYPE: self.name, "real": float_node(value.real), "imag": float_node(value.imag)}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return complex(mock.build(node["real"], path), mock.build(node["imag"], path))
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("complex", source_of(node["real"], path), source_of(node["imag"], path))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.call("complex", *(to.node(node[part], path) for part in ("real", "imag")))
 
 
 class _Path(_Leaf):
@@ -115,15 +103,10 @@ class _Path(_Leaf):
             return {TYPE: self.name, "length": len(content)}
         return {TYPE: self.name, "value": content}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
+    def make(self, node: Any, path: str, to: Maker) -> Any:
         if "value" in node:
-            return pathlib.Path(node["value"])
-        return pathlib.Path(mock.values.text(path, length_of(node)))
-
-    def source(self, node: Any, path: str) -> Source:
-        if "value" in node:
-            return call("Path", quoted(node["value"]))
-        return call("Path", call("mock.text", quoted(path), literal(node["length"])))
+            return to.call("Path", to.literal(text_of(node, "value")))
+        return to.call("Path", to.call("mock.text", to.literal(path), to.literal(length_of(node))))
 
     def describe(self, node: Any, depth: int) -> str:
         if "length" in node:
@@ -150,13 +133,12 @@ class _Bytes(_Leaf):
             return {**node, "length": len(value)}
         return {**node, "hex": bytes(value).hex()}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        made = bytes.fromhex(node["hex"]) if "hex" in node else bytes(length_of(node))
-        return bytearray(made) if node.get("of") == "bytearray" else made
-
-    def source(self, node: Any, path: str) -> Source:
-        made = repr(bytes.fromhex(node["hex"])) if "hex" in node else f"bytes({length_of(node)})"
-        return call("bytearray", made) if node.get("of") == "bytearray" else made
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        if "hex" in node:
+            made = to.literal(bytes.fromhex(node["hex"]))
+        else:
+            made = to.call("bytes", to.literal(length_of(node)))
+        return to.call("bytearray", made) if node.get("of") == "bytearray" else made
 
     def describe(self, node: Any, depth: int) -> str:
         if "length" in node:
@@ -195,15 +177,11 @@ class _Moment(_Leaf):
             node["fold"] = 1
         return {**node, "value": value.isoformat()}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        more = (node.get("zone"), node.get("fold", 0))
-        return mock.module.moment(node["of"], node["value"], *more)
-
-    def source(self, node: Any, path: str) -> Source:
-        more = [literal(node[name]) for name in ("zone", "fold") if name in node]
-        if "fold" in node and "zone" not in node:
-            more.insert(0, "None")
-        return call("moment", quoted(str(node["of"])), literal(node["value"]), *more)
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        more = [node["zone"]] if "zone" in node else []
+        if "fold" in node:
+            more = [node.get("zone"), node["fold"]]
+        return to.call("moment", *map(to.literal, (node["of"], node["value"], *more)))
 
     def describe(self, node: Any, depth: int) -> str:
         return short(f"{node.get('of')} {node.get('value')}")
@@ -218,11 +196,8 @@ class _Range(Kind):
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return {TYPE: self.name, "args": [value.start, value.stop, value.step]}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return range(*list_of(node, "args"))
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("range", *(source_of(item, path) for item in node["args"]))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.call("range", *map(to.literal, list_of(node, "args")))
 
 
 class _Slice(Kind):
@@ -234,12 +209,9 @@ class _Slice(Kind):
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return {TYPE: self.name, "args": to.items([value.start, value.stop, value.step], path)}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return slice(*mock.build(list_of(node, "args"), path))
-
-    def source(self, node: Any, path: str) -> Source:
-        items = [source_of(item, f"{path}[{at}]") for at, item in enumerate(node["args"])]
-        return call("slice", *items)
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        items = enumerate(list_of(node, "args"))
+        return to.call("slice", *(to.node(item, f"{path}[{at}]") for at, item in items))
 
     def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
         return ((f"{path}[{at}]", item) for at, item in enumerate(items_of(node, "args")))
@@ -256,14 +228,11 @@ class _Image(Kind):
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return {TYPE: self.name, "size": list(value.size), "mode": value.mode}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
+    def make(self, node: Any, path: str, to: Maker) -> Any:
         width, height = (int(size) for size in list_of(node, "size"))
         if not (0 < width <= _LARGEST_IMAGE and 0 < height <= _LARGEST_IMAGE):
             raise ValueError(f"{width} x {height} is not the size of an image")
-        return mock.values.image(path, (width, height), str(node["mode"]))
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("mock.image", quoted(path), literal(node["size"]), quoted(node["mode"]))
+        return to.call("mock.image", *map(to.literal, (path, [width, height], str(node["mode"]))))
 
 
 TEXT = _Text()

@@ -11,9 +11,9 @@ from stagespan.signature.kinds.base import (
     LOST,
     MAX_ITEMS,
     UNKNOWN,
-    Builder,
     Capture,
     Kind,
+    Maker,
     Node,
     describe_node,
     form_of,
@@ -21,13 +21,12 @@ from stagespan.signature.kinds.base import (
     items_text,
     list_of,
     short,
-    source_of,
+    text_of,
     torch_module,
     type_name,
     unreplayable,
 )
 from stagespan.signature.model import TYPE, TensorSignature
-from stagespan.signature.source import Group, Source, call, literal, quoted
 from stagespan.signature.tensors import array_node, tensor_node
 
 
@@ -63,12 +62,9 @@ class _Tensor(Kind):
                 node[LOST] = f"its attributes {', '.join(names)}"
         return node
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return mock.tensor(node, path)
-
-    def source(self, node: Any, path: str) -> Source:
+    def make(self, node: Any, path: str, to: Maker) -> Any:
         tensor = TensorSignature.from_json(node, path)
-        return _tensor_source("mock.tensor", path, tensor, quoted(tensor.device))
+        return _made("mock.tensor", path, tensor, to, tensor.device)
 
     def describe(self, node: Any, depth: int) -> str:
         return f"{node['dtype']}{short(str(node['shape']))} {node.get('device', 'cpu')}"
@@ -84,11 +80,8 @@ class _Shared(Kind):
 
     name = "shared"
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return mock.values.shared(str(node["of"]))
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("mock.shared", quoted(node["of"]))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return to.call("mock.shared", to.literal(text_of(node, "of")))
 
     def describe(self, node: Any, depth: int) -> str:
         return f"the same tensor as {short(str(node.get('of')))}"
@@ -132,26 +125,13 @@ class _Sparse(Kind):
             }
         return {**node, "requires_grad": True} if value.requires_grad else node
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
+    def make(self, node: Any, path: str, to: Maker) -> Any:
         layout, shape = node["layout"], _sizes(node, "shape")
         if layout not in self.LAYOUTS:
             raise ValueError(f"{layout!r} is not the layout of a sparse tensor")
-        offsets = mock.build(node["offsets"], f"{path}.offsets")
-        values = mock.build(node["values"], f"{path}.values")
-        made = mock.module.sparse_tensor(layout, shape, offsets, values)
-        return made.requires_grad_() if node.get("requires_grad") else made
-
-    def source(self, node: Any, path: str) -> Source:
-        made = call(
-            "sparse_tensor",
-            quoted(node["layout"]),
-            literal(node["shape"]),
-            source_of(node["offsets"], f"{path}.offsets"),
-            source_of(node["values"], f"{path}.values"),
-        )
-        if not node.get("requires_grad"):
-            return made
-        return Group(made.opening, made.items, ").requires_grad_()")
+        parts = (to.node(node[key], f"{path}.{key}") for key in ("offsets", "values"))
+        made = to.call("sparse_tensor", to.literal(layout), to.literal(shape), *parts)
+        return to.method(made, "requires_grad_") if node.get("requires_grad") else made
 
     def describe(self, node: Any, depth: int) -> str:
         values = node.get("values")
@@ -205,24 +185,14 @@ class _Nested(Kind):
             node["items"] = to.items([tensor.detach() for tensor in tensors], path)
         return {**node, "requires_grad": True} if value.requires_grad else node
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
+    def make(self, node: Any, path: str, to: Maker) -> Any:
         if node["layout"] == "jagged":
-            parts = [mock.build(node[k], f"{path}.{k}") for k in ("values", "offsets", "lengths")]
-            made = mock.module.jagged_tensor(*parts, int(node["dim"]), **self._bounds(node))
+            parts = (to.node(node[k], f"{path}.{k}") for k in ("values", "offsets", "lengths"))
+            bounds = {name: to.literal(bound) for name, bound in self._bounds(node).items()}
+            made = to.call("jagged_tensor", *parts, to.literal(int(node["dim"])), **bounds)
         else:
-            made = mock.module.nested_tensor(mock.build(list_of(node, "items"), path))
-        return made.requires_grad_() if node.get("requires_grad") else made
-
-    def source(self, node: Any, path: str) -> Source:
-        if node["layout"] == "jagged":
-            parts = (source_of(node[k], f"{path}.{k}") for k in ("values", "offsets", "lengths"))
-            bounds = {name: literal(bound) for name, bound in self._bounds(node).items()}
-            made = call("jagged_tensor", *parts, literal(node["dim"]), **bounds)
-        else:
-            made = call("nested_tensor", source_of(list(node["items"]), path))
-        if not node.get("requires_grad"):
-            return made
-        return Group(made.opening, made.items, ").requires_grad_()")
+            made = to.call("nested_tensor", to.items(list_of(node, "items"), path))
+        return to.method(made, "requires_grad_") if node.get("requires_grad") else made
 
     def describe(self, node: Any, depth: int) -> str:
         if "values" in node:
@@ -249,14 +219,11 @@ class _TorchName(Kind):
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return {TYPE: self.name, "value": str(value).removeprefix("torch.")}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
+    def make(self, node: Any, path: str, to: Maker) -> Any:
         found = getattr(torch_module(), _identifier(node), None)
         if type(found).__name__ != self._type:
-            UNKNOWN.build(node, path, mock)
-        return found
-
-    def source(self, node: Any, path: str) -> Source:
-        return f"torch.{_identifier(node)}"
+            UNKNOWN.make(node, path, to)
+        return to.named(f"torch.{_identifier(node)}", found)
 
 
 class _TorchDevice(Kind):
@@ -269,11 +236,9 @@ class _TorchDevice(Kind):
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return {TYPE: self.name, "value": str(value)}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return torch_module().device(mock.values.place(node["value"]))
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("torch.device", call("mock.place", quoted(node["value"])))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        place = to.call("mock.place", to.literal(text_of(node, "value")))
+        return to.call("torch.device", place)
 
 
 class _TorchGenerator(Kind):
@@ -288,12 +253,10 @@ class _TorchGenerator(Kind):
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         return {TYPE: self.name, "device": str(value.device)}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        mock.check_device(mock.values.place(node["device"]), path)
-        return mock.values.generator(path, node["device"])
-
-    def source(self, node: Any, path: str) -> Source:
-        return call("mock.generator", quoted(path), quoted(node["device"]))
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        device = text_of(node, "device")
+        to.check_device(device, path)
+        return to.call("mock.generator", to.literal(path), to.literal(device))
 
 
 class _Array(Kind):
@@ -315,12 +278,8 @@ class _Array(Kind):
         is_plain = type(value) in (numpy.ndarray, numpy.memmap)
         return node if is_plain else {**node, LOST: f"its class {type_name(value)}"}
 
-    def build(self, node: Any, path: str, mock: Builder) -> Any:
-        return mock.tensor(node, path)
-
-    def source(self, node: Any, path: str) -> Source:
-        tensor = TensorSignature.from_json(node, path)
-        return _tensor_source("mock.array", path, tensor)
+    def make(self, node: Any, path: str, to: Maker) -> Any:
+        return _made("mock.array", path, TensorSignature.from_json(node, path), to)
 
     def describe(self, node: Any, depth: int) -> str:
         return f"numpy {node.get('dtype')}{short(str(node.get('shape')))}"
@@ -337,7 +296,7 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
-def content_of(tensor: TensorSignature) -> dict[str, Any]:
+def _content_of(tensor: TensorSignature) -> dict[str, Any]:
     """Return the arguments of `MockInputs.tensor` after name, shape, dtype and device."""
     content: dict[str, Any] = {}
     if tensor.values is not None:
@@ -359,10 +318,11 @@ def content_of(tensor: TensorSignature) -> dict[str, Any]:
     return content
 
 
-def _tensor_source(function: str, path: str, tensor: TensorSignature, *device: str) -> Group:
-    content = {name: literal(value) for name, value in content_of(tensor).items()}
-    shape = literal(list(tensor.shape))
-    return call(function, quoted(path), shape, quoted(tensor.dtype), *device, **content)
+def _made(function: str, path: str, tensor: TensorSignature, to: Maker, *device: str) -> Any:
+    content = {name: to.literal(value) for name, value in _content_of(tensor).items()}
+    return to.call(
+        function, *map(to.literal, (path, list(tensor.shape), tensor.dtype, *device)), **content
+    )
 
 
 def _has_own_operators(kind: Any) -> bool:
