@@ -42,11 +42,7 @@ def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
 
 
 def _print(findings: list[Check], is_well: bool) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    from stagespan.text.console import set_width, trimmed
-    from stagespan.text.tables import Column, fitted_table
+    from stagespan.text.tables import Column, print_table
 
     areas = [finding.area for finding in findings]
     is_new = [area != before for area, before in zip(areas, ["", *areas], strict=False)]
@@ -57,16 +53,12 @@ def _print(findings: list[Check], is_well: bool) -> None:
         Column("state", states, styles=[_STYLES[state] for state in states]),
         Column("found", [finding.text for finding in findings], is_flexible=True, is_folded=True),
     ]
-    console = Console()
-    set_width(console, 10_000)  # a pipe has no width, so print one line per finding
-    with trimmed(console):
-        console.print(fitted_table(columns, console.width), highlight=False)
+    print_table(columns)
     failing = [
         f"{finding.area}: {finding.name}" for finding in findings if finding.state == "fails"
     ]
-    verdict = (
+    click.echo(
         "Everything that should work here works."
         if is_well
         else f"Does not work: {', '.join(failing)}."
     )
-    console.print(Text(verdict), soft_wrap=True)

@@ -43,7 +43,7 @@ def command(
     """
     if stage is not None and stalled is None:
         raise click.UsageError("--stage needs --stalled SECONDS.")
-    from stagespan.recording import finding, ranks
+    from stagespan.recording import finding, jobs, ranks
 
     if job is not None and stalled is None:
         from stagespan.cli.recover import print_job
@@ -57,24 +57,13 @@ def command(
     if not show_all:
         found = [one for one in found if one.state in ("alive", "unknown")]
     # The spans of those that have ended say when that was.
-    rows = _rows([one if one.state == "alive" else _with_spans(one) for one in found])
+    rows = _rows([one if one.state == "alive" else jobs.with_spans(one) for one in found])
     if as_json:
         print_json({"schema_version": 1, "processes": rows})
     elif rows:
         _print(rows)
     else:
         click.echo("No process records here." if not show_all else "There are no recordings here.")
-
-
-def _with_spans(recording: Recording) -> Recording:
-    """Return a recording with its finished spans; if it is gone, the one that was passed."""
-    from stagespan.errors import StagespanError
-    from stagespan.recording import finding
-
-    try:
-        return finding.open_recording(recording.path)
-    except StagespanError:
-        return recording
 
 
 def _rows(found: list[Recording]) -> list[dict[str, Any]]:
@@ -103,12 +92,10 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
     from stagespan.text.amounts import duration
-    from stagespan.text.console import set_width, trimmed, wrapped
+    from stagespan.text.console import wrapped
     from stagespan.text.escaping import one_line
-    from stagespan.text.tables import Column, fitted_table
+    from stagespan.text.tables import Column, print_table
 
     now_ns = time.time_ns()
     names = "pid state program rank job pipeline age spans spans/s errors in for"
@@ -134,8 +121,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
         )
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(one_line(cell))
-    console = Console()
-    set_width(console, 10_000)
     shown = [
         Column(
             name,
@@ -147,9 +132,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         for name, column in columns.items()
         if any(column)
     ]
-    table = fitted_table(shown, console.width)
-    with trimmed(console):
-        console.print(table, highlight=False)
+    print_table(shown)
     for row in rows:
         for warning in row["warnings"]:
             click.echo(wrapped(f"{row['pid']}: {warning}"))

@@ -154,15 +154,10 @@ def print_job(job: str, as_json: bool) -> None:
 
 def _print_stats(stats: Stats) -> None:
     """Print the merged statistics of a job in the width of the terminal."""
-    from rich.console import Console
-
     from stagespan.text.amounts import duration
-    from stagespan.text.console import set_width, trimmed
     from stagespan.text.escaping import one_line
-    from stagespan.text.tables import Column, fitted_table
+    from stagespan.text.tables import Column, print_table
 
-    console = Console()
-    set_width(console, 10_000)
     columns = [
         Column("stage", [one_line(name) for name in stats], is_flexible=True),
         Column("count", [f"{stage.count:,}" for stage in stats.values()], is_number=True),
@@ -174,24 +169,19 @@ def _print_stats(stats: Stats) -> None:
         columns.append(Column(title, cells, is_number=True, optional=optional))
     errors = [f"{stage.errors:,}" for stage in stats.values()]
     columns.append(Column("errors", errors, is_number=True))
-    with trimmed(console):
-        console.print(fitted_table(columns, console.width), highlight=False)
+    print_table(columns)
 
 
 def _print_ranks(job_ranks: list[Rank]) -> None:
     """Print which ranks are behind, where each rank is, and the stages it has finished."""
-    from rich.console import Console
-
     from stagespan.recording import ranks
     from stagespan.text.amounts import duration
-    from stagespan.text.console import set_width, trimmed, wrapped
+    from stagespan.text.console import limit, wrapped
     from stagespan.text.escaping import one_line
-    from stagespan.text.tables import Column, fitted_table
+    from stagespan.text.tables import Column, print_table
 
     for sentence in ranks.findings(job_ranks):
         click.echo(wrapped(one_line(sentence), "  "))
-    console = Console()
-    set_width(console, 10_000)
     positions = [rank.position for rank in job_ranks]
     elapsed = [None if position is None else position.elapsed_ns for position in positions]
     recordings = [rank.recording for rank in job_ranks]
@@ -209,14 +199,12 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
     ]
     columns[:2] = [column for column in columns[:2] if any(column.cells)]
     names = ranks.stages(job_ranks)
-    shown = _as_fit(names, console.width)
+    shown = _as_fit(names, limit() or 10_000)
     columns += [
         Column(one_line(name), [_runs(rank, name) for rank in job_ranks], is_flexible=True)
         for name in shown
     ]
-    table = fitted_table(columns, console.width)
-    with trimmed(console):
-        console.print(table, highlight=False)
+    print_table(columns)
     if len(shown) < len(names):
         click.echo(f"{len(names) - len(shown)} more stages: --json shows them.")
 

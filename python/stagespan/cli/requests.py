@@ -144,28 +144,19 @@ def _print_requests(shown: Sequence[Timeline], count: int) -> None:
     from stagespan.text.tables import Column
 
     click.echo(f"{count:,} requests, the {len(shown):,} slowest:" if count != 1 else "1 request:")
-    cells: dict[str, list[str]] = {
-        name: []
-        for name in ("request", "status", "total", "execution", "hand-off", "queue", "rest")
-    }
-    processes = []
-    for one in shown:
-        values = (
-            one.id,
-            one.status,
-            _ms(one.total_ns),
-            *(_ms(one.where_sum(kind)) for kind in ("execution", "handoff", "queue")),
-            _ms(one.where_sum("unattributed")),
-        )
-        for column, value in zip(cells.values(), values, strict=True):
-            column.append(value)
-        processes.append(str(len({segment.recording.path for segment in one.segments})))
-    titles = {name: f"{name} ms" for name in ("total", "execution", "hand-off", "queue", "rest")}
     columns = [
-        Column(titles.get(name, name), column, name == "request", name in titles)
-        for name, column in cells.items()
+        Column("request", [one.id for one in shown], is_flexible=True),
+        Column("status", [one.status for one in shown]),
+        Column("total ms", [_ms(one.total_ns) for one in shown], is_number=True),
     ]
-    columns.append(Column("processes", processes, is_number=True, optional=1))
+    for title, kind in (
+        *(("execution ms", "execution"), ("hand-off ms", "handoff"), ("queue ms", "queue")),
+        ("rest ms", "unattributed"),
+    ):
+        cells = [_ms(one.where_sum(kind)) for one in shown]
+        columns.append(Column(title, cells, is_number=True))
+    processes = [len({segment.recording.path for segment in one.segments}) for one in shown]
+    columns.append(Column("processes", [*map(str, processes)], is_number=True, optional=1))
     _print_table(columns)
     for one in shown:
         if one.causes:
@@ -237,9 +228,11 @@ def _print_timeline(one: Timeline) -> None:
         )
     )
     rows = page["where"]
+    kinds = ({"handoff": "hand-off"}.get(row["kind"], row["kind"]) for row in rows)
+    where = [f"{kind} {row['name']}".rstrip() for kind, row in zip(kinds, rows, strict=True)]
     _print_table(
         [
-            Column("where the time went", [_where_text(row) for row in rows], is_flexible=True),
+            Column("where the time went", where, is_flexible=True),
             Column("ms", [_ms(row["ns"]) for row in rows], is_number=True),
             Column(
                 "%", [f"{100 * row['ns'] / max(one.total_ns, 1):.1f}" for row in rows], False, True
@@ -280,28 +273,11 @@ def _print_timeline(one: Timeline) -> None:
         click.echo(f"incomplete: {', '.join(one.causes)}")
 
 
-def _where_text(row: dict[str, Any]) -> str:
-    kind = {"handoff": "hand-off"}.get(row["kind"], row["kind"])
-    return f"{kind} {row['name']}".rstrip()
-
-
 def _print_table(columns: list[Any]) -> None:
-    from rich.console import Console
+    from stagespan.text.escaping import one_line
+    from stagespan.text.tables import print_table
 
-    from stagespan.live.lines import one_line
-    from stagespan.text.console import set_width, trimmed
-    from stagespan.text.tables import fitted_table
-
-    console = Console()
-    set_width(console, 10_000)
-    columns = [one._replace(cells=[_cell(cell, one_line) for cell in one.cells]) for one in columns]
-    with trimmed(console):
-        console.print(fitted_table(columns, console.width), highlight=False)
-
-
-def _cell(text: str, one_line: Any) -> str:
-    indent = len(text) - len(text.lstrip(" "))
-    return " " * indent + str(one_line(text[indent:]))
+    print_table([one._replace(cells=[*map(one_line, one.cells)]) for one in columns])
 
 
 def _ms(ns: int | None) -> str:

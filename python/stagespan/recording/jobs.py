@@ -112,7 +112,8 @@ class Job:
         statistics = imports.load("stagespan.live.statistics")
         if any(one.lost()["threads"] for one in self.recordings):  # some threads had no ring
             return self._lifetime(now, kind)
-        first_ns = max(began_ns, *map(_complete_from_ns, self.recordings))
+        complete_ns = (one.complete_ns for one in self.recordings if one.has_spans)
+        first_ns = max(began_ns, *complete_ns)
         parts = [
             statistics.from_rings(
                 *(one.spans(), one.stage_names(), one.lost(), first_ns, now.time_ns),
@@ -128,20 +129,6 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<Job {self.name!r}, {len(self.recordings)} processes>"
-
-
-def _complete_from_ns(recording: Recording) -> int:
-    """Return the Unix time from which the rings of a recording contain every span."""
-    if not recording.has_spans:
-        return 0
-    spans = recording.spans()
-    if not recording.lost()["overwritten"] or not len(spans):
-        return 0
-    # A ring is in the order of ends, apart from spans that were timed elsewhere.
-    spans = spans[(spans["flags"] & _core.FLAG_RECORDED) == 0]
-    full = [t["thread"] for t in recording.threads() if t["spans"] > recording.ring_spans]
-    firsts = [spans["end_ns"][spans["thread"] == thread] for thread in full]
-    return max((int(ends.min()) for ends in firsts if len(ends)), default=0)
 
 
 def job(name: str) -> Job:
@@ -180,18 +167,14 @@ def processes(name: str, *, spans: bool) -> list[Recording]:
             for one in in_job
             if one.state in ("alive", "unknown")
             or one.rank is not None
-            or _last_known_ns(one) >= min(begins)
+            or (one.end_ns or with_spans(one).last_ns or one.begin_ns) >= min(begins)
         ]
     if spans:
-        in_job = [_with_spans(one) for one in in_job]
+        in_job = [with_spans(one) for one in in_job]
     return sorted(in_job, key=lambda one: (one.rank is None, one.rank or 0, one.begin_ns, one.pid))
 
 
-def _last_known_ns(recording: Recording) -> int:
-    return recording.end_ns or _with_spans(recording).last_ns or recording.begin_ns
-
-
-def _with_spans(recording: Recording) -> Recording:
+def with_spans(recording: Recording) -> Recording:
     """Return a copy with the finished spans, or the copy that was passed if the file is gone."""
     try:
         return Recording(recording.path)
