@@ -10,6 +10,7 @@ from typing import Any
 
 from stagespan.errors import HarnessError
 from stagespan.harness.config import Answer, HarnessConfig
+from stagespan.harness.standalone.steps import CallStep, function_of
 
 Step = Callable[[], Any]
 WHOLE = "whole"
@@ -65,17 +66,12 @@ class LoopAdapter(StepAdapter):
     name = "loop"
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
-        """Whether the stage can be called and may use a scheduler."""
-        from stagespan.harness.standalone import own_loop
-        from stagespan.harness.standalone.steps import function_of
-
-        function = function_of(stage)
-        return function is not None and bool(own_loop.SchedulerReturns(stage, function))
+        """Whether the stage can be called and may contain such a loop."""
+        return self.answer(stage, inputs, HarnessConfig()).fits
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
         """Return `matches` with a reason; False if the whole call is wanted."""
         from stagespan.harness.standalone import own_loop
-        from stagespan.harness.standalone.steps import function_of
 
         if config.step == WHOLE:
             return Answer(self.name, False, "the whole call was asked for")
@@ -106,23 +102,14 @@ class GenerateAdapter(LoopAdapter):
 
     name = "generate"
 
-    def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
-        """Whether the stage is a method with "generate" in its name that may call a model."""
-        from stagespan.harness.standalone import own_loop
-        from stagespan.harness.standalone.steps import function_of
-
-        function = function_of(stage)
-        return _is_generate(function) and bool(own_loop.ForwardReturns(stage, function))
-
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
         """Return `matches` with a reason; methods with other names match if a step is wanted."""
         from stagespan.harness.standalone import own_loop
-        from stagespan.harness.standalone.steps import function_of
 
         if config.step == WHOLE:
             return Answer(self.name, False, "the whole call was asked for")
         function = function_of(stage)
-        if not _is_generate(function) and config.step is None:
+        if "generate" not in str(getattr(function, "__name__", "")) and config.step is None:
             return Answer(self.name, False, "the called method is not named generate")
         if function is None or (function is stage and hasattr(stage, "_modules")):
             return Answer(self.name, False, "the stage is the forward of a model")
@@ -142,8 +129,6 @@ class DenoiseAdapter(StepAdapter):
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
         """Return `matches` with a reason; False if the stage can be called, which is better."""
-        from stagespan.harness.standalone.steps import function_of
-
         if config.step is not None:
             return Answer(self.name, False, "only the stage's own loop has steps to choose from")
         if function_of(stage) is not None:
@@ -192,8 +177,6 @@ class CallAdapter(StepAdapter):
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
         """Whether the stage can be called."""
-        from stagespan.harness.standalone.steps import function_of
-
         return function_of(stage) is not None
 
     def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
@@ -208,8 +191,6 @@ class CallAdapter(StepAdapter):
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
         """Return a callable that calls the whole stage."""
-        from stagespan.harness.standalone.steps import CallStep, function_of
-
         return CallStep(function_of(stage), inputs, optional=config.optional)
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
@@ -218,10 +199,6 @@ class CallAdapter(StepAdapter):
             "CallStep(function_of(stage), inputs, optional=OPTIONAL)",
             what="the whole call of the stage",
         )
-
-
-def _is_generate(function: Any) -> bool:
-    return "generate" in str(getattr(function, "__name__", ""))
 
 
 _BUILT_IN: list[StepAdapter] = [LoopAdapter(), GenerateAdapter(), DenoiseAdapter(), CallAdapter()]
