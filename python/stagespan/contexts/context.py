@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from stagespan import _core, settings
 from stagespan._core import MISSING
@@ -77,19 +77,20 @@ class Call:
         self.hooks: list[Hook] = []
 
 
-class Hook(Protocol):
+class Hook:
     """Code of a higher package that runs around a stage.
 
-    If it raises an exception, the exception is counted, and the first one is logged. A hook with
-    the attribute ``of_spans = True`` is also asked for plain spans that `annotate` names.
+    If it raises an exception, the exception is counted, and the first one is logged.
     """
 
-    @property
-    def name(self) -> str:
-        """Unique name of the hook."""
+    name: str
+    """Unique name of the hook."""
+    of_spans = False
+    """Whether it is also asked for plain spans that `annotate` names."""
 
     def wants(self, call: Call) -> bool:
         """Return whether the other methods are called for this call."""
+        raise NotImplementedError
 
     def enter(self, call: Call) -> None:
         """Run before the clock starts."""

@@ -235,7 +235,7 @@ def _in_mb(taken: dict[str, Any]) -> dict[str, Any]:
 # --- the hook of the contexts -------------------------------------------------------------------
 
 
-class MemoryHook:
+class MemoryHook(context.Hook):
     """Watches an accelerator's peak in each context, and takes snapshots before and after it."""
 
     name = "memory"
@@ -250,9 +250,6 @@ class MemoryHook:
         platform = platforms.accelerator_in_use()
         watched = _watch.enter(platform, reset=call.reset_peak_memory) if platform else None
         call.state[self.name] = (before, watched)
-
-    def leave(self, call: context.Call) -> None:
-        """Do nothing: memory is read after the clock has stopped."""
 
     def exit(self, call: context.Call) -> None:
         """After the clock stopped: read the peak and take the second snapshot."""

@@ -13,7 +13,7 @@ from stagespan.contexts import context
 from stagespan.device import platforms
 
 
-class SynchronizeHook:
+class SynchronizeHook(context.Hook):
     """Waits for the current device before the clock starts and before it stops."""
 
     name = "synchronize"
@@ -29,9 +29,6 @@ class SynchronizeHook:
     def leave(self, call: context.Call) -> None:
         """Wait for the work of the stage, before the clock stops."""
         _wait(call)
-
-    def exit(self, call: context.Call) -> None:
-        """Do nothing: the clock has stopped."""
 
 
 def _wait(call: context.Call) -> None:

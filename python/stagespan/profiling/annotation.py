@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stagespan.contexts.context import Call
+from stagespan.contexts.context import Call, Hook
 from stagespan.process import imports
 from stagespan.profiling.controller import open_window
 from stagespan.profiling.names import is_annotated, set_annotated
@@ -41,7 +41,7 @@ def _is_recording() -> bool:
     return bool(imports.load("torch").autograd._profiler_enabled())  # on this thread
 
 
-class AnnotateHook:
+class AnnotateHook(Hook):
     """Opens a range of torch's profiler around each named stage."""
 
     name = "annotate"
@@ -62,6 +62,3 @@ class AnnotateHook:
         opened = call.state.pop(self.name, None)
         if opened is not None:
             opened.__exit__(None, None, None)
-
-    def exit(self, call: Call) -> None:
-        """Do nothing, because the range has ended."""

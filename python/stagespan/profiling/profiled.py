@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagespan import settings
-from stagespan.contexts.context import Call
+from stagespan.contexts.context import Call, Hook
 from stagespan.device.platforms import current_platform
 from stagespan.errors import StagespanError
 from stagespan.live import lines, service
@@ -44,7 +44,7 @@ class _Group:
     """Runs in this window."""
 
 
-class ProfiledHook:
+class ProfiledHook(Hook):
     """Profiles runs of each stage that ENABLE_PROFILER_NAMES lists.
 
     STAGESPAN_PROFILER_SKIP runs (0 by default) come first. The next STAGESPAN_PROFILER_RUNS runs (2

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stagespan import settings
-from stagespan.contexts.context import Call
+from stagespan.contexts.context import Call, Hook
 from stagespan.errors import StagespanError
 from stagespan.process import imports
 from stagespan.signature.store import STORE
@@ -25,7 +25,7 @@ _LATER = (
 )
 
 
-class CpuTimeHook:
+class CpuTimeHook(Hook):
     """Hook ``cpu_time`` of every debug context: reads the CPU clock of the thread at both ends."""
 
     name = _CPU_TIME
@@ -49,10 +49,7 @@ class CpuTimeHook:
         now_ns = time.thread_time_ns()
         thread, began_ns = call.state[self.name]
         is_same = thread == threading.get_ident()
-        call.state[self.name] = now_ns - began_ns if is_same else None
-
-    def exit(self, call: Call) -> None:
-        """Do nothing: `SignatureHook` stores the time."""
+        call.state[self.name] = now_ns - began_ns if is_same else None  # `SignatureHook` stores it
 
 
 def cpu_time_ns(call: Call) -> int | None:
@@ -61,7 +58,7 @@ def cpu_time_ns(call: Call) -> int | None:
     return found if type(found) is int else None
 
 
-class LaunchesHook:
+class LaunchesHook(Hook):
     """Hook ``launches``: counts the launches of one run of each signature with STAGESPAN_LAUNCHES.
 
     The second run is counted, because a first run may compile or fill caches. It runs under the

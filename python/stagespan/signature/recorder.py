@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stagespan import _core
-from stagespan.contexts.context import Call
+from stagespan.contexts.context import Call, Hook
 from stagespan.device.table import DEVICE_TYPES
 from stagespan.harness.standalone.loaded import owner_of
 from stagespan.process import imports
@@ -18,7 +18,7 @@ from stagespan.signature.store import SCALARS, STORE
 from stagespan.signature.target import callable_of
 
 
-class SignatureHook:
+class SignatureHook(Hook):
     """Hook ``signature`` of every debug context. It keeps nodes of values, never the values."""
 
     name = "signature"
@@ -33,9 +33,6 @@ class SignatureHook:
         if call.function is not None:
             arguments = bind_arguments(call.function, call.args, call.kwargs)
             call.state[self.name] = _begin(call.stage, arguments, call)
-
-    def leave(self, call: Call) -> None:
-        """Do nothing, because the clock is still running."""
 
     def exit(self, call: Call) -> None:
         """Describe the result if this signature has none yet, and count the run's time."""

@@ -24,7 +24,7 @@ from stagespan.trace import Trace
 _KINDS = ("profiling", "debug")
 
 
-class TimingHook:
+class TimingHook(context.Hook):
     """Logs each run, takes memory checkpoints around it, and reports it to a worker's parent."""
 
     name = "telefuser"
@@ -37,9 +37,6 @@ class TimingHook:
         """Take the checkpoint before the run."""
         if call.capture_memory:
             memory_snapshot.record_memory_snapshot(f"before_{call.stage}")
-
-    def leave(self, call: context.Call) -> None:
-        """Do nothing, because the clock is still running."""
 
     def exit(self, call: context.Call) -> None:
         """Log the run, and report it to the parent if this is a worker."""
