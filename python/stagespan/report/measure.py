@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from stagespan.device import platforms
@@ -90,15 +91,7 @@ def pooled(measurements: Sequence[Times]) -> Times:
         or fastest_ns is None
         or times.fixed_ns <= (1 + SPEED_CHANGE) * fastest_ns
     ]
-    flags = [times.disturbed for times in kept]
-    return Times.of(
-        [sample for times in kept for sample in times.samples_ms],
-        True if any(flags) else None if None in flags else False,
-        fastest_ns,
-        [ratio for times in measurements for ratio in times.relative]
-        if all(times.relative for times in measurements)
-        else (),
-    )
+    return replace(Times.of_runs(kept), relative=Times.of_runs(measurements).relative)
 
 
 def _not_slowed(times_ms: list[float], fixed_ns: list[int]) -> list[float]:

@@ -99,19 +99,24 @@ class Times:
         )
 
     @classmethod
+    def of_runs(cls, measurements: Sequence[Times]) -> Times:
+        """Return the figures of all runs of one or more measurements."""
+        flags = [each.disturbed for each in measurements]
+        known = [each.fixed_ns for each in measurements if each.fixed_ns is not None]
+        has_ratios = all(each.relative for each in measurements)
+        return cls.of(
+            [sample for each in measurements for sample in each.samples_ms],
+            True if any(flags) else None if None in flags else False,
+            min(known, default=None),
+            [ratio for each in measurements for ratio in each.relative] if has_ratios else (),
+        )
+
+    @classmethod
     def of_sessions(cls, sessions: Sequence[Times]) -> Times:
         """Return the figures of one or more measurements of a stage, each in its own process."""
         if len(sessions) == 1:
             return sessions[0]
-        flags = [session.disturbed for session in sessions]
-        pooled = cls.of(
-            [sample for session in sessions for sample in session.samples_ms],
-            True if any(flags) else None if None in flags else False,
-            min((each.fixed_ns for each in sessions if each.fixed_ns is not None), default=None),
-            [ratio for session in sessions for ratio in session.relative]
-            if all(session.relative for session in sessions)
-            else (),
-        )
+        pooled = cls.of_runs(sessions)
         median_ms = _geometric_mean([session.median_ms for session in sessions])
         return replace(pooled, median_ms=median_ms, sessions=tuple(sessions))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stagespan.live.statistics import Durations
 from stagespan.report.entries import StageEntry
@@ -58,6 +58,7 @@ def _entry(
 ) -> StageEntry:
     # The clocks of parent and child are read one after the other, so a child can seem longer.
     children_ns = min(max(stage.children_ns, 0), stage.total_ns)
+    elapsed = stage.device_elapsed_ns
     parents = sorted(stage.parents.items(), key=lambda item: (-item[1][1], item[0] or ""))
     return {
         "duration_ms": stage.total_ns / _MS,
@@ -76,13 +77,13 @@ def _entry(
         "children_ms": children_ns / _MS,
         "unattributed_ms": (stage.total_ns - children_ns) / _MS,
         # With sampling, or if a device failed, these are sums over some of the runs.
-        "device_runs": _device_runs(stage.device_elapsed_ns),
-        "device_elapsed_ms": _device_ms(stage.device_elapsed_ns),
-        "device_queue_ms": _device_ms(stage.device_queue_ns),
-        "device_tail_ms": _device_ms(stage.device_tail_ns),
-        "device_elapsed_mean_ms": _device_mean_ms(stage.device_elapsed_ns),
-        "device_queue_mean_ms": _device_mean_ms(stage.device_queue_ns),
-        "device_tail_mean_ms": _device_mean_ms(stage.device_tail_ns),
+        "device_runs": None if elapsed is None else elapsed.count,
+        "device_elapsed_ms": _ms(elapsed, "total_ns"),
+        "device_queue_ms": _ms(stage.device_queue_ns, "total_ns"),
+        "device_tail_ms": _ms(stage.device_tail_ns, "total_ns"),
+        "device_elapsed_mean_ms": _ms(elapsed, "mean_ns"),
+        "device_queue_mean_ms": _ms(stage.device_queue_ns, "mean_ns"),
+        "device_tail_mean_ms": _ms(stage.device_tail_ns, "mean_ns"),
         "work": dict(stage.work),
         "work_per_s": {
             what: _per_second(amount, stage.total_ns) for what, amount in stage.work.items()
@@ -104,15 +105,6 @@ def _per_second(amount: float, total_ns: int) -> float | None:
     return rate if math.isfinite(rate) else None
 
 
-def _device_ms(summary: Durations | None) -> float | None:
-    """Return the sum over the runs with a known device time; None without such runs."""
-    return None if summary is None else summary.total_ns / _MS
-
-
-def _device_mean_ms(summary: Durations | None) -> float | None:
-    return None if summary is None else summary.mean_ns / _MS
-
-
-def _device_runs(summary: Durations | None) -> int | None:
-    """Return the number of runs with a known device time; None without such runs."""
-    return None if summary is None else summary.count
+def _ms(known: Durations | None, figure: Literal["total_ns", "mean_ns"]) -> float | None:
+    """Return a figure of the runs with a known device time, in ms; None without such runs."""
+    return None if known is None else float(getattr(known, figure)) / _MS

@@ -121,22 +121,14 @@ _PLAIN_GUIDES = str.maketrans("├└│─", "|`|-")
 # --- columns that only some reports need --------------------------------------------------------
 
 
-def _figure(key: str) -> _Cell:
+def _figure(key: str, digits: int = 3, *, zero: bool = True) -> _Cell:
+    """Return a function for the cells of a figure; without ``zero``, those of 0 are empty."""
+
     def cell(stage: dict[str, Any]) -> str:
         value = number(stage.get(key))
-        return "" if value is None else f"{value:,.3f}"
+        return "" if value is None or not (value or zero) else f"{value:,.{digits}f}"
 
     return cell
-
-
-def _errors(stage: dict[str, Any]) -> str:
-    errors = number(stage.get("errors"))
-    return f"{errors:,.0f}" if errors else ""
-
-
-def _suspended(stage: dict[str, Any]) -> str:
-    suspended = number(stage.get("suspended_ms"))
-    return f"{suspended:,.3f}" if suspended else ""
 
 
 def _on_device(stage: dict[str, Any]) -> str:
@@ -177,13 +169,13 @@ _COLUMNS: list[tuple[str, _Cell]] = [
     ("p95 ms", _figure("p95_ms")),
     ("p99 ms", _figure("p99_ms")),
     ("max ms", _figure("max_ms")),
-    ("suspended ms", _suspended),
+    ("suspended ms", _figure("suspended_ms", zero=False)),
     ("device ms", _on_device),
     ("queue ms", _figure("device_queue_ms")),
     ("tail ms", _figure("device_tail_ms")),
     ("peak MB", _peak),
     ("work", _rates),
-    ("errors", _errors),
+    ("errors", _figure("errors", 0, zero=False)),
 ]
 
 _LEAST_IMPORTANT = [

@@ -130,12 +130,13 @@ def timing_report() -> TimingReport:
         snapshot = snapshot.since(report.baseline)
     figures = snapshot.stages()
     entries = stage_entries(figures, memory.stages_memory().get, _signatures())
+    began_ns = run.script_begin_ns() if report.begin_ns is None else report.begin_ns
     timestamp = datetime.datetime.fromtimestamp(now_ns / 1e9, datetime.timezone.utc)
     made: TimingReport = {
         "schema_version": SCHEMA_VERSION,
         "request_id": report.request_id,
         "timestamp": timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "wall_clock_ms": _wall_clock_ms(report, now_ns),
+        "wall_clock_ms": max(now_ns - began_ns, 0) / 1e6,
         "total_stages_ms": sum(top_level_ns(name, figures) for name in figures) / 1e6,
         "num_stages": len(entries),
         "rank": run.rank(),
@@ -189,11 +190,6 @@ def holds_current_report(path: Path) -> bool:
 def _identity(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_mtime_ns
-
-
-def _wall_clock_ms(report: _Report, now_ns: int) -> float:
-    began_ns = run.script_begin_ns() if report.begin_ns is None else report.begin_ns
-    return max(now_ns - began_ns, 0) / 1e6
 
 
 def _signatures() -> dict[str, list[dict[str, Any]]]:
