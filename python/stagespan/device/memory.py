@@ -36,8 +36,14 @@ class _Peak:
         self.allocated.raise_to(allocated or 0)
         self.reserved.raise_to(reserved or 0)
 
-    def raise_to_peak(self, other: _Peak) -> None:
-        self.raise_to(other.allocated.value, other.reserved.value)
+    def in_place_of(self, memory: DeviceMemory) -> DeviceMemory:
+        """Return what the device holds, with these peaks if the device has peaks."""
+        return DeviceMemory(
+            memory.allocated,
+            memory.reserved,
+            None if memory.peak_allocated is None else self.allocated.value,
+            None if memory.peak_reserved is None else self.reserved.value,
+        )
 
 
 @dataclass(eq=False)
@@ -74,7 +80,8 @@ class PeakWatch:
         if reset:
             platform.reset_peak_memory(device)
         else:
-            entered.peak.raise_to_peak(self._process[device])
+            highest = self._process[device]
+            entered.peak.raise_to(highest.allocated.value, highest.reserved.value)
         self._open.setdefault(device, {})[entered] = None
         return entered
 
@@ -84,14 +91,7 @@ class PeakWatch:
         # the counter does not have this context's peak yet.
         memory = self._read(entered.platform, entered.device)
         self._open.get(entered.device, {}).pop(entered, None)
-        if memory is None:
-            return None
-        return DeviceMemory(
-            memory.allocated,
-            memory.reserved,
-            None if memory.peak_allocated is None else entered.peak.allocated.value,
-            None if memory.peak_reserved is None else entered.peak.reserved.value,
-        )
+        return None if memory is None else entered.peak.in_place_of(memory)
 
     def _read(self, platform: Platform, device: int) -> DeviceMemory | None:
         """Read the counter, and pass its value to all contexts open since its last reset."""
@@ -122,15 +122,7 @@ class _StageMemory:
 
     def device(self) -> DeviceMemory:
         """Return the figures of the device; unknown ones are None."""
-        latest = self.latest
-        if latest is None:
-            return _UNKNOWN
-        return DeviceMemory(
-            latest.allocated,
-            latest.reserved,
-            None if latest.peak_allocated is None else self.peak.allocated.value,
-            None if latest.peak_reserved is None else self.peak.reserved.value,
-        )
+        return _UNKNOWN if self.latest is None else self.peak.in_place_of(self.latest)
 
 
 _UNKNOWN = DeviceMemory(None, None, None, None)
