@@ -250,7 +250,8 @@ def _tried(here: Any) -> _Rows:
                 getattr(module, set_up)()
                 break
     except Exception as error:
-        yield "timing", "fails", f"the device cannot be initialised: {_sentence_of(error)}"
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        yield "timing", "fails", f"the device cannot be initialised: {reason}"
         return
     times.watch()
     info = _core.device_info()
@@ -418,7 +419,3 @@ def _counters_are_restricted() -> bool | None:
         if name == "RmProfilingAdminOnly":
             return value.strip() == "1" and os.geteuid() != 0
     return None
-
-
-def _sentence_of(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -30,9 +30,11 @@ def command(trace: Path, recording: str | None, output: Path | None) -> None:
     from stagespan.errors import StagespanError
     from stagespan.process.files import write_whole
     from stagespan.recording.into_trace import merge_spans
+    from stagespan.text.amounts import counted
 
     merged = merge_spans(trace, recording)
-    path = output or _default_output(trace)
+    stem = trace.name.removesuffix(".gz").removesuffix(".json")
+    path = output or trace.with_name(f"{stem}_spans.json.gz")
     is_packed = path.suffix == ".gz"
     try:
         write_whole(path, merged.trace if is_packed else gzip.decompress(merged.trace))
@@ -40,10 +42,4 @@ def command(trace: Path, recording: str | None, output: Path | None) -> None:
         raise StagespanError(
             f"{path} cannot be written ({error.strerror or error}): choose another file with -o."
         ) from error
-    what = "1 span" if merged.spans == 1 else f"{merged.spans:,} spans"
-    click.echo(f"Added {what} of process {merged.pid}: {path}")
-
-
-def _default_output(trace: Path) -> Path:
-    name = trace.name.removesuffix(".gz").removesuffix(".json")
-    return trace.with_name(f"{name}_spans.json.gz")
+    click.echo(f"Added {counted(merged.spans, 'span')} of process {merged.pid}: {path}")

@@ -11,14 +11,14 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from stagespan.errors import SettingsError
 
 Prepare = Callable[[ast.Module], ast.Module]
 
-_OWN_FOLDER = str(Path(__file__).parent)
+_OWN_FILES = (str(Path(__file__).parent), ast.__file__)
 
 
 class Program:
@@ -100,18 +100,12 @@ def set_search_path(first: str) -> None:
 
 
 def _show(error: BaseException) -> None:
-    error.__traceback__ = _without_own_frames(error.__traceback__)
+    """Show an exception as the interpreter does, without the frames of this package."""
+    found = error.__traceback__
+    while found is not None and found.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+        found = found.tb_next
+    error.__traceback__ = found
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception:  # the script's own hook fails
         traceback.print_exception(type(error), error, error.__traceback__)
-
-
-def _without_own_frames(found: TracebackType | None) -> TracebackType | None:
-    while found is not None and _is_own(found.tb_frame.f_code.co_filename):
-        found = found.tb_next
-    return found
-
-
-def _is_own(file: str) -> bool:
-    return file.startswith(_OWN_FOLDER) or file == ast.__file__

@@ -49,7 +49,8 @@ def command(signature_file: str) -> None:
             if signature.key is not None and stage.variants:
                 name += f" ({one_line(signature.key)})"
             count = "-" if signature.count is None else f"{signature.count:,}"
-            table.add_row(Text(name), count, Text(_inputs(signature)), Text(_output(signature)))
+            output = "-" if signature.output is None else describe(signature.output)
+            table.add_row(Text(name), count, Text(_inputs(signature)), Text(output))
             rows += 1
         more = len(stage.variants) - _MOST_VARIANTS
         if more > 0:
@@ -67,7 +68,9 @@ def _about_text(file: SignatureFile) -> str:
     names = [
         one_line(stage.stage_name)
         for stage in file.stages.values()
-        if any(map(_holds_text, (stage, *stage.variants)))
+        if contains_text(
+            [[*one.arguments.values(), one.output] for one in (stage, *stage.variants)]
+        )
     ]
     if not names:
         return "This file contains no text from inputs or outputs."
@@ -75,10 +78,6 @@ def _about_text(file: SignatureFile) -> str:
         f"This file contains text from the inputs or outputs of {listed(names)}. To leave it out, "
         "run the pipeline with STAGESPAN_REDACT=strings."
     )
-
-
-def _holds_text(signature: StageSignature) -> bool:
-    return contains_text([*signature.arguments.values(), signature.output])
 
 
 def _inputs(signature: StageSignature) -> str:
@@ -89,7 +88,3 @@ def _inputs(signature: StageSignature) -> str:
     if len(nodes) > len(shown):
         shown.append(f"and {len(nodes) - len(shown):,} more")
     return "\n".join(shown) or "-"
-
-
-def _output(signature: StageSignature) -> str:
-    return "-" if signature.output is None else describe(signature.output)

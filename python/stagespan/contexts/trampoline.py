@@ -106,7 +106,8 @@ def layers(code: CodeType) -> tuple[CodeType, tuple[Key, ...]]:
     """Return the code below all trampolines, and their keys from the innermost outwards."""
     keys: list[Key] = []
     while True:
-        key = next((const for const in code.co_consts if _is_key(const)), None)
+        texts = (const for const in code.co_consts if isinstance(const, str))
+        key = next((text for text in texts if text.startswith(_MARK)), None)
         below = next(codes_in(code), None)
         if key is None or below is None:
             return code, tuple(reversed(keys))
@@ -115,10 +116,6 @@ def layers(code: CodeType) -> tuple[CodeType, tuple[Key, ...]]:
 
 
 _kept: collections.OrderedDict[tuple[int, Key], CodeType] = collections.OrderedDict()
-
-
-def _is_key(const: object) -> bool:
-    return isinstance(const, str) and const.startswith(_MARK)
 
 
 def _source(layout: Layout, kind: int, key: Key) -> str:

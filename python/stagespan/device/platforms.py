@@ -198,7 +198,9 @@ class Accelerator(Platform):
 
     def get_device_properties(self, device: Any = None) -> Any:
         """Return torch's properties of ``device``, by default the current one."""
-        return self._module.get_device_properties(_index(self._module, device))
+        # Older versions of torch take no None here.
+        index = self._module.current_device() if device is None else device
+        return self._module.get_device_properties(index)
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int] | None:
         """Return the compute capability of ``device``; None if torch has none."""
@@ -301,11 +303,6 @@ class Accelerator(Platform):
         return None
 
 
-def _index(module: Any, device: Any) -> Any:
-    # Older versions of torch take no None here.
-    return module.current_device() if device is None else device
-
-
 _CPU = Platform()
 
 
@@ -344,14 +341,9 @@ def _other(torch: Any) -> Accelerator | None:
     module = torch.get_device_module(device)
     if not module.is_available():
         return None
-    return Accelerator(
-        torch, module, Device(device.type, device.type, _activity_of(torch, device.type))
-    )
-
-
-def _activity_of(torch: Any, device_type: str) -> str:
     known = getattr(torch.profiler.ProfilerActivity, "__members__", {})
-    return next((name for name in known if name.lower() == device_type), "PrivateUse1")
+    activity = next((name for name in known if name.lower() == device.type), "PrivateUse1")
+    return Accelerator(torch, module, Device(device.type, device.type, activity))
 
 
 _found: tuple[tuple[object, list[bool]], Platform] | None = None

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagespan import _core, settings
 from stagespan.contexts import context
 from stagespan.device.table import DEVICE_TYPES, PACKAGES, row_of
 from stagespan.process import forks
 from stagespan.process.imports import ImportFinder
-
-if TYPE_CHECKING:
-    from stagespan.device.platforms import Platform
 
 _log = logging.getLogger("stagespan")
 
@@ -52,7 +49,7 @@ def watch() -> None:
 
         platform = platforms.accelerator_in_use()
         if platform is not None:
-            _attach(_kind_of(platform))
+            _attach(platform.device.events or platform.device_type)
     elif not _has_warned:
         _look_for_trouble()
 
@@ -96,10 +93,6 @@ def _guarded_attach(kind: str) -> None:
 def _count_failure(error: Exception) -> None:
     _core.lost_add("hook_errors")
     _warn("%s: %s", type(error).__name__, error)
-
-
-def _kind_of(platform: Platform) -> str:
-    return platform.device.events or platform.device_type
 
 
 def _attach(kind: str) -> None:

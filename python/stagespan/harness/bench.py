@@ -175,14 +175,11 @@ class StageBenchHarness:
                 seed=self.config.seed,
                 device=self._device,
             )
-        for sentence in losses(self._created()):
+        given = self.config.inputs if isinstance(self.config.inputs, Mapping) else {}
+        created = {k: v for k, v in self.signature.arguments.items() if k not in given}
+        for sentence in losses(created):
             log_info("[Harness] %s", sentence)
         log_info("[Harness] Setup complete for stage '%s'", self._shown)
-
-    def _created(self) -> dict[str, Any]:
-        """Return the nodes of the arguments that are created and not passed in."""
-        given = self.config.inputs if isinstance(self.config.inputs, Mapping) else {}
-        return {k: v for k, v in self.signature.arguments.items() if k not in given}
 
     def _make_step(self, inputs: dict[str, Any]) -> Step:
         if self.config.step_fn is not None:

@@ -81,8 +81,9 @@ def _thinned(snapshots: list[_Snapshot], factor: float) -> list[_Snapshot]:
     kept: list[_Snapshot] = []
     last_bucket: tuple[float, int] | None = None
     for old in snapshots:
-        spacing_s = _spacing_s((newest.time_ns - old.time_ns) / _SECOND)
-        if spacing_s is None:
+        age_s = (newest.time_ns - old.time_ns) / _SECOND
+        spacing_s = next((spacing for up_to, spacing in _LEVELS if age_s <= up_to), None)
+        if spacing_s is None:  # it is too old to keep
             continue
         # Buckets are fixed in time, so that later calls keep the same snapshots.
         bucket = (spacing_s, int(old.time_ns // (spacing_s * factor * _SECOND)))
@@ -92,8 +93,3 @@ def _thinned(snapshots: list[_Snapshot], factor: float) -> list[_Snapshot]:
     if kept[-1] is not newest:
         kept.append(newest)
     return kept
-
-
-def _spacing_s(age_s: float) -> float | None:
-    """Return the distance between snapshots of that age, or None if they are too old to keep."""
-    return next((spacing for up_to, spacing in _LEVELS if age_s <= up_to), None)

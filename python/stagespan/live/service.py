@@ -97,7 +97,7 @@ class _Service:
             _guarded(requests.settle_figures)
             snapshot = _guarded(self._snapshot_if_due)
             if snapshot is not None:
-                spans = _spans_in(snapshot)
+                spans = sum(stage.count for stage in snapshot.stages().values())
                 # While there are no new spans, double the sleep each time, up to a minute.
                 sleep_s = SPACING_S if spans != before else min(2 * sleep_s, _LONGEST_SLEEP_S)
                 before = spans
@@ -242,10 +242,6 @@ def _guarded(callback: Callable[[], Any]) -> Any:
 def _runs(thread: threading.Thread) -> bool:
     """Whether a thread is running or starting."""
     return thread.ident is None or thread.is_alive()
-
-
-def _spans_in(snapshot: _core.Snapshot) -> int:
-    return sum(stage.count for stage in snapshot.stages().values())
 
 
 _service = _Service()

@@ -114,8 +114,11 @@ def _claim_run() -> SharedRun:
     # their runs in the same minute, and thus use the same folder.
     if _is_worker:
         began = _common_start_s(_program_pid) or time.time()
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        # Ranks do not start in the same second, but they share the agent that started them.
+        began = _common_start_s(os.getppid()) or time.time()
     else:
-        began = _launcher_start_s() or time.time()
+        began = time.time()
     stamp = time.strftime("%Y%m%d_%H%M", time.localtime(began))
     rank_there = _rank_at_start() if _is_worker else explicit_rank()
     begun = SharedRun(stamp, int(began), os.getpid(), rank_there, _working_folder())
@@ -166,14 +169,6 @@ def _common_start_s(pid: int) -> float | None:
     if boot_s is None or ticks is None:
         return None
     return boot_s + ticks / times.TICKS_PER_S
-
-
-def _launcher_start_s() -> float | None:
-    """Return when the torchrun agent of this rank started, in Unix seconds, or None.
-
-    Ranks do not start in the same second, but they share the agent that started them.
-    """
-    return _common_start_s(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def script_begin_ns() -> int:

@@ -122,7 +122,7 @@ class TorchProfiler:
             profiler.ProfilerActivity, options.activities, profiler.supported_activities()
         )
         self._tracker = getattr(torch.autograd.profiler, "KinetoStepTracker", None)
-        self._counted = _counts_steps(self._tracker)
+        self._counted = "ProfilerStep" in getattr(self._tracker, "_step_dict", ())
         experimental = _experimental(options)
         self.all_threads = "profile_all_threads" in experimental
         config = {}
@@ -297,10 +297,6 @@ def _quiet_kineto() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(_KINETO_LEVEL, None)
-
-
-def _counts_steps(tracker: Any) -> bool:
-    return "ProfilerStep" in getattr(tracker, "_step_dict", ())
 
 
 def _members(

@@ -86,7 +86,7 @@ class Watch:
             self._paused.release()
 
     def _run_close(self) -> None:
-        self._close()
+        self._close()  # `cancel` replaces it
 
 
 def _nothing() -> None:

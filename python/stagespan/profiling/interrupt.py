@@ -29,7 +29,7 @@ class Interrupt:
         self._on_main = threading.current_thread() is threading.main_thread()
         self._is_free = sys.getprofile() is None
         # The interpreter keeps a bare pointer, so this object must live until the call.
-        self._pending = _PENDING(self._run_pending)
+        self._pending = _PENDING(lambda _argument: self._run())
         if not self._on_main and sys.version_info < (3, 12):
             self._profile = _PROFILE(self._run_profile)
             get = ctypes.pythonapi.PyThreadState_Get
@@ -53,9 +53,6 @@ class Interrupt:
         _kept.discard(self)
         self._action()
         return 0
-
-    def _run_pending(self, _argument: object) -> int:
-        return self._run()
 
     def _run_profile(self, _object: object, _frame: object, _what: int, _argument: object) -> int:
         sys.setprofile(None)

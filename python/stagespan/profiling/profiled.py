@@ -180,6 +180,7 @@ class ProfiledHook(Hook):
     def _write(
         self, window: Window, stage: str, finished: dict[int, int], runs: int | None = None
     ) -> None:
+        from stagespan.profiling.kernels import missing_kernels
         from stagespan.trace import read_trace
 
         folder = run.output_dir()
@@ -191,7 +192,11 @@ class ProfiledHook(Hook):
             table = self.breakdown(trace, stage)
             if runs is not None:
                 table["runs"] = runs
-            self._check_kernels(trace, stage)
+            sentence = missing_kernels(trace, current_platform.device)
+            if sentence is not None:
+                LOGGER.error(
+                    "[Profiler] The trace of stage %r is not complete: %s", stage, sentence
+                )
             write_whole(target, json_bytes(table, indent=2))
             self.log_written("Kernel breakdown", target)
         except OSError as error:
@@ -202,13 +207,6 @@ class ProfiledHook(Hook):
             )
         except StagespanError as error:
             self._warn_once(f"The profile of stage {stage!r} was not written: {error}")
-
-    def _check_kernels(self, trace: Trace, stage: str) -> None:
-        from stagespan.profiling.kernels import missing_kernels
-
-        sentence = missing_kernels(trace, current_platform.device)
-        if sentence is not None:
-            LOGGER.error("[Profiler] The trace of stage %r is not complete: %s", stage, sentence)
 
     def path(self, folder: Path, stage: str, kind: str) -> Path:
         """Return the path of a stage's ``trace.json.gz`` or ``breakdown.json``."""

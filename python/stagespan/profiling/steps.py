@@ -187,7 +187,10 @@ class profile_steps:
             self._close()  # discard the events of the warm-up
             self._is_recording = self._open()
         if self._is_recording:
-            self._mark()
+            with importing():
+                from torch.autograd.profiler import record_function
+
+            self._marks.enter_context(record_function(f"ProfilerStep#{self._step}"))
 
     def _leave_step(self) -> None:
         self._marks.close()
@@ -228,12 +231,6 @@ class profile_steps:
             self._window.stop()
             self._finished, self._window = self._window, None
         self._is_recording = False
-
-    def _mark(self) -> None:
-        with importing():
-            from torch.autograd.profiler import record_function
-
-        self._marks.enter_context(record_function(f"ProfilerStep#{self._step}"))
 
     def _write(self, cycle: int) -> None:
         folder = run.output_dir() if self._folder is None else self._folder

@@ -332,13 +332,11 @@ class _Process:
             begin_ns = hop["begin_ns"] + self.shift_ns
             work = self._outermost.get(number, [])
             at = bisect_left([one.begin_ns for one in work], begin_ns)
-            is_inside = at < len(work) and work[at].begin_ns <= self._end_ns(hop)
+            end_ns = (hop["end_ns"] or self._until_ns) + self.shift_ns
+            is_inside = at < len(work) and work[at].begin_ns <= end_ns
             first = work[at] if is_inside else self._requests.get(number)
             found += [] if first is None else [(max(first.begin_ns, begin_ns), first)]
         return found
-
-    def _end_ns(self, segment: Segment) -> int:
-        return (segment["end_ns"] or self._until_ns) + self.shift_ns
 
 
 _LANES = {"queue": "queue", "handoff": "hand-off", "remote": "requests"}

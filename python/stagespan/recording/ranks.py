@@ -54,7 +54,8 @@ def of_job(job: str, *, spans: bool = True) -> list[Recording]:
                 others.append(recording)
             continue
         before = latest.get(recording.rank)
-        if before is not None and _are_of_two_jobs(before, recording):
+        both_live = before is not None and before.state == recording.state == "alive"
+        if before is not None and both_live and before.pid_namespace != recording.pid_namespace:
             raise StagespanError(
                 f"Two jobs in different containers are called {job!r}, as {before.path} and "
                 f"{recording.path} are both its rank {recording.rank}: set STAGESPAN_JOB to "
@@ -64,10 +65,6 @@ def of_job(job: str, *, spans: bool = True) -> list[Recording]:
         if before is None or _preference(recording) > _preference(before):
             latest[recording.rank] = recording
     return [*(latest[rank] for rank in sorted(latest)), *others]
-
-
-def _are_of_two_jobs(one: Recording, other: Recording) -> bool:
-    return one.state == other.state == "alive" and one.pid_namespace != other.pid_namespace
 
 
 def _preference(recording: Recording) -> tuple[bool, int, int]:

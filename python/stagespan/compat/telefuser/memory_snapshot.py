@@ -139,7 +139,8 @@ def get_memory_analysis() -> dict[str, Any]:
     if not snapshots:
         return {}
     highest = max(snapshots.values(), key=lambda snapshot: snapshot.peak_reserved_mb)
-    total_mb = _total_mb()
+    platform = platforms.accelerator_in_use()
+    total_mb = 0.0 if platform is None else platform.get_device_total_memory() / _MB
     left_mb = total_mb - highest.peak_reserved_mb if total_mb else 0.0
     analysis: dict[str, Any] = {
         "peak_reserved_mb": highest.peak_reserved_mb,
@@ -196,8 +197,3 @@ def figures(snapshot: MemorySnapshot) -> str:
         f"{snapshot.allocated_mb:.0f}/{snapshot.reserved_mb:.0f} MB"
         f" (peak: {snapshot.peak_allocated_mb:.0f}/{snapshot.peak_reserved_mb:.0f} MB)"
     )
-
-
-def _total_mb() -> float:
-    platform = platforms.accelerator_in_use()
-    return platform.get_device_total_memory() / _MB if platform is not None else 0.0

@@ -86,7 +86,8 @@ class LoopStep:
         if isinstance(step, int):
             self.number = step
         self.total: int | None = None
-        self.expected = _count_of(inputs)
+        tokens = inputs.get("max_new_tokens")  # that `generate` was asked for
+        self.expected = tokens if type(tokens) is int and tokens > 0 else None
         self.starts: int | None = None
         self.state: LoopState | None = None
 
@@ -346,7 +347,9 @@ class ForwardReturns:
 
     def __init__(self, stage: Any, function: Any) -> None:
         self.roots = reachable(stage, function)
-        self.modules = [value for value in self.roots if _takes_hooks(value)]
+        modules = (value for value in self.roots if isinstance(value, torch.nn.Module))
+        # Scripted and traced modules take no hooks.
+        self.modules = [each for each in modules if not isinstance(each, torch.jit.ScriptModule)]
         holder = getattr(function, "__self__", None)
         self.owner: Any = holder if _calls_itself(holder) else None
         self.is_guess = self.owner is not None
@@ -421,11 +424,6 @@ class ForwardReturns:
             last = next(which for which in reversed(counts) if counts[which] == most)
             self.owner = next(module for module in self.modules if id(module) == last)
             raise OwnerFound
-
-
-def _takes_hooks(value: Any) -> bool:
-    """Whether a value is a torch module, other than a scripted or traced one."""
-    return isinstance(value, torch.nn.Module) and not isinstance(value, torch.jit.ScriptModule)
 
 
 def is_scheduler(value: Any) -> bool:
@@ -519,12 +517,6 @@ def _calls_itself(holder: Any) -> bool:
     return isinstance(holder, torch.nn.Module) and callable(
         _static(holder, "prepare_inputs_for_generation")
     )
-
-
-def _count_of(inputs: Mapping[str, Any]) -> int | None:
-    """Return the number of tokens that ``generate`` was asked for, or None."""
-    count = inputs.get("max_new_tokens")
-    return count if type(count) is int and count > 0 else None
 
 
 def _static(value: Any, name: str) -> Any:

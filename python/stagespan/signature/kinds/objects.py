@@ -134,13 +134,10 @@ def _can_be_made(kind: type) -> bool:
     return (
         getattr(kind, "__new__", None) in (object.__new__, types.SimpleNamespace.__new__)
         and not hasattr(kind, "__del__")
-        and _has_name(kind)
+        # A replay can find it by its path.
+        and "<" not in kind.__qualname__
+        and kind.__module__ is not None
     )
-
-
-def _has_name(kind: type) -> bool:
-    """Whether a replay can find a class by its path."""
-    return "<" not in kind.__qualname__ and kind.__module__ is not None
 
 
 def _class_name(node: Node) -> str:

@@ -150,12 +150,8 @@ def _figure(value: Any, default: float) -> float:
 def kernel_filter(kernels: Sequence[Top]) -> str:
     """Return ncu's filter for these kernels: the full names of their functions."""
     names = dict.fromkeys(base_name(kernel.name) for kernel in kernels)
-    # Some versions of ncu keep the namespace.
-    return f"regex:(^|::)({'|'.join(_SPECIAL.sub(_escaped, name) for name in names)})$"
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\{found[1]}"
+    escaped = "|".join(_SPECIAL.sub(r"\\\1", name) for name in names)
+    return f"regex:(^|::)({escaped})$"  # some versions of ncu keep the namespace
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ def events_of(
         types = table.argument("Task Type")
         if types is not None and types.numbers is None:
             task_type = task_type.copy()
-            task_type[types.rows] = _task_types(types.texts, names)[types.codes]
+            codes = [names.code(text) if text else -1 for text in types.texts]
+            task_type[types.rows] = np.array(codes, dtype=np.int32)[types.codes]
     if respelled:
         external_id = _filled(external_id, ids.column(table, "external id"))
     return Events(
@@ -177,10 +178,6 @@ def flows_of(found: Mapping[str, Any], categories: Codebook, base_ns: int) -> Fl
 
 def _filled(column: Numbers, others: Numbers) -> Numbers:
     return np.where(column == MISSING, others, column) if others.strides != (0,) else column
-
-
-def _task_types(texts: list[str], names: Codebook) -> Codes:
-    return np.array([names.code(text) if text else -1 for text in texts], dtype=np.int32)
 
 
 # --- The trace ---
