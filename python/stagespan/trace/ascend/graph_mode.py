@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.device import launched
 from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.derived.threads import named, names_with
-from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Cover, SortedIntervals
 from stagespan.trace.read.model import MISSING, Trace
@@ -53,68 +54,76 @@ _ATEN = re.compile(r"^aten::")
 _ADJACENT_NS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledCall:
-    """One call; times in ns, None for parts that are not in the trace."""
+class HeadParts(Figures, frozen=True):
+    """The parts of heads; for several calls, their sums or medians. None: not in the trace."""
 
-    row: int
-    """The row of the compiler's event."""
-    begin_ns: int
-    """The begin of the framework's part, or of TorchAir's part if that is unknown."""
-    end_ns: int
-    """The end of the compiler's event."""
+    framework_ns: Ns | None
+    """From the begin of the framework's part to the begin of the compiler's event."""
+    framework_cache_lookup_ns: Ns | None
+    """Part of the framework's: dynamo's cache look-up, in which it checks guards."""
+    framework_guards_ns: Ns | None
+    """Part of the framework's: guards that have their own events."""
+    torchair_ns: Ns | None
+    """From the begin of the compiler's event until the graph is run or replayed."""
+    torchair_python_ns: Ns | None
+    """Part of TorchAir's: until `TorchNpuGraphBase::Run`."""
+    torchair_cpp_ns: Ns | None
+    """Part of TorchAir's: from there until the graph is run or replayed."""
+    ge_to_compiler_end_ns: Ns | None
+    """From the run of the graph to the end of the compiler's event."""
+    ge_execute_ns: Ns | None
+    """Part of GE's: the call that runs the graph."""
+    ge_to_first_operator_ns: Ns | None
+    """From the run of the graph to the begin of its first operator on the device."""
+    graph_replay_ns: Ns | None
+    """The call that replays a captured graph, if none is run."""
+    unknown_ns: Ns | None
+    """The time of the head whose part is unknown."""
+
+
+class CompiledCall(HeadParts, frozen=True):
+    """One call, with the parts of its head."""
+
+    time_ns: Ns
+    """When it begins, from the start of the trace's window."""
     region: str | None
     """The compiled region's name, such as `Torch-Compiled Region: 0/0`."""
-    framework_ns: int | None
-    """From `begin_ns` to the begin of the compiler's event."""
-    lookup_ns: int
-    """Part of the framework's: dynamo's cache look-up, in which it checks guards."""
-    guards_ns: int
-    """Part of the framework's: guards that have their own events."""
-    torchair_ns: int | None
-    """From the begin of the compiler's event until the graph is run or replayed."""
-    python_ns: int | None
-    """Part of TorchAir's: until `TorchNpuGraphBase::Run`."""
-    cpp_ns: int | None
-    """Part of TorchAir's: from there until the graph is run or replayed."""
-    ge_ns: int | None
-    """From the run of the graph to the end of the compiler's event."""
-    execute_ns: int | None
-    """Part of GE's: the call that runs the graph."""
     execute: str | None
-    """The name of this call."""
-    first_operator_ns: int | None
-    """From the run of the graph to the begin of its first operator on the device."""
-    first_operator: int
-    """The row of that operator, or -1."""
-    by_launch: bool
-    """Whether its launch shows that it belongs to the graph; otherwise it is just the next one."""
-    replay_ns: int | None
-    """The call that replays a captured graph, if none is run."""
-    compiles: bool
+    """The name of the call that runs the graph."""
+    head_ns: Ns
+    """The time until the first operator or, if unknown, until the compiler event's end."""
+    first_operator: str | None
+    first_operator_by: Literal["launch", "time"] | None
+    """Whether its launch shows that it belongs to the graph, or it is just the next one."""
+    compiled: bool
     """Whether something was compiled or loaded in the call, so that it is not representative."""
-    scalars: tuple[int, int]
+    scalar_inputs_ns: Ns
+    non_contiguous_inputs_ns: Ns
+    row: Internal[int]
+    """The row of the compiler's event."""
+    begin_ns: Internal[int]
+    """The begin of the framework's part, or of TorchAir's part if that is unknown."""
+    compiler_end_ns: Internal[int]
+    """The end of the compiler's event."""
+    scalars: Internal[tuple[int, int]]
     """The number and time of operators with which Python converted inputs to tensors."""
-    contiguous: tuple[int, int]
+    contiguous: Internal[tuple[int, int]]
     """The number and time of operators that made inputs contiguous."""
-    others_ns: dict[str, int] = field(default_factory=dict)
+    others_ns: Internal[dict[str, int]]
     """The time of other events in the framework's and TorchAir's parts, by name."""
 
-    @property
-    def head_ns(self) -> int:
-        """The time until the first operator or, if unknown, until the compiler event's end."""
-        until_run = (self.end_ns - self.begin_ns) - (self.ge_ns or 0)
-        since_run = self.ge_ns if self.first_operator_ns is None else self.first_operator_ns
-        return until_run + (since_run or 0)
-
-    @property
-    def unknown_ns(self) -> int:
-        """The time of the head whose part is unknown."""
-        until_run = self.python_ns if self.torchair_ns is None else self.torchair_ns
-        since_run = self.replay_ns if self.ge_ns is None else self.ge_ns
-        if self.first_operator_ns is not None:
-            since_run = self.first_operator_ns
-        return self.head_ns - (self.framework_ns or 0) - (until_run or 0) - (since_run or 0)
+    def with_head(self) -> CompiledCall:
+        """Return the call with the time of its head and its unknown part."""
+        ge, first = self.ge_to_compiler_end_ns, self.ge_to_first_operator_ns
+        head = self.compiler_end_ns - self.begin_ns
+        if ge is not None and first is not None:
+            head += first - ge
+        until_run = self.torchair_python_ns if self.torchair_ns is None else self.torchair_ns
+        since_run = self.graph_replay_ns if ge is None else ge
+        if first is not None:
+            since_run = first
+        unknown = head - (self.framework_ns or 0) - (until_run or 0) - (since_run or 0)
+        return structs.replace(self, head_ns=head, unknown_ns=unknown)
 
 
 def calls_torchair(trace: Trace) -> bool:
@@ -146,6 +155,7 @@ class _Thread:
         events = trace.events
         order = np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))
         self._trace, self._rows = trace, rows[order]
+        self._window_ns = int(events.begin_ns.min())
         self._begin, self._end = events.begin_ns[self._rows], events.end_ns[self._rows]
         self._begins: list[int] = self._begin.tolist()
         self._name = events.name[self._rows]
@@ -183,28 +193,35 @@ class _Thread:
                 others[name] += time
         first = start if start is not None else begin
         graph = execute >= 0 and at is not None
+        scalars, contiguous = _sum(inputs, _SCALARS), _sum(inputs, _CONTIGUOUS)
         return CompiledCall(
             row=int(self._rows[place]),
+            time_ns=first - self._window_ns,
             begin_ns=first,
-            end_ns=end,
+            compiler_end_ns=end,
             region=self._text(region) if region >= 0 else None,
             framework_ns=framework,
-            lookup_ns=lookup,
-            guards_ns=_sum(framework_parts, _GUARDS)[1],
+            framework_cache_lookup_ns=lookup,
+            framework_guards_ns=_sum(framework_parts, _GUARDS)[1],
             torchair_ns=None if at is None else at - begin,
-            python_ns=None if entered is None else entered - begin,
-            cpp_ns=None if entered is None or at is None else at - entered,
-            ge_ns=end - at if graph and at is not None else None,
-            execute_ns=int(self._end[execute] - self._begin[execute]) if graph else None,
+            torchair_python_ns=None if entered is None else entered - begin,
+            torchair_cpp_ns=None if entered is None or at is None else at - entered,
+            ge_to_compiler_end_ns=end - at if graph and at is not None else None,
+            ge_execute_ns=int(self._end[execute] - self._begin[execute]) if graph else None,
             execute=self._text(execute) if graph else None,
-            first_operator_ns=None,
-            first_operator=-1,
-            by_launch=False,
-            replay_ns=int(self._end[replay] - self._begin[replay]) if replay >= 0 else None,
-            compiles=self._first(_COMPILES, first, end) >= 0,
-            scalars=_sum(inputs, _SCALARS),
-            contiguous=_sum(inputs, _CONTIGUOUS),
+            graph_replay_ns=int(self._end[replay] - self._begin[replay]) if replay >= 0 else None,
+            compiled=self._first(_COMPILES, first, end) >= 0,
+            scalars=scalars,
+            scalar_inputs_ns=scalars[1],
+            contiguous=contiguous,
+            non_contiguous_inputs_ns=contiguous[1],
             others_ns=dict(others.most_common()),
+            # Found later, for all calls together.
+            ge_to_first_operator_ns=None,
+            first_operator=None,
+            first_operator_by=None,
+            head_ns=0,
+            unknown_ns=None,
         )
 
     def _start(self, region: int, begin: int, end: int) -> tuple[int | None, int]:
@@ -288,14 +305,15 @@ def _with_first_operators(trace: Trace, calls: list[CompiledCall]) -> list[Compi
     launched_ns = np.where(known, launched_ns, np.iinfo(np.int64).max)
     order = np.argsort(launched_ns, kind="stable")
     begins, by_time, may_be = events.begin_ns[rows], launched_ns[order], ~known
-    starts = np.sort([c.end_ns - c.ge_ns for c in calls if c.ge_ns is not None])
+    runs = [(c.compiler_end_ns, c.ge_to_compiler_end_ns) for c in calls]
+    starts = np.sort([end - ge for end, ge in runs if ge is not None])
     found = []
     for call in calls:
-        if call.ge_ns is None:
-            found.append(call)
+        if call.ge_to_compiler_end_ns is None:
+            found.append(call.with_head())
             continue
-        begin = call.end_ns - call.ge_ns
-        low, high = np.searchsorted(by_time, (begin, call.end_ns)).tolist()
+        begin = call.compiler_end_ns - call.ge_to_compiler_end_ns
+        low, high = np.searchsorted(by_time, (begin, call.compiler_end_ns)).tolist()
         mine = order[low:high]
         own = mine[launched_by[mine] == events.tid[call.row]]
         mine = own if len(own) else mine
@@ -307,13 +325,13 @@ def _with_first_operators(trace: Trace, calls: list[CompiledCall]) -> list[Compi
             mine = low + np.flatnonzero(may_be[low:high] | (launched_ns[low:high] >= begin))
         if len(mine):
             row = int(rows[mine.min()])
-            call = replace(
+            call = structs.replace(
                 call,
-                first_operator=row,
-                first_operator_ns=int(events.begin_ns[row]) - begin,
-                by_launch=by_launch,
+                first_operator=trace.names[int(events.name[row])],
+                first_operator_by="launch" if by_launch else "time",
+                ge_to_first_operator_ns=int(events.begin_ns[row]) - begin,
             )
-        found.append(call)
+        found.append(call.with_head())
     return found
 
 
@@ -344,48 +362,20 @@ _ADVICE = {
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 _MOST_IN_JSON = 200
 _LARGEST = 10
-_KEYS = {
-    "framework": "framework_ns",
-    "lookup": "framework_cache_lookup_ns",
-    "guards": "framework_guards_ns",
-    "torchair": "torchair_ns",
-    "python": "torchair_python_ns",
-    "cpp": "torchair_cpp_ns",
-    "ge": "ge_to_compiler_end_ns",
-    "execute": "ge_execute_ns",
-    "first_operator": "ge_to_first_operator_ns",
-    "replay": "graph_replay_ns",
-    "unknown": "unknown_ns",
-}
 _TITLES = {
-    "framework": "framework",
-    "lookup": "framework: look-up in dynamo's cache",
-    "guards": "framework: guards with an event of their own",
-    "torchair": "TorchAir",
-    "python": "TorchAir: Python, to TorchNpuGraphBase::Run",
-    "cpp": "TorchAir: C++",
-    "ge": "GE, to the end of the compiler event",
-    "execute": "GE: the call that runs the graph",
-    "first_operator": "GE, to the first operator",
-    "replay": "replay of the captured graph",
-    "unknown": _WHOSE[_UNKNOWN],
+    "framework_ns": "framework",
+    "framework_cache_lookup_ns": "framework: look-up in dynamo's cache",
+    "framework_guards_ns": "framework: guards with an event of their own",
+    "torchair_ns": "TorchAir",
+    "torchair_python_ns": "TorchAir: Python, to TorchNpuGraphBase::Run",
+    "torchair_cpp_ns": "TorchAir: C++",
+    "ge_to_compiler_end_ns": "GE, to the end of the compiler event",
+    "ge_execute_ns": "GE: the call that runs the graph",
+    "ge_to_first_operator_ns": "GE, to the first operator",
+    "graph_replay_ns": "replay of the captured graph",
+    "unknown_ns": _WHOSE[_UNKNOWN],
 }
-
-
-class HeadParts(Figures, frozen=True):
-    """The parts of heads; for several calls, their sums or medians."""
-
-    framework_ns: Ns | None
-    framework_cache_lookup_ns: Ns | None
-    framework_guards_ns: Ns | None
-    torchair_ns: Ns | None
-    torchair_python_ns: Ns | None
-    torchair_cpp_ns: Ns | None
-    ge_to_compiler_end_ns: Ns | None
-    ge_execute_ns: Ns | None
-    ge_to_first_operator_ns: Ns | None
-    graph_replay_ns: Ns | None
-    unknown_ns: Ns | None
+_SHOWN_IF_LONG = ("framework_guards_ns", "graph_replay_ns", "unknown_ns")
 
 
 class Converted(Figures, frozen=True):
@@ -393,21 +383,6 @@ class Converted(Figures, frozen=True):
 
     operators: Count
     time_ns: Ns
-
-
-class CallFigures(HeadParts, frozen=True):
-    """A `CompiledCall` in JSON, with the parts of its head."""
-
-    time_ns: Ns
-    """When it begins, from the start of the trace's window."""
-    region: str | None
-    execute: str | None
-    head_ns: Ns
-    first_operator: str | None
-    first_operator_by: Literal["launch", "time"] | None
-    compiled: bool
-    scalar_inputs_ns: Ns
-    non_contiguous_inputs_ns: Ns
 
 
 class HeadFigures(Figures, frozen=True):
@@ -423,7 +398,7 @@ class HeadFigures(Figures, frozen=True):
     scalar_inputs: Converted
     non_contiguous_inputs: Converted
     other_events_ns: dict[str, Ns]
-    per_call: list[CallFigures]
+    per_call: list[CompiledCall]
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,8 +407,6 @@ class HeadOverhead(Result):
 
     calls: list[CompiledCall]
     window: tuple[int, int]
-    operators: dict[int, str]
-    """Names of the first operators, by row."""
     idle_ns: int | None
     """The idle time of the device within the heads; None without a device."""
     threads: int
@@ -444,17 +417,17 @@ class HeadOverhead(Result):
         return _counted(self.calls)
 
     def total(self, name: str) -> int | None:
-        """Return the sum of a part over the counted calls that show it; None if no call does."""
+        """Return the sum of a field over the counted calls that show it; None if no call does."""
         known = self._known(name)
         return sum(known) if known else None
 
     def median(self, name: str) -> int | None:
-        """Return the median of a part over these calls, or None."""
+        """Return the median of a field over these calls, or None."""
         known = self._known(name)
         return int(np.median(known)) if known else None
 
     def _known(self, name: str) -> list[int]:
-        times = [getattr(call, f"{name}_ns") for call in self.counted]
+        times = [getattr(call, name) for call in self.counted]
         return [time for time in times if time is not None]
 
     def figures(self) -> HeadFigures:
@@ -462,16 +435,16 @@ class HeadOverhead(Result):
         scalars, contiguous = self._conversions()
         return HeadFigures(
             calls=len(self.calls),
-            calls_that_compiled=sum(call.compiles for call in self.calls),
+            calls_that_compiled=sum(call.compiled for call in self.calls),
             counted_calls=len(self.counted),
             head_ns=sum(call.head_ns for call in self.counted),
             device_idle_ns=self.idle_ns,
-            totals=HeadParts(**{key: self.total(name) for name, key in _KEYS.items()}),
-            medians=HeadParts(**{key: self.median(name) for name, key in _KEYS.items()}),
+            totals=HeadParts(**{name: self.total(name) for name in _TITLES}),
+            medians=HeadParts(**{name: self.median(name) for name in _TITLES}),
             scalar_inputs=Converted(*scalars),
             non_contiguous_inputs=Converted(*contiguous),
             other_events_ns=self._others_ns(),
-            per_call=[self._call(call) for call in self.calls[:_MOST_IN_JSON]],
+            per_call=self.calls[:_MOST_IN_JSON],
         )
 
     def findings(self) -> list[Finding]:
@@ -486,7 +459,7 @@ class HeadOverhead(Result):
         if severity is None:
             return []
         until = "before their first operators"
-        if self.total("first_operator") is None:
+        if self.total("ge_to_first_operator_ns") is None:
             until = "until the compiler's event ended"
         parts = self._parts()
         most = max(parts, key=lambda part: parts[part])
@@ -514,7 +487,7 @@ class HeadOverhead(Result):
         rows = []
         for name, title in _TITLES.items():
             total = self.total(name)
-            if total is not None and (total or name not in ("guards", "replay", "unknown")):
+            if total is not None and (total or name not in _SHOWN_IF_LONG):
                 rows.append((title, total, self.median(name)))
         for title, each in (
             ("TorchAir: inputs that became tensors", [call.scalars for call in self.counted]),
@@ -524,28 +497,6 @@ class HeadOverhead(Result):
             if count:
                 rows.append((f"{title} ({count:,})", sum(times), int(np.median(times))))
         rows += [(name, time, None) for name, time in list(self._others_ns().items())[:_LARGEST]]
-        largest = [
-            (
-                call.region or "unknown",
-                call.begin_ns - self.window[0],
-                call.head_ns,
-                call.framework_ns,
-                call.python_ns,
-                call.cpp_ns,
-                call.ge_ns,
-                call.first_operator_ns,
-                self.operators.get(call.first_operator),
-            )
-            for call in sorted(self.calls, key=lambda call: -call.head_ns)[:_LARGEST]
-        ]
-        titles = ("head", "framework", "TorchAir Python", "TorchAir C++", "GE to end")
-        columns = (
-            ("call", ""),
-            ("at", "ns"),
-            *((title, "ns") for title in titles),
-            ("GE to first operator", "ns"),
-            ("first operator", ""),
-        )
         return [
             Table(
                 "Head overhead of compiled calls",
@@ -553,7 +504,19 @@ class HeadOverhead(Result):
                 rows,
                 self._note(),
             ),
-            Table("Calls with the largest head overhead", columns, largest),
+            Table.of(
+                "Calls with the largest head overhead",
+                sorted(self.calls, key=lambda call: -call.head_ns)[:_LARGEST],
+                (lambda call: call.region or "unknown", "call", ""),
+                ("time_ns", "at", "ns"),
+                ("head_ns", "head", "ns"),
+                ("framework_ns", "framework", "ns"),
+                ("torchair_python_ns", "TorchAir Python", "ns"),
+                ("torchair_cpp_ns", "TorchAir C++", "ns"),
+                ("ge_to_compiler_end_ns", "GE to end", "ns"),
+                ("ge_to_first_operator_ns", "GE to first operator", "ns"),
+                ("first_operator", "first operator", ""),
+            ),
         ]
 
     def _note(self) -> str:
@@ -562,18 +525,21 @@ class HeadOverhead(Result):
         if complete < calls:
             note += f" {calls - complete:,} that compiled or loaded a graph are skipped."
         lacking = {
-            "framework": "the caller of the compiled graph is not in the trace",
-            "python": "TorchNpuGraphBase::Run is not in the trace, so TorchAir's Python and C++ are"
-            " not separate",
-            "ge": "no ExecuteGraph or RunGraph is in the trace, so GE's part is unknown",
-            "first_operator": "no operator on the device could be identified as the graph's first",
+            "framework_ns": "the caller of the compiled graph is not in the trace",
+            "torchair_python_ns": "TorchNpuGraphBase::Run is not in the trace, so TorchAir's Python"
+            " and C++ are not separate",
+            "ge_to_compiler_end_ns": "no ExecuteGraph or RunGraph is in the trace, so GE's part is"
+            " unknown",
+            "ge_to_first_operator_ns": "no operator on the device could be identified as the"
+            " graph's first",
         }
         for name, words in lacking.items():
             missing = complete - len(self._known(name))
-            replays = name == "ge" and self.total("replay") is not None
+            of_ge = name == "ge_to_compiler_end_ns"
+            replays = of_ge and self.total("graph_replay_ns") is not None
             if missing and not replays:
                 note += f" For {missing:,} of them, {words}."
-        by_time = sum(c.first_operator >= 0 and not c.by_launch for c in self.counted)
+        by_time = sum(call.first_operator_by == "time" for call in self.counted)
         if by_time:
             note += f" For {by_time:,} of them, the first operator is the next one in time."
         return note
@@ -582,14 +548,15 @@ class HeadOverhead(Result):
         """Return the parts of all heads, which sum to the heads."""
         parts: dict[str, int] = {}
         for call in self.counted:
-            first = call.first_operator_ns
+            python, ge = call.torchair_python_ns, call.ge_to_compiler_end_ns
+            first = call.ge_to_first_operator_ns
             times = {
                 _FRAMEWORK: call.framework_ns,
-                _PYTHON: call.python_ns,
-                _CPP: call.cpp_ns,
-                _TORCHAIR: call.torchair_ns if call.python_ns is None else None,
-                _GE: call.ge_ns if first is None else first,
-                _GRAPH_REPLAY: call.replay_ns if call.ge_ns is None else None,
+                _PYTHON: python,
+                _CPP: call.torchair_cpp_ns,
+                _TORCHAIR: call.torchair_ns if python is None else None,
+                _GE: ge if first is None else first,
+                _GRAPH_REPLAY: call.graph_replay_ns if ge is None else None,
                 _UNKNOWN: call.unknown_ns or None,
             }
             for part, time in times.items():
@@ -598,8 +565,9 @@ class HeadOverhead(Result):
         return {part: parts[part] for part in _WHOSE if part in parts}
 
     def _why(self, part: str) -> str:
-        if part == _FRAMEWORK and self.total("lookup"):
-            time = in_words(self.total("lookup"), "ns")
+        lookup = self.total("framework_cache_lookup_ns")
+        if part == _FRAMEWORK and lookup:
+            time = in_words(lookup, "ns")
             return f", including {time} for the look-up in dynamo's cache"
         scalars, contiguous = self._conversions()
         parts = []
@@ -626,31 +594,7 @@ class HeadOverhead(Result):
 
     def _evidence(self, call: CompiledCall) -> Evidence:
         what = f"head of {shortened(call.region)}" if call.region else "head of a compiled call"
-        return Evidence(what, call.begin_ns - self.window[0], call.head_ns, "ns")
-
-    def _call(self, call: CompiledCall) -> CallFigures:
-        return CallFigures(
-            time_ns=call.begin_ns - self.window[0],
-            region=call.region,
-            execute=call.execute,
-            head_ns=call.head_ns,
-            framework_ns=call.framework_ns,
-            framework_cache_lookup_ns=call.lookup_ns,
-            framework_guards_ns=call.guards_ns,
-            torchair_ns=call.torchair_ns,
-            torchair_python_ns=call.python_ns,
-            torchair_cpp_ns=call.cpp_ns,
-            ge_to_compiler_end_ns=call.ge_ns,
-            ge_execute_ns=call.execute_ns,
-            ge_to_first_operator_ns=call.first_operator_ns,
-            graph_replay_ns=call.replay_ns,
-            unknown_ns=call.unknown_ns,
-            first_operator=self.operators.get(call.first_operator),
-            first_operator_by=_by(call),
-            compiled=call.compiles,
-            scalar_inputs_ns=call.scalars[1],
-            non_contiguous_inputs_ns=call.contiguous[1],
-        )
+        return Evidence(what, call.time_ns, call.head_ns, "ns")
 
 
 def analyze(trace: Trace) -> HeadOverhead | Unavailable:
@@ -662,12 +606,10 @@ def analyze(trace: Trace) -> HeadOverhead | Unavailable:
             "The trace has no calls of graphs that TorchAir compiled (npu_fx_compiler inference).",
             "no_compiled_graphs",
         )
-    events, names = trace.events, trace.names
-    rows = {call.first_operator for call in calls if call.first_operator >= 0}
+    events = trace.events
     return HeadOverhead(
         calls=calls,
         window=window,
-        operators={row: names[int(events.name[row])] for row in rows},
         idle_ns=_idle(trace, _counted(calls), window[0]),
         threads=len({(int(events.pid[c.row]), int(events.tid[c.row])) for c in calls}),
     )
@@ -678,7 +620,7 @@ def _counted(calls: list[CompiledCall]) -> list[CompiledCall]:
 
     Calls that compiled something take far longer than others.
     """
-    return [call for call in calls if not call.compiles] or calls
+    return [call for call in calls if not call.compiled] or calls
 
 
 def _idle(trace: Trace, calls: list[CompiledCall], first: int) -> int | None:
@@ -695,9 +637,3 @@ def _idle(trace: Trace, calls: list[CompiledCall], first: int) -> int | None:
     heads = Cover(begin, begin + length)
     inside = busy.within(heads.begin, heads.end)
     return int((heads.end - heads.begin - inside).sum())
-
-
-def _by(call: CompiledCall) -> Literal["launch", "time"] | None:
-    if call.first_operator < 0:
-        return None
-    return "launch" if call.by_launch else "time"
