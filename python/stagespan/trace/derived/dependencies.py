@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import launch_of, launches, streams
-from stagespan.trace.derived.gaps import gaps, waiting_calls
+from stagespan.trace.derived.gaps import QUIET_NS, gaps, program_calls, waiting_calls
+from stagespan.trace.derived.idle_causes import ALLOCATES
 from stagespan.trace.derived.threads import TimeIndex, named, threads
 from stagespan.trace.read.groups import by_group, pairs
-from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -128,22 +129,30 @@ class Edges:
 
 @once
 def _indices(trace: Trace) -> tuple[TimeIndex, TimeIndex]:
-    """Return the device's events and the calls that launch or wait, by time."""
+    """Return the device's events, and the calls that matter for their times, by time."""
     found = gaps(trace)
-    waits = np.flatnonzero(waiting_calls(trace, found.rows, found.calls))
-    calls = np.union1d(found.calls[found.calls >= 0], waits)
+    others = waiting_calls(trace, found.rows, found.calls) | _other_calls(trace)
+    calls = np.union1d(found.calls[found.calls >= 0], np.flatnonzero(others))
     return TimeIndex(trace, found.rows), TimeIndex(trace, calls)
 
 
+def _other_calls(trace: Trace) -> Mask:
+    """Return the calls that allocate or free memory, and those that take long."""
+    calls = launches(trace)
+    long = calls & (trace.events.dur_ns > QUIET_NS) & ~program_calls(trace, calls)
+    found: Mask = (calls & named(trace, ALLOCATES)) | long
+    return found
+
+
 @once
-def _begins_by_thread(trace: Trace) -> dict[tuple[int, int], Numbers]:
-    """Return the begins of the host's events in ascending order, by process and thread."""
+def _activity_by_thread(trace: Trace) -> dict[tuple[int, int], Numbers]:
+    """Return begins and ends of the host's events in ascending order, by process and thread."""
     rows = np.flatnonzero(trace.rows_of(_OF_THREADS) | launches(trace))
     owners, thread = threads(trace, rows)
-    begin = trace.events.begin_ns[rows]
+    begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
     groups = by_group(thread, len(owners))
     return {
-        (int(pid), int(tid)): np.sort(begin[mine])
+        (int(pid), int(tid)): np.sort(np.concatenate((begin[mine], end[mine])))
         for (pid, tid), mine in zip(owners, groups, strict=True)
     }
 
@@ -247,8 +256,9 @@ class _Builder:
     def _add_threads(self) -> list[int]:
         """Add the edges into the begins of calls. Returns the end of the last call of each thread.
 
-        If a thread did nothing until a call of another thread had ended, it waited for that
-        thread, as the thread of the forward pass and that of the backward pass do in turns.
+        If a thread did nothing while another one made calls, and went on after the last of them,
+        it waited for that thread, as the thread of the forward pass and that of the backward pass
+        do in turns.
         """
         events = self.trace.events
         owners, thread = threads(self.trace, self.calls)
@@ -264,22 +274,22 @@ class _Builder:
         processes_of = owners[:, 0][thread] if len(owners) else thread
         lasts = []
         for number, mine in enumerate(by_group(thread, len(owners))):
-            active = _begins_by_thread(self.trace).get(
-                (int(owners[number, 0]), int(owners[number, 1])), begin[:0]
-            )
+            active = begin[:0]
+            if len(owners) > 1:
+                process, tid = owners[number].tolist()
+                active = _activity_by_thread(self.trace).get((process, tid), active)
             previous, previous_end = 0, self.begin_ns
             for call in mine.tolist():
                 sources: list[_Source] = [(previous, 0, HOST)]
                 at = int(np.searchsorted(ends, begin[call], "right")) - 1
                 at = at if at < 0 or thread[by_end[at]] != number else before_it[at]
                 other = int(by_end[at]) if at >= 0 else -1
-                if other >= 0 and processes_of[other] == owners[number, 0]:
-                    # The first event after the previous call, if it is after the other's end.
-                    at = int(np.searchsorted(active, previous_end, "left"))
-                    if end[other] > previous_end and (
-                        at == len(active) or active[at] >= end[other]
-                    ):
-                        sources.append((self.call_end[other], 0, HOST))
+                if (
+                    other >= 0
+                    and processes_of[other] == owners[number, 0]
+                    and _waited(active, previous_end, int(end[other]), int(begin[call]))
+                ):
+                    sources.append((self.call_end[other], 0, HOST))
                 self._add(self.call_begin[call], int(self.calls[call]), sources)
                 previous, previous_end = self.call_end[call], int(end[call])
             lasts.append(previous)
@@ -369,6 +379,22 @@ class _Builder:
             if last < 0 or self.time[self.item_end[last]] <= self.time[launch]:
                 found.append(self.time[self.item_begin[item]] - self.time[launch])
         return max(int(np.median(found)), 0) if found else _USUAL_LATENCY_NS
+
+
+def _waited(active: Numbers, since_ns: int, other_end_ns: int, until_ns: int) -> bool:
+    """Whether a thread seems to have waited for a call of another thread.
+
+    `active` are the times at which the thread began or ended something, and `since_ns` and
+    `until_ns` are the end of its previous call and the begin of its next one.
+    """
+    if other_end_ns <= since_ns:
+        return False
+    at = int(np.searchsorted(active, other_end_ns, "left"))
+    quiet_since = max(since_ns, int(active[at - 1])) if at else since_ns
+    resumed = min(until_ns, int(active[at])) if at < len(active) else until_ns
+    if quiet_since == since_ns:
+        return True
+    return other_end_ns - quiet_since > QUIET_NS and resumed - other_end_ns <= QUIET_NS
 
 
 def _ranks(source: Rows, target: Rows, count: int) -> Numbers:

@@ -296,7 +296,7 @@ class _HostActivity:
 
 
 @once
-def _program_calls(trace: Trace, calls: Mask) -> Mask:
+def program_calls(trace: Trace, calls: Mask) -> Mask:
     """Return which calls contain several other calls or operators of their thread.
 
     These are parts of the program that a runtime records like its own calls.
@@ -404,7 +404,7 @@ class _Splitter:
         self.calls = launches(trace)
         self.waits = waiting_calls(trace, gaps.rows, gaps.calls)
         self.allocates = self.calls & named(trace, causes.ALLOCATES) & ~self.waits
-        self.program_calls = _program_calls(trace, self.calls)
+        self.program_calls = program_calls(trace, self.calls)
         self.crosses = self._crosses(step_begins)
         self.call_idle = np.zeros(len(trace.events), dtype=np.int64)
         self.call_inside = np.zeros(len(trace.events), dtype=np.int64)

@@ -105,6 +105,69 @@ def test_the_path_goes_through_work_of_another_stream(tmp_path: Path) -> None:
     assert result["work", "second"] == 50
 
 
+@pytest.mark.parametrize(("call", "us"), [("hipFree", 20), ("cudaGetDeviceProperties", 900)])
+def test_calls_that_allocate_or_take_long_are_on_the_path(
+    call: str, us: int, tmp_path: Path
+) -> None:
+    # GIVEN a program that frees memory, or makes a long call, before each kernel
+    program = Program()
+    for _ in range(3):
+        with program.within("aten::mm"):
+            program.call(call, us)
+            program.launch("kernel", 10)
+
+    # WHEN the path is found
+    result = times(found(program.trace(tmp_path)))
+
+    # THEN it goes through these calls
+    assert result["call", call] == 3 * us
+
+
+def test_a_thread_that_begins_to_wait_for_another_one(tmp_path: Path) -> None:
+    # GIVEN a thread that enters a function in which it waits for the calls of another thread
+    program = Program()
+    program.operator("aten::mm", us=5)
+    begin = program.now
+    program.work(1)
+    program.event("enter", "python_function", program.now - 1, program.now)
+    program.thread = 200
+    for _ in range(4):
+        program.work(10)
+        program.call("cudaMalloc", 300)
+    program.thread = 100
+    program.work(2)
+    program.event("run_backward", "python_function", begin, program.now)
+    program.operator("aten::relu", us=5)
+
+    # WHEN the path is found
+    result = times(found(program.trace(tmp_path)))
+
+    # THEN it goes through the calls of the other thread
+    assert result["call", "cudaMalloc"] == 4 * 300
+
+
+def test_threads_that_work_side_by_side_do_not_wait(tmp_path: Path) -> None:
+    # GIVEN a thread that runs operators while another one makes calls
+    program = Program()
+    program.operator("aten::mm", us=5)
+    begin = program.now
+    program.thread = 200
+    for _ in range(4):
+        program.call("cudaMalloc", 300)
+    program.thread = 100
+    end = program.now
+    for time in range(begin, end, 50):
+        program.event("aten::reshape", "cpu_op", time, time + 20)
+    program.work(40)
+    program.operator("aten::relu", us=5)
+
+    # WHEN the path is found
+    result = times(found(program.trace(tmp_path)))
+
+    # THEN it stays on the first thread
+    assert ("call", "cudaMalloc") not in result
+
+
 def test_the_host_determines_a_step_with_short_kernels(tmp_path: Path) -> None:
     program = Program()
     for _ in range(10):
