@@ -258,12 +258,18 @@ def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
             for name in [*trace.categories, ""]
         ]
     )
-    rows = np.flatnonzero(on_stream & works[events.category] & (kind == NOT_DEVICE))
+    works_there: Mask = works[events.category] & (kind == NOT_DEVICE)
     kernels: Mask = np.zeros(len(events), dtype=np.bool_)
+    rows = np.flatnonzero(on_stream & works_there)
     if len(rows) == 0:
         return kernels
     hosts = np.unique(events.pid[trace.rows_of(_ON_HOST)])
     rows = rows[~np.isin(events.pid[rows], hosts)]
+    # Other tracks of the device, such as that of its DMA engine, have the same category.
+    beside = works_there & np.isin(events.pid, np.unique(events.pid[rows]))
+    categories = [c for c in np.unique(events.category[rows]).tolist() if trace.categories[c]]
+    beside &= np.isin(events.category, categories)
+    rows = np.union1d(rows, np.flatnonzero(beside))
     names, of = np.unique(events.name[rows], return_inverse=True)
     copies = np.array([_COPIES.search(trace.names[code]) is not None for code in names], np.bool_)
     marks = [_STREAM_EVENTS.search(trace.names[code]) is not None for code in names]

@@ -19,7 +19,7 @@ from stagespan.trace.analyses.idle import Idle
 from stagespan.trace.analyses.launches import Launches
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
-from stagespan.trace.derived.device import COMPUTE, COPY, device_work
+from stagespan.trace.derived.device import COMPUTE, COPY, NOT_DEVICE, device_work
 from stagespan.trace.result import Evidence, Finding, without_repeats
 
 US, MS = 1_000, 1_000_000
@@ -340,6 +340,23 @@ def test_a_process_with_streams_is_a_device(names: dict[str, str], tmp_path: Pat
     assert (use.span_ns, use.busy_ns, use.copy_ns) == (170 * US, 160 * US, 20 * US)
     assert use.without_launch == 1
     assert isinstance(analyze(trace, ["launches"]).results["launches"], Launches)
+
+
+def test_tracks_beside_the_streams_of_a_device_are_its_work(tmp_path: Path) -> None:
+    # GIVEN a device with a stream, and a track of its DMA engine
+    base: dict[str, Any] = {"ph": "X", "cat": "mtia_ccp_events", "pid": 17}
+    events = [
+        base | {"name": "pe_exe", "tid": 3, "ts": 100, "dur": 50, "args": {"stream": 3}},
+        base | {"name": "dma_request", "tid": 801, "ts": 200, "dur": 20},
+        base | {"name": "memory", "tid": 802, "ts": 250, "dur": 20, "cat": "mtia_ccp_sync"},
+        base | {"name": "note", "tid": 802, "ts": 280, "dur": 20, "cat": ""},
+    ]
+    path = tmp_path / "tracks.json"
+    path.write_text(json.dumps(events))
+    # WHEN device work is looked for
+    work = device_work(read_trace(path))
+    # THEN that of the engine is included, and events of another category are not
+    assert work.kind.tolist() == [COMPUTE, COPY, NOT_DEVICE, NOT_DEVICE]
 
 
 def test_events_of_the_host_with_a_stream_are_not_a_device(tmp_path: Path) -> None:
