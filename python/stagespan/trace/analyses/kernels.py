@@ -580,6 +580,9 @@ _COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call Compi
 _SINGLE = re.compile(
     r"(?:^|_)(?:volta|turing|ampere|hopper|sm[789]\d)_s(?:gemm|cudnn)_|cutlass_[789]\d_simt_sgemm"
     r"|^sm\d+_xmma_gemm_f32f32_f32f32_f32"
+    # cuDNN's own kernels, whose first types are those of the operands.
+    r"|(?:dgrad|wgrad)\w*_engine<float,|implicit_convolve_sgemm<float, float"
+    r"|winograd\w*<float, float"
 )
 
 

@@ -160,6 +160,24 @@ def test_convolutions_in_single_precision_on_a_device_for_half(tmp_path: Path) -
     assert "set_float32_matmul_precision" not in finding.sentence
 
 
+@pytest.mark.parametrize(
+    "kernel",
+    ["void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int)",
+     "void wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>(int, int, int)",
+     "void implicit_convolve_sgemm<float, float, 1024, 6, 7, 3, 3, 5, 1, false>(int, int)"],
+)  # fmt: skip
+def test_convolutions_of_floats_are_in_single_precision(kernel: str, tmp_path: Path) -> None:
+    # GIVEN kernels of cuDNN that name the type of their operands, in floats and in halves
+    program = Program()
+    run(program, kernel, 90, 40, "aten::cudnn_convolution")
+    run(program, kernel.replace("float", "__half"), 90, 30, "aten::cudnn_convolution")
+    # WHEN the kernels are analysed
+    found = findings_of(program.trace(tmp_path))
+    # THEN only those in floats are in single precision
+    (finding,) = [each for each in found if each.code == "kernels.single_precision"]
+    assert finding.numbers["time_ns"] == 40 * 90_000
+
+
 def test_tens_of_thousands_of_tiny_kernels(tmp_path: Path) -> None:
     # GIVEN 12,000 kernels of 2 µs, launched one by one
     program = Program()
