@@ -31,6 +31,7 @@ settings.load_profile("stagespan")
 
 # Variables that are set in the user's shell do not reach a test, and no test downloads anything.
 _OWN = {
+    "STAGESPAN_CLAIMS",
     "STAGESPAN_TEST_FULL",
     "STAGESPAN_TEST_WHEEL",
     "STAGESPAN_TRACES",

@@ -1,0 +1,307 @@
+"""Checks of findings: the figures of each, its evidence, and what it would gain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from claims import RIGHT, UNCHECKED, WRONG, Claim, Page, _is, check
+from raw_trace import Event, clipped, length, names_matching
+
+_UNITS = {"µs": 1.0, "ms": 1e3, "s": 1e6}
+_AMOUNT = re.compile(r"(?<![\w#.])(\d[\d,]*(?:\.\d+)?) (µs|ms|s)\b(?! ?\))|(\d[\d,]*\.\d) %")
+
+Found = dict[str, tuple[float, float]]
+"""What a script finds for a finding: by the key of its figure, the value and the tolerance."""
+OfFinding = Callable[[Page, dict[str, Any]], Found]
+_BY_CODE: dict[str, OfFinding] = {}
+
+
+def of(*codes: str) -> Callable[[OfFinding], OfFinding]:
+    """Register a script for findings by their codes."""
+
+    def add(function: OfFinding) -> OfFinding:
+        _BY_CODE.update(dict.fromkeys(codes, function))
+        return function
+
+    return add
+
+
+def _events(page: Page) -> list[list[Event]]:
+    """Return the device's events in the ranges that a page may refer to."""
+    raw = page.raw
+    ranges = [raw.device]
+    if page.base is not None:
+        begin, end = page.base
+        ranges.append([each for each in raw.device if begin <= each.begin and each.end <= end])
+        ranges.append([each for each in raw.device if each.begin < end and each.end > begin])
+    if raw.marks:
+        ranges.append(raw.launched_between(raw.marks[0].begin, raw.marks[-1].end))
+    return ranges
+
+
+def _sum_of(
+    page: Page, finding: dict[str, Any], chosen: Callable[[Event], bool], count: str | None
+) -> Found:
+    """Return time and number of the chosen device events, in the range that fits best."""
+    told = finding["figures"]["time_us"]
+    best: tuple[float, float, int] | None = None
+    for events in _events(page):
+        times = [each.duration for each in events if chosen(each)]
+        total = sum(times) / 1000
+        all_us = sum(each.duration for each in events) / 1000
+        if best is None or abs(total - told) < abs(best[0] - told):
+            best = total, all_us, len(times)
+    assert best is not None
+    total, all_us, number = best
+    found: Found = {"time_us": (total, 0.01)}
+    if all_us:
+        found["percent"] = (100 * total / all_us, 0.1)
+    if count is not None:
+        found[count] = (number, 0)
+    return found
+
+
+@of("device_use.exposed_communication", "device_use.exposed_copies")
+def _exposed(page: Page, finding: dict[str, Any]) -> Found:
+    assert page.base is not None
+    begin, end = page.base
+    raw = page.raw
+
+    def time(*kinds: str) -> float:
+        return length(clipped(raw.intervals(*kinds), begin, end)) / 1000
+
+    if finding["code"].endswith("communication"):
+        own = time("communication")
+        exposed = time("compute", "communication") - time("compute")
+    else:
+        own, exposed = time("copy"), time() - time("compute", "communication")
+    return {
+        "time_us": (exposed, 0.01),
+        "percent": (100 * exposed / ((end - begin) / 1000), 0.01),
+        "hidden_percent": (100 * (1 - exposed / own), 0.01),
+        "whole_us": ((end - begin) / 1000, 0.01),
+    }
+
+
+@of("kernels.attention_in_parts")
+def _attention(page: Page, finding: dict[str, Any]) -> Found:
+    found = _sum_of(page, finding, lambda e: "softmax" in e.name.lower(), "kernels")
+
+    def is_product(event: Event) -> bool:
+        operator = page.raw.operator(event)
+        return operator is not None and operator.name in ("aten::bmm", "aten::baddbmm")
+
+    told = {"figures": {"time_us": finding["figures"]["products_us"]}}
+    products = _sum_of(page, told, lambda e: is_product(e) and page.raw.is_kernel(e), None)
+    found["products_us"] = products["time_us"]
+    found["products_percent"] = products["percent"]
+    return found
+
+
+@of("kernels.dominant")
+def _dominant(page: Page, finding: dict[str, Any]) -> Found:
+    times: dict[str, float] = {}
+    for each in page.raw.device:
+        if page.raw.is_kernel(each) and page.raw.kind(each) == "compute":
+            times[each.name] = times.get(each.name, 0.0) + each.duration / 1000
+    longest = max(times, key=lambda name: times[name])
+    return _sum_of(page, finding, lambda each: each.name == longest, "launches")
+
+
+@of("kernels.layout")
+def _layout(page: Page, finding: dict[str, Any]) -> Found:
+    layout = names_matching(
+        r"batched_transpose|nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw", page.raw.device
+    )
+    return _sum_of(page, finding, lambda each: each.name in layout, "kernels")
+
+
+@of("kernels.single_precision")
+def _single_precision(page: Page, finding: dict[str, Any]) -> Found:
+    products = names_matching(
+        r"gemm|scudnn|xmma|gemv|conv|dgrad|wgrad|fprop|winograd", page.raw.device
+    ) - names_matching(
+        r"hgemm|igemm|tensorop|s1688|s884|_bf16|_fp16|f16|half|hcudnn|h884|h1688|i8|dgemm"
+        r"|nchwto|nhwcto|transpose|tf32|bn_|bfloat|convert|elementwise|scal_|add_tensor"
+        r"|reduce|generate|offset",
+        page.raw.device,
+    )
+    found = _sum_of(page, finding, lambda each: each.name in products, None)
+    # Names of products are a convention of the library, so a few kernels may be missed.
+    return {"time_us": (found["time_us"][0], 0.05 * found["time_us"][0])}
+
+
+@of("kernels.memory_bound")
+def _memory_bound(page: Page, finding: dict[str, Any]) -> Found:
+    light = names_matching(".", [e for e in page.raw.device if page.raw.is_kernel(e)])
+    light -= names_matching(
+        r"gemm|conv|fprop|dgrad|wgrad|winograd|scudnn|hcudnn|flash|fmha|attn|nccl|rccl|nvjet|cijk"
+        r"|xmma|matmul|splitk|im2col|gemv|dot_kernel|cublas|igemm_",
+        page.raw.device,
+    ) - names_matching("elementwise|norm|bn_", page.raw.device)
+    found = _sum_of(page, finding, lambda each: each.name in light, None)
+    return {"time_us": (found["time_us"][0], 0.15 * found["time_us"][0])}
+
+
+@of("rates.unaligned")
+def _unaligned(page: Page, finding: dict[str, Any]) -> Found:
+    size = re.search(r"because ([\d,]+) is not a multiple of (\d+)", finding["sentence"])
+    if size is None:
+        return {}
+    number = int(size[1].replace(",", ""))
+    assert number % int(size[2]) != 0
+
+    def has_size(event: Event) -> bool:
+        operator = page.raw.operator(event)
+        if operator is None or not re.match(r"aten::(?:b?mm|baddbmm|addmm)$", operator.name):
+            return False
+        return page.raw.is_kernel(event) and str(number) in re.findall(
+            r"\d+", str(operator.arguments.get("Input Dims"))
+        )
+
+    found = _sum_of(page, finding, has_size, None)
+    # Only those with a low rate are counted.
+    return {"least": (finding["figures"]["time_us"], max(found["time_us"][0] * 0.01, 0.01))} if (
+        finding["figures"]["time_us"] <= found["time_us"][0] + 0.01
+    ) else found  # fmt: skip
+
+
+@of("steps.before_device")
+def _before_device(page: Page, finding: dict[str, Any]) -> Found:
+    raw = page.raw
+    times = []
+    for begin, end in raw.steps:
+        launched = [raw.launch_begin(e) for e in raw.launched_between(begin, end)]
+        if launched:
+            times.append(min(launched) - begin)
+    return {"time_us": (sum(times) / 1000, 0.01)}
+
+
+@of("steps.outlier")
+def _outlier(page: Page, finding: dict[str, Any]) -> Found:
+    name = finding["sentence"].partition(" ")[0]
+    lengths = {
+        mark.name: end - begin
+        for mark, (begin, end) in zip(page.raw.marks, page.raw.steps, strict=True)
+    }
+    if name not in lengths:
+        return {}
+    ordered = sorted(lengths.values())
+    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return {"step_us": (lengths[name] / 1000, 0.001), "median_us": (middle / 1000, 0.001)}
+
+
+def _idle(page: Page, finding: dict[str, Any]) -> Found:
+    """Return the whole, the share, and, for findings of one cause, its part of the verdict."""
+    told = page.told["verdict"]
+    whole = told["whole_us"]
+    time = finding["figures"]["time_us"]
+    found: Found = {"whole_us": (whole, 0.01), "percent": (100 * time / whole, 0.01)}
+    cause = {"memory_allocation": "memory_allocation", "unexplained": "not_traced"}.get(
+        finding["code"].partition(".")[2], finding["code"].partition(".")[2]
+    )
+    if cause in told["parts_us"]:
+        # A part of it can be in the finding about the start of the program.
+        start_up = sum(
+            each["figures"]["time_us"]
+            for each in page.told["findings"]
+            if each["code"] == "idle.start_up"
+        )
+        part = told["parts_us"][cause]
+        found["time_us"] = (part - start_up / 2, start_up / 2 + 0.01)
+    if "median_kernel_us" in finding["figures"]:
+        best = None
+        for events in _events(page):
+            times = sorted(e.duration for e in events if page.raw.is_kernel(e))
+            if times:
+                middle = (times[(len(times) - 1) // 2] + times[len(times) // 2]) / 2000
+                aim = finding["figures"]["median_kernel_us"]
+                if best is None or abs(middle - aim) < abs(best - aim):
+                    best = middle
+        if best is not None:
+            found["median_kernel_us"] = (best, 0.001)
+    return found
+
+
+@check("findings")
+def findings(page: Page) -> Iterator[Claim]:
+    """The figures of each finding that a script can find in the raw events."""
+    for finding in page.told["findings"]:
+        code = finding["code"]
+        script = _BY_CODE.get(code, _idle if code.startswith("idle.") else None)
+        kind = f"finding {code}"
+        if script is None or len(page.raw.devices) > 1:
+            yield Claim(kind, finding["sentence"][:80], "", UNCHECKED)
+            continue
+        found = script(page, finding)
+        if not found:
+            yield Claim(kind, finding["sentence"][:80], "", UNCHECKED)
+        for key, (value, within) in found.items():
+            if key == "least":
+                yield Claim(kind, f"time_us: {value:,.3f}", "within the time of all", RIGHT)
+            elif key in finding["figures"]:
+                yield _is(kind, key, finding["figures"][key], value, within)
+
+
+@check("sentences")
+def sentences(page: Page) -> Iterator[Claim]:
+    """Each time and share in a sentence is a figure of its finding, rounded as it is printed."""
+    for finding in page.told["findings"]:
+        figures = [value for value in finding["figures"].values() if value is not None]
+        if finding["gain"] is not None:
+            figures.append(finding["gain"]["time_us"])
+        for match in _AMOUNT.finditer(finding["sentence"]):
+            if match[3] is not None:
+                value, scale, digits = float(match[3].replace(",", "")), 1.0, 1
+            else:
+                value, scale = float(match[1].replace(",", "")), _UNITS[match[2]]
+                digits = len(match[1].partition(".")[2])
+            same = any(abs(value - figure / scale) <= 0.5001 * 10**-digits for figure in figures)
+            state = RIGHT if same else UNCHECKED
+            yield Claim("sentences", f"{finding['code']}: {match[0]}", "", state)
+
+
+@check("evidence")
+def evidence(page: Page) -> Iterator[Claim]:
+    """Each piece of evidence with a time and a duration is an event or a gap of the trace."""
+    raw = page.raw
+    events: dict[tuple[int, int], str] = {}
+    for each in raw.events:
+        events[each.begin, each.duration] = each.name
+    begins = {each.begin for each in raw.events}
+    gaps = [(gap.begin, gap.end) for gap in raw.gaps]
+    for finding in page.told["findings"]:
+        for each in finding["evidence"]:
+            if each["time_us"] is None or each["unit"] != "us" or each["figure"] is None:
+                continue
+            begin, time = round(each["time_us"] * 1000), round(each["figure"] * 1000)
+            is_gap = any(first <= begin and begin + time <= last for first, last in gaps)
+            if (begin, time) in events or is_gap:
+                state = RIGHT
+            else:
+                # A part of a gap, or of an event: the rest of it belongs to another cause.
+                state = UNCHECKED if begin in begins else WRONG
+            text = f"{finding['code']}: {each['event'][:50]} at {begin}: {time}"
+            yield Claim("evidence", text, "", state)
+
+
+@check("gains")
+def gains(page: Page) -> Iterator[Claim]:
+    """No gain is more than the time that its finding is about, or than the whole."""
+    told = page.told["verdict"]
+    for finding in page.told["findings"]:
+        gain = finding["gain"]
+        if gain is None:
+            continue
+        time = finding["figures"].get("time_us")
+        most = min(told["whole_us"], told["whole_us"] if time is None else time)
+        state = RIGHT if gain["time_us"] <= most + 0.01 else WRONG
+        yield Claim("gains", f"{finding['code']}: {gain['time_us']:,.3f}", f"{most:,.3f}", state)
+        if finding["code"].startswith("kernels.") and page.base is not None:
+            inside = length(clipped(page.raw.intervals(), *page.base)) / 1000
+            state = RIGHT if gain["time_us"] <= inside + 0.01 else WRONG
+            yield Claim(
+                "gains", f"{finding['code']}: {gain['time_us']:,.3f}", f"{inside:,.3f}", state
+            )
