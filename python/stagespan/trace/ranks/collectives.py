@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 
 from stagespan.trace.ascend import communication
 from stagespan.trace.ascend.steps import intervals_of_kernels
-from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work, launch_of
-from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.kernel_kinds import COLLECTIVE
+from stagespan.trace.derived.device import launch_of
 from stagespan.trace.derived.step_ranges import step_ranges
-from stagespan.trace.derived.threads import ThreadIndex, named
-from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.rates.collectives import argument_of, bytes_in, members, op_of, work_of
 from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -25,39 +22,14 @@ from stagespan.trace.read.model import Trace
 MOST_COLLECTIVES = 5_000
 """The number of collectives kept for each rank, so that a worker's result stays small."""
 
-_OPS = (
-    ("all_reduce", r"all_?reduce"),
-    ("all_gather", r"all_?gather"),
-    ("reduce_scatter", r"reduce_?scatter"),
-    ("all_to_all", r"all_?to_?all"),
-    ("broadcast", r"broadcast"),
-    ("barrier", r"barrier"),
-    ("send_recv", r"send_?recv"),
-    ("send", r"(?:^|:|_)i?send"),
-    ("recv", r"(?:^|:|_)i?recv"),
-    ("gather", r"gather"),
-    ("scatter", r"scatter"),
-    ("reduce", r"reduce"),
-)
-_COMPILED = tuple((op, re.compile(pattern, re.IGNORECASE)) for op, pattern in _OPS)
 TOGETHER = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send_recv"}
 )
 """Operations that end on all ranks at about the same time, after all ranks have arrived."""
 BETWEEN_TWO = frozenset({"send", "recv"})
 """Operations between two ranks."""
-_SIZES = {
-    **dict.fromkeys(("float", "int", "int32", "float32", "uint32"), 4),
-    **dict.fromkeys(("double", "long", "int64", "float64", "complexfloat", "uint64"), 8),
-    **dict.fromkeys(("half", "bfloat16", "short", "float16", "int16"), 2),
-    **dict.fromkeys(("byte", "char", "bool", "int8", "uint8"), 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
-}
-"""Bytes of an element, by the name of its type in lower case."""
 # `hcom_allReduce__586_0_1`: the 0th of group 586.
 ASCEND_GROUP = re.compile(r"^hcom_[A-Za-z]+__(\d+)_\d+_")
-_ON_HOST = re.compile(r"^(?:gloo|mpi|ucc|xccl):", re.IGNORECASE)
-_WAITS = re.compile(rf"^{COLLECTIVE}|^record_param_comms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,34 +68,12 @@ class Collectives:
         return len(self.begin_ns)
 
 
-def op_of(name: str) -> str:
-    """The collective in the name of a kernel, an annotation, or a record of the profiler."""
-    return next((op for op, pattern in _COMPILED if pattern.search(name)), "other")
-
-
 def _ops(names: Sequence[str]) -> tuple[list[str], NDArray[np.int32]]:
     """The different operations in names of collectives, and the index of each name's operation."""
     of_name = {name: op_of(name) for name in set(names)}
     known: dict[str, int] = {}
     codes = [known.setdefault(of_name[name], len(known)) for name in names]
     return list(known), np.array(codes, dtype=np.int32)
-
-
-def work_of(trace: Trace) -> tuple[Rows, Rows]:
-    """The events that communicate, sorted by begin, and the events that compute.
-
-    They are events of the device, or of the host if no device runs a collective.
-    """
-    events, kind = trace.events, device_work(trace).kind
-    rows = np.flatnonzero(kind == COMMUNICATION)
-    if len(rows):
-        computing = np.flatnonzero(kind == COMPUTE)
-    else:
-        marks = trace.rows_of(["user_annotation", "cpu_op"])
-        rows = _outermost(trace, np.flatnonzero(marks & named(trace, _ON_HOST)))
-        idle = named(trace, _WAITS) | named(trace, MARKS)
-        computing = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~idle)
-    return rows[np.lexsort((events.end_ns[rows], events.begin_ns[rows]))], computing
 
 
 def collectives(
@@ -137,13 +87,13 @@ def collectives(
     every, computing = work_of(trace)
     left_out = max(0, len(every) - MOST_COLLECTIVES)
     rows = every[:MOST_COLLECTIVES]
-    group, groups = _argument(trace, rows, "Process Group Name")
+    group, groups = argument_of(trace, rows, "Process Group Name")
     has_groups = bool(groups)
     if not has_groups:
         group, groups = _groups_in_names(trace, rows)
     names = [trace.names[code] for code in events.name[rows].tolist()]
     if has_groups:
-        written, texts = _argument(trace, rows, "Collective name")
+        written, texts = argument_of(trace, rows, "Collective name")
         pairs = zip(written.tolist(), names, strict=True)
         names = [texts[code] if code >= 0 else name for code, name in pairs]
     ops, op = _ops(names)
@@ -157,8 +107,8 @@ def collectives(
         op=op,
         groups=["", *groups],
         group=(group + 1).astype(np.int32),
-        bytes_in=_bytes_in(trace, rows),
-        members=_number(trace, rows, "Group size"),
+        bytes_in=bytes_in(trace, rows),
+        members=members(trace, rows),
         begin_ns=begin,
         end_ns=events.end_ns[rows],
         computed_ns=computes.within(since, begin),
@@ -201,7 +151,7 @@ def _steps(trace: Trace, rows: Rows) -> Numbers:
 
 
 def _groups_in_names(trace: Trace, rows: Rows) -> tuple[Numbers, list[str]]:
-    """The groups in Ascend's names of collectives, in the form that `_argument` returns."""
+    """The groups in Ascend's names of collectives, in the form that `argument_of` returns."""
     known: dict[str, int] = {}
     of_name = {}
     for code in np.unique(trace.events.name[rows]).tolist():
@@ -209,52 +159,6 @@ def _groups_in_names(trace: Trace, rows: Rows) -> tuple[Numbers, list[str]]:
         of_name[code] = -1 if found is None else known.setdefault(found[1], len(known))
     codes = [of_name[code] for code in trace.events.name[rows].tolist()]
     return np.array(codes, dtype=np.int64), list(known)
-
-
-def _bytes_in(trace: Trace, rows: Rows) -> Numbers:
-    elements = _number(trace, rows, "In msg nelems")
-    code, types = _argument(trace, rows, "dtype")
-    size = np.array([*(_SIZES.get(each.lower(), -1) for each in types), -1], dtype=np.int64)[code]
-    return np.where((elements >= 0) & (size > 0), elements * size, -1)
-
-
-def _number(trace: Trace, rows: Rows, key: str) -> Numbers:
-    """The numeric argument of each row; -1 for rows without it."""
-    values = np.full(len(rows), -1, dtype=np.int64)
-    found = trace.argument(key) if len(rows) else None
-    if found is not None and found.numbers is not None:
-        at, hit = _looked_up(found.rows, rows)
-        values[hit] = found.numbers[at[hit]].astype(np.int64)
-    return values
-
-
-def _outermost(trace: Trace, rows: Rows) -> Rows:
-    """The rows that are not within another one, as a host's collective can be marked twice."""
-    index = ThreadIndex(trace, rows)
-    if len(rows) == 0 or not index.fits:
-        return rows
-    nesting = Nesting.of(trace, index.axis, rows, index.of[0])
-    return nesting.rows[nesting.parent < 0]
-
-
-def _argument(trace: Trace, rows: Rows, key: str) -> tuple[Numbers, list[str]]:
-    """The code of each row's argument (-1 for rows without it), and the texts."""
-    found = trace.argument(key) if len(rows) else None
-    codes = np.full(len(rows), -1, dtype=np.int64)
-    if found is None:
-        return codes, []
-    at, hit = _looked_up(found.rows, rows)
-    if found.numbers is None:
-        codes[hit] = found.codes[at[hit]]
-        return codes, found.texts
-    values, code = np.unique(found.numbers, return_inverse=True)
-    codes[hit] = code.reshape(-1)[at[hit]]
-    return codes, [str(value) for value in values.tolist()]
-
-
-def _looked_up(known: Numbers, rows: Rows) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    at = np.minimum(np.searchsorted(known, rows), len(known) - 1)
-    return at, known[at] == rows
 
 
 # --- Collectives of Ascend folders without a trace ---

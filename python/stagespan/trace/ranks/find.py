@@ -13,6 +13,7 @@ import msgspec
 
 from stagespan.errors import TraceError
 from stagespan.trace.ascend.folder import MATRIX_JSON, is_ascend_folder
+from stagespan.trace.rates.collectives import distributed_info
 from stagespan.trace.read.model import Trace
 
 _ENDINGS = (".json", ".json.gz")
@@ -154,23 +155,6 @@ def ranks_by_place(paths: Sequence[Path]) -> tuple[dict[Path, int], list[str]]:
         for path, place in places.items()
     }
     return ranks, used
-
-
-def distributed_info(trace: Trace) -> dict[str, object]:
-    """Return the trace's `distributedInfo`, which some versions write as a string.
-
-    The traces of `stagespan dump` have the same facts in `otherData`.
-    """
-    info = trace.metadata.get("distributedInfo")
-    other = trace.metadata.get("otherData")
-    if info is None and isinstance(other, dict):
-        info = other.get("stagespan")
-    if isinstance(info, str):
-        rank = re.search(r"['\"]rank['\"]:\s*(\d{1,9})\b", info)
-        world = re.search(r"['\"]world_size['\"]:\s*(\d{1,9})\b", info)
-        found = {"rank": rank, "world_size": world}
-        return {key: int(match[1]) for key, match in found.items() if match}
-    return info if isinstance(info, dict) else {}
 
 
 # --- The size of the job ---

@@ -32,10 +32,10 @@ from stagespan.trace.ranks.collectives import (
     collectives,
     collectives_of_files,
     transits,
-    work_of,
 )
 from stagespan.trace.ranks.find import least_ranks, rank_of, world_size_of
 from stagespan.trace.ranks.stages import StageRuns
+from stagespan.trace.rates.collectives import work_of
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Cover, exclusive

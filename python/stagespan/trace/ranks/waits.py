@@ -18,6 +18,7 @@ from stagespan.trace.ranks.match import (
     window_begin_ns,
 )
 from stagespan.trace.ranks.summary import RankSummary
+from stagespan.trace.rates.collectives import bus_bytes
 
 BEFORE, COMPUTING, OTHER_COLLECTIVES, HOST, NOT_KNOWN = (
     "before_the_traces",
@@ -402,21 +403,6 @@ def by_op(
     for each in instances:
         found.setdefault((each.op, each.group), []).append(each)
     return dict(sorted(found.items(), key=lambda item: -sum(each.lost_ns for each in item[1])))
-
-
-def bus_bytes(op: str, bytes_in: int, members: int) -> float | None:
-    """Bytes over each rank's link, counted as in NCCL's tests; None if unknown."""
-    if bytes_in < 0 or members < 2:
-        return None
-    factor = {
-        "all_reduce": 2 * (members - 1) / members,
-        "reduce_scatter": (members - 1) / members,
-        "all_to_all": (members - 1) / members,
-        "all_gather": float(members - 1),
-        "broadcast": 1.0,
-        "reduce": 1.0,
-    }.get(op)
-    return None if factor is None else factor * bytes_in
 
 
 def bus_speed(instances: Sequence[CollectiveInstance]) -> float | None:

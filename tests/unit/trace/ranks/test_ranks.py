@@ -13,7 +13,8 @@ from stagespan.text.amounts import in_words
 from stagespan.trace import read_trace
 from stagespan.trace.analyses import verdict
 from stagespan.trace.ranks.job import chance_of_being_last
-from stagespan.trace.ranks.waits import BEFORE, REASONS, bus_bytes
+from stagespan.trace.ranks.waits import BEFORE, REASONS
+from stagespan.trace.rates.collectives import bus_bytes
 
 
 def test_clocks_are_aligned_by_ends_of_collectives(tmp_path: Path) -> None:

@@ -1,0 +1,249 @@
+"""Collectives: their operation, algorithm, bytes and ranks, and what each link carries."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work, launch_of
+from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS
+from stagespan.trace.derived.kernel_kinds import COLLECTIVE
+from stagespan.trace.derived.threads import ThreadIndex, named
+from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.rates.calls import CostUnknownError, call_of
+from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
+
+_OPS = (
+    ("all_reduce", r"all_?reduce"),
+    ("all_gather", r"all_?gather"),
+    ("reduce_scatter", r"reduce_?scatter"),
+    ("all_to_all", r"all_?to_?all"),
+    ("broadcast", r"broadcast"),
+    ("barrier", r"barrier"),
+    ("send_recv", r"send_?recv"),
+    ("send", r"(?:^|:|_)i?send"),
+    ("recv", r"(?:^|:|_)i?recv"),
+    ("gather", r"gather"),
+    ("scatter", r"scatter"),
+    ("reduce", r"reduce"),
+)
+_COMPILED = tuple((op, re.compile(pattern, re.IGNORECASE)) for op, pattern in _OPS)
+_SIZES = {
+    **dict.fromkeys(("float", "int", "int32", "float32", "uint32"), 4),
+    **dict.fromkeys(("double", "long", "int64", "float64", "complexfloat", "uint64"), 8),
+    **dict.fromkeys(("half", "bfloat16", "short", "float16", "int16"), 2),
+    **dict.fromkeys(("byte", "char", "bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+}
+"""Bytes of an element, by the name of its type in lower case."""
+_MOST_MEMBERS = 10_000_000
+_ON_HOST = re.compile(r"^(?:gloo|mpi|ucc|xccl):", re.IGNORECASE)
+_WAITS = re.compile(rf"^{COLLECTIVE}|^record_param_comms")
+_ALGORITHM = re.compile(r"_(RING|TREE|COLLNET_DIRECT|COLLNET_CHAIN|NVLS|NVLS_TREE|PAT)(?=_|\()")
+_PROTOCOL = re.compile(r"_(LL128|LL|SIMPLE)(?![A-Za-z0-9])", re.IGNORECASE)
+
+
+def op_of(name: str) -> str:
+    """The collective in the name of a kernel, an annotation, or a record of the profiler."""
+    return next((op for op, pattern in _COMPILED if pattern.search(name)), "other")
+
+
+def work_of(trace: Trace) -> tuple[Rows, Rows]:
+    """The events that communicate, sorted by begin, and the events that compute.
+
+    They are events of the device, or of the host if no device runs a collective.
+    """
+    events, kind = trace.events, device_work(trace).kind
+    rows = np.flatnonzero(kind == COMMUNICATION)
+    if len(rows):
+        computing = np.flatnonzero(kind == COMPUTE)
+    else:
+        marks = trace.rows_of(["user_annotation", "cpu_op"])
+        rows = _outermost(trace, np.flatnonzero(marks & named(trace, _ON_HOST)))
+        idle = named(trace, _WAITS) | named(trace, MARKS)
+        computing = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~idle)
+    return rows[np.lexsort((events.end_ns[rows], events.begin_ns[rows]))], computing
+
+
+def _outermost(trace: Trace, rows: Rows) -> Rows:
+    """The rows that are not within another one, as a host's collective can be marked twice."""
+    index = ThreadIndex(trace, rows)
+    if len(rows) == 0 or not index.fits:
+        return rows
+    nesting = Nesting.of(trace, index.axis, rows, index.of[0])
+    return nesting.rows[nesting.parent < 0]
+
+
+def algorithm_of(kernel: str) -> str | None:
+    """The algorithm and protocol in the name of a kernel of NCCL or RCCL, such as "RING_LL".
+
+    None if the name does not contain them. NCCL 2.20 and later chooses the algorithm within a
+    kernel, so its names contain it only for some.
+    """
+    algorithm, protocol = _ALGORITHM.search(kernel), _PROTOCOL.search(kernel)
+    if algorithm is None:
+        return None
+    return f"{algorithm[1]}_{protocol[1].upper()}" if protocol else algorithm[1]
+
+
+def bytes_in(trace: Trace, rows: Rows) -> Numbers:
+    """The bytes of each collective's input on this rank; -1 if the trace does not contain them.
+
+    They are arguments of a kernel with newer versions of torch. Otherwise they follow from the
+    shapes of the annotation around its launch, or of the collective itself on a host.
+    """
+    elements = number_of(trace, rows, "In msg nelems")
+    code, types = argument_of(trace, rows, "dtype")
+    size = np.array([*(_SIZES.get(each.lower(), -1) for each in types), -1], dtype=np.int64)[code]
+    found = np.where((elements >= 0) & (size > 0), elements * size, -1)
+    missing = np.flatnonzero(found < 0)
+    if len(missing):
+        found[missing] = _bytes_of_shapes(trace, annotations_of(trace, rows[missing]))
+    return found
+
+
+def annotations_of(trace: Trace, rows: Rows) -> Rows:
+    """The annotation of the host (`nccl:all_reduce`) of each collective, or -1."""
+    events = trace.events
+    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, COMMUNICATES)
+    calls = launch_of(trace, rows)
+    found = np.where(marks[rows], rows, -1)
+    chosen, known = np.flatnonzero(marks), np.flatnonzero((calls >= 0) & (found < 0))
+    index = ThreadIndex(trace, chosen, calls[known])
+    if len(chosen) == 0 or len(known) == 0 or not index.fits:
+        return found
+    nesting = Nesting.of(trace, index.axis, chosen, index.of[0])
+    around = nesting.at(index.axis.place(index.of[1], events.begin_ns[calls[known]]))
+    # `record_param_comms` has shapes of its arguments, which are not those of the message.
+    named_so = named(trace, _WITH_SHAPES)[nesting.rows]
+    around = np.where(around >= 0, nesting.first_around(named_so)[around], -1)
+    found[known] = np.where(around >= 0, nesting.rows[around], -1)
+    return found
+
+
+_WITH_SHAPES = re.compile(rf"^{COLLECTIVE}")
+
+
+def _bytes_of_shapes(trace: Trace, rows: Rows) -> Numbers:
+    dims, shapes = argument_of(trace, rows, "Input Dims")
+    types, names = argument_of(trace, rows, "Input type")
+    dims, types = np.where(rows >= 0, dims, -1), np.where(rows >= 0, types, -1)
+    known: dict[tuple[int, int], int] = {}
+    found = []
+    for pair in zip(dims.tolist(), types.tolist(), strict=True):
+        if pair not in known:
+            known[pair] = -1 if min(pair) < 0 else _bytes_of(shapes[pair[0]], names[pair[1]])
+        found.append(known[pair])
+    return np.array(found, dtype=np.int64)
+
+
+def _bytes_of(shapes: str, types: str) -> int:
+    call = call_of("", shapes, types, "", "")
+    tensors = [] if call is None else call.all_tensors()
+    try:
+        return int(sum(each.bytes for each in tensors)) if tensors else -1
+    except CostUnknownError:
+        return -1
+
+
+def members(trace: Trace, rows: Rows) -> Numbers:
+    """The number of ranks in each collective's group; -1 if the trace does not contain it."""
+    found = number_of(trace, rows, "Group size")
+    sizes = group_sizes(trace)
+    if not sizes or not (found < 0).any():
+        return found
+    several = {size for size in sizes.values() if size > 1}
+    only = several.pop() if len(several) == 1 else -1
+    code, names = argument_of(trace, rows, "Process Group Name")
+    of_name = np.array([*(sizes.get(each, -1) for each in names), only], dtype=np.int64)
+    return np.where(found < 0, of_name[code], found)
+
+
+@once
+def group_sizes(trace: Trace) -> dict[str, int]:
+    """The sizes of the process groups by name, from `distributedInfo`; empty if unknown."""
+    config = distributed_info(trace).get("pg_config")
+    if isinstance(config, str):
+        try:
+            config = msgspec.json.decode(config)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return {}
+    groups = [each for each in config if isinstance(each, dict)] if isinstance(config, list) else []
+    found = {}
+    for each in groups:
+        name, size = each.get("pg_name"), each.get("pg_size")
+        if isinstance(name, str) and type(size) is int and 0 < size <= _MOST_MEMBERS:
+            found[name] = size
+    return found
+
+
+def distributed_info(trace: Trace) -> dict[str, object]:
+    """Return the trace's `distributedInfo`, which some versions write as a string.
+
+    The traces of `stagespan dump` have the same facts in `otherData`.
+    """
+    info = trace.metadata.get("distributedInfo")
+    other = trace.metadata.get("otherData")
+    if info is None and isinstance(other, dict):
+        info = other.get("stagespan")
+    if isinstance(info, str):
+        rank = re.search(r"['\"]rank['\"]:\s*(\d{1,9})\b", info)
+        world = re.search(r"['\"]world_size['\"]:\s*(\d{1,9})\b", info)
+        found = {"rank": rank, "world_size": world}
+        return {key: int(match[1]) for key, match in found.items() if match}
+    return info if isinstance(info, dict) else {}
+
+
+def bus_bytes(op: str, bytes_in: int, members: int) -> float | None:
+    """Bytes over each rank's link; None if unknown.
+
+    Counted as in NCCL's tests, so that the bus bandwidth can be compared with that of the link
+    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). `bytes_in` is the input
+    of one rank, which for an all-gather is one of `members` parts.
+    """
+    if bytes_in < 0 or members < 2:
+        return None
+    factor = {
+        "all_reduce": 2 * (members - 1) / members,
+        "reduce_scatter": (members - 1) / members,
+        "all_to_all": (members - 1) / members,
+        "all_gather": float(members - 1),
+        "broadcast": 1.0,
+        "reduce": 1.0,
+    }.get(op)
+    return None if factor is None else factor * bytes_in
+
+
+def number_of(trace: Trace, rows: Rows, key: str) -> Numbers:
+    """The numeric argument of each row; -1 for rows without it."""
+    values = np.full(len(rows), -1, dtype=np.int64)
+    found = trace.argument(key) if len(rows) else None
+    if found is not None and found.numbers is not None:
+        at, hit = _looked_up(found.rows, rows)
+        values[hit] = found.numbers[at[hit]].astype(np.int64)
+    return values
+
+
+def argument_of(trace: Trace, rows: Rows, key: str) -> tuple[Numbers, list[str]]:
+    """The code of each row's argument (-1 for rows without it), and the texts."""
+    found = trace.argument(key) if len(rows) else None
+    codes = np.full(len(rows), -1, dtype=np.int64)
+    if found is None:
+        return codes, []
+    at, hit = _looked_up(found.rows, rows)
+    if found.numbers is None:
+        codes[hit] = found.codes[at[hit]]
+        return codes, found.texts
+    values, code = np.unique(found.numbers, return_inverse=True)
+    codes[hit] = code.reshape(-1)[at[hit]]
+    return codes, [str(value) for value in values.tolist()]
+
+
+def _looked_up(known: Numbers, rows: Rows) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    at = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+    return at, known[at] == rows
