@@ -15,6 +15,7 @@ import msgspec
 
 from stagespan.text.amounts import in_words
 from stagespan.trace.analyses import (
+    communication,
     compiled,
     critical_path,
     device_use,
@@ -58,6 +59,7 @@ Analyze = Callable[[Trace], Result | Unavailable]
 ANALYSES: dict[str, Analyze] = {
     "verdict": verdict.analyze,
     "device_use": device_use.analyze,
+    "communication": communication.analyze,
     "idle": idle.analyze,
     "launches": launches.analyze,
     "host": host.analyze,

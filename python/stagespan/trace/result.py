@@ -367,6 +367,7 @@ Lack = Literal[
     "different_work",
     "has_device",
     "no_annotations",
+    "no_communication",
     "no_compiled_graphs",
     "no_device",
     "no_durations",

@@ -30,10 +30,12 @@ from stagespan.trace.derived.device_time import (
     streams_by_name,
     together,
 )
+from stagespan.trace.derived.gains import gain_shared_by
 from stagespan.trace.derived.missing import needs_device
 from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.figures import Internal, Ns
-from stagespan.trace.read.intervals import Mask, Rows, merged
+from stagespan.trace.rates.collectives import exposed_calls
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
@@ -75,11 +77,14 @@ def analyze(trace: Trace) -> Use | Unavailable:
     longest: dict[tuple[int, int], Evidence] = {}
     copies: dict[int, str] = {}
     shares_stream: dict[tuple[int, int], bool] = {}
+    exposed: dict[int, tuple[Rows, Numbers]] = {}
     for device, mine in device_rows(trace).items():
         for each in (COMMUNICATION, COPY):
             rows = mine[kind[mine] == each]
             if len(rows) == 0:
                 continue
+            if each == COMMUNICATION:
+                exposed[device] = exposed_calls(trace, rows, mine[kind[mine] == COMPUTE], within)
             shares_stream[device, each] = _on_computing_stream(trace, mine, kind, each)
             if each == COPY:
                 of_sort = {name: rows[chosen[events.name[rows]]] for name, chosen in sorts.items()}
@@ -112,6 +117,7 @@ def analyze(trace: Trace) -> Use | Unavailable:
         streams_within=stream_times(trace, within),
         copies=copies,
         shares_stream=shares_stream,
+        exposed_calls=exposed,
     )
 
 
@@ -143,6 +149,8 @@ class Use(DeviceUse, StructResult, frozen=True):
     """The sort of copies with the most time on each device: `WITHIN_DEVICE`, `PAGEABLE`, ..."""
     shares_stream: Internal[dict[tuple[int, int], bool]]
     """Whether most work of a kind runs on a stream that mostly computes, by device and kind."""
+    exposed_calls: Internal[dict[int, tuple[Rows, Numbers]]]
+    """By device: its communication in the base's time, and how long nothing computed during it."""
 
     def findings(self) -> list[Finding]:
         """Exposed communication and copies, if they take much of the time.
@@ -197,8 +205,12 @@ class Use(DeviceUse, StructResult, frozen=True):
             return None
         if room < exposed:
             how = f"it runs beside all {in_words(time.compute_ns, 'ns')} of computation"
-            return Gain(room, at_most=True, how=how)
-        return Gain(exposed, at_most=True, how="computation hides all of it")
+        else:
+            how = "computation hides all of it"
+        won = min(room, exposed)
+        if kind == COMMUNICATION:
+            return gain_shared_by(*self.exposed_calls[device], won, how)
+        return Gain(won, at_most=True, how=how)
 
     def _advice(self, device: int, kind: int) -> str:
         """Return advice on how computation could hide it, based on its streams and kinds."""

@@ -14,6 +14,7 @@ import numpy as np
 from stagespan.text.amounts import in_words
 from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
 from stagespan.trace.derived.device import device_work, launches
+from stagespan.trace.derived.gains import gain_shared_by
 from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS, loads_data
 from stagespan.trace.derived.missing import DAMAGED_TIMES
@@ -21,6 +22,7 @@ from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.threads import Axis, named
 from stagespan.trace.derived.windows import base_window
 from stagespan.trace.figures import Count, Internal, Ns, one_of
+from stagespan.trace.rates.collectives import exposed_calls, work_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -143,6 +145,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
         span_ns=end - begin,
         parts={part: time for part, time in zip(PARTS, times, strict=True) if time},
         in_base=dict(zip(PARTS, in_base, strict=True)),
+        exposed_calls=exposed_calls(trace, *work_of(trace), (base.begin_ns, base.end_ns)),
         operators=int(operators.sum()),
         operator_ns=int(np.median(events.dur_ns[operators])),
         evidence=shown,
@@ -175,6 +178,8 @@ class Host(StructResult, frozen=True):
     """The time in ns by the name of what ran instead of operators, for each such part."""
     in_base: Internal[dict[str, int]]
     """The parts' times in the steps, or in the trace if it has no steps."""
+    exposed_calls: Internal[tuple[Rows, Numbers]]
+    """The collectives, and the time of each in the base in which no operator ran."""
     evidence: Internal[dict[str, tuple[Evidence, ...]]]
     facts: Internal[Facts]
 
@@ -216,6 +221,7 @@ class Host(StructResult, frozen=True):
             if room < time:
                 how = f"it runs beside all {in_words(room, 'ns')} of operators"
             time = min(time, room)
+            return gain_shared_by(*self.exposed_calls, time, how) if time else None
         return Gain(time, at_most=True, how=how) if time else None
 
     def tables(self) -> list[Table]:

@@ -27,3 +27,15 @@ def gain_of_rows(trace: Trace, rows: Rows, spared_ns: NDArray[Any], how: str) ->
     spared = Spared(rows[inside], np.maximum(spared_ns[inside], 0).astype(np.float64))
     time = min(round(float(spared.time_ns.sum())), base.whole_ns)
     return Gain(time, at_most=True, how=how, spared=spared) if time else None
+
+
+def gain_shared_by(rows: Rows, weights: NDArray[Any], time_ns: int, how: str) -> Gain:
+    """Return the gain of a change that spares a known time of some events together.
+
+    It is divided among them by weight, so that it is not added to other gains of the same events.
+    """
+    total = float(weights.sum())
+    if total <= 0:
+        return Gain(time_ns, at_most=True, how=how)
+    spared = Spared(rows, weights.astype(np.float64) * (time_ns / total))
+    return Gain(time_ns, at_most=True, how=how, spared=spared)

@@ -14,7 +14,7 @@ from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.rates.calls import CostUnknownError, call_of
-from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 
@@ -77,6 +77,16 @@ def _outermost(trace: Trace, rows: Rows) -> Rows:
         return rows
     nesting = Nesting.of(trace, index.axis, rows, index.of[0])
     return nesting.rows[nesting.parent < 0]
+
+
+def exposed_calls(
+    trace: Trace, rows: Rows, computing: Rows, within: tuple[int, int]
+) -> tuple[Rows, Numbers]:
+    """Some collectives, and the time in ns of each within an interval in which nothing computed."""
+    events = trace.events
+    begin, end = (np.clip(each[rows], *within) for each in (events.begin_ns, events.end_ns))
+    computes = Cover(events.begin_ns[computing], events.end_ns[computing])
+    return rows, end - begin - computes.within(begin, end)
 
 
 def algorithm_of(kernel: str) -> str | None:

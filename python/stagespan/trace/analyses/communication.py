@@ -1,0 +1,530 @@
+"""Collectives of one trace: size, bandwidth, what their time depends on, and room to hide them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.text.amounts import counted, in_words
+from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.derived.gains import gain_of_rows
+from stagespan.trace.derived.threads import named
+from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first, one_of
+from stagespan.trace.rates.collectives import (
+    algorithm_of,
+    argument_of,
+    bus_bytes,
+    bytes_in,
+    members,
+    op_of,
+    work_of,
+)
+from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    evidence,
+    of_size,
+    share,
+)
+
+WAITING, PER_CALL, VOLUME = "waiting", "per_call", "volume"
+PARTS = {
+    WAITING: "longer than the shortest call of its size",
+    PER_CALL: "the same for each call, whatever its size",
+    VOLUME: "grows with the size",
+}
+"""The parts of the time of collectives whose sizes are known."""
+# Percent of the steps, or of the trace.
+_SHARES = Thresholds(25.0, 10.0, 5.0)
+_SMALL_SHARES = Thresholds(25.0, 10.0, 2.0)
+SMALL_BYTES = 1 << 20
+"""Calls with less data are small."""
+SMALL_NS = 20_000
+"""If sizes are unknown, shorter calls are small."""
+# What a call of a library costs beside the data; a longer time is waiting for other ranks.
+_CALL_NS = 100_000
+# Sizes must differ by this factor to show what the time depends on.
+_LEAST_RANGE = 2.0
+_SHOWN, _MOST_IN_JSON = 15, 200
+_DDP_FORWARD = re.compile(r"^DistributedDataParallel\.forward$")
+
+
+class CollectiveSize(Figures, frozen=True):
+    """All calls of one operation with the same bytes; times in ns."""
+
+    op: str
+    algorithm: str | None
+    """As in the names of the kernels, such as "RING_LL"; None if they do not contain it."""
+    bytes: Count | None
+    """The input of this rank; None if the trace does not contain it."""
+    ranks: Count | None
+    """In the process group; None if unknown."""
+    calls: Count
+    time_ns: Ns
+    exposed_ns: Ns
+    """The time in which nothing computed."""
+    shortest_ns: Ns
+    median_ns: Ns
+    beyond_shortest_ns: Ns
+    """How much longer all calls together took than if each were as short as the shortest."""
+    bus_gb_per_s: float | None
+    """Of the shortest call, counted as in NCCL's tests; None if size or group is unknown."""
+
+    @property
+    def name(self) -> str:
+        """The operation and its algorithm."""
+        return self.op if self.algorithm is None else f"{self.op} ({self.algorithm})"
+
+
+class Dependence(Figures, frozen=True):
+    """What the time of one operation depends on, from calls of several sizes; times in ns."""
+
+    op: str
+    per_call_ns: Ns
+    """The time of a call without data, extrapolated from the shortest calls of each size."""
+    bus_gb_per_s: float | None
+    """How fast the time grows with the size; None if it does not grow, or the group is unknown."""
+    parts: dict[Annotated[str, one_of(PARTS)], Ns] = msgspec.field(name="parts_us")
+    """They sum to the time of all calls whose size is known."""
+
+
+@once
+def analyze(trace: Trace) -> Communication | Unavailable:
+    """Look at the collectives of the steps, or of the trace if it has no steps."""
+    every, computing = work_of(trace)
+    base, events = base_window(trace), trace.events
+    if base is not None:
+        begin = events.begin_ns[every]
+        every = every[(begin >= base.begin_ns) & (begin < base.end_ns)]
+    if base is None or len(every) == 0:
+        return Unavailable("The trace has no collectives.", "no_communication")
+    calls = _Calls.of(trace, every, computing)
+    begin, end = events.begin_ns[every], np.minimum(events.end_ns[every], base.end_ns)
+    computes = Cover(events.begin_ns[computing], events.end_ns[computing])
+    communicates = Cover(begin, end)
+    limits = np.array([base.begin_ns]), np.array([base.end_ns])
+    union = int(communicates.within(*limits)[0])
+    computed = int(computes.within(*limits)[0])
+    exposed = int((computes | communicates).within(*limits)[0]) - computed
+    small = calls.is_small
+    return Communication(
+        on_device=bool(len(device_work(trace).rows)),
+        calls=len(every),
+        time_ns=union,
+        exposed_ns=exposed,
+        room_ns=computed - (union - exposed),
+        small=CountedTime(int(small.sum()), int(calls.dur_ns[small].sum())),
+        sizes_known=int((calls.bytes_in >= 0).sum()),
+        dependence=_dependences(calls),
+        by_size=_by_size(calls),
+        base=base,
+        details=calls,
+    )
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """The collectives of the base; arrays have one element for each."""
+
+    trace: Trace
+    rows: Rows
+    ops: list[str]
+    op: NDArray[np.int64]
+    """Index into `ops`."""
+    bytes_in: Numbers
+    """-1 if unknown."""
+    members: Numbers
+    """-1 if unknown."""
+    dur_ns: Numbers
+    exposed_ns: Numbers
+    """The time of each in which nothing computed. Time of several calls at once is divided."""
+
+    @classmethod
+    def of(cls, trace: Trace, rows: Rows, computing: Rows) -> _Calls:
+        """Collect the facts about some collectives."""
+        events = trace.events
+        names = [trace.names[code] for code in events.name[rows].tolist()]
+        written, texts = argument_of(trace, rows, "Collective name")
+        names = [
+            texts[code] if code >= 0 else name
+            for code, name in zip(written.tolist(), names, strict=True)
+        ]
+        known: dict[str, int] = {}
+        of_name = {name: known.setdefault(op_of(name), len(known)) for name in set(names)}
+        begin, end = events.begin_ns[rows], events.end_ns[rows]
+        computes = Cover(events.begin_ns[computing], events.end_ns[computing])
+        return cls(
+            trace=trace,
+            rows=rows,
+            ops=list(known),
+            op=np.array([of_name[name] for name in names], dtype=np.int64),
+            bytes_in=bytes_in(trace, rows),
+            members=members(trace, rows),
+            dur_ns=events.dur_ns[rows],
+            exposed_ns=_exposed_of(begin, end, computes),
+        )
+
+    @cached_property
+    def is_small(self) -> Mask:
+        """Which carry little data; by their time if the size is unknown."""
+        small: Mask = np.where(
+            self.bytes_in >= 0, self.bytes_in < SMALL_BYTES, self.dur_ns < SMALL_NS
+        )
+        return small
+
+    @cached_property
+    def groups(self) -> list[Rows]:
+        """The indices of the calls of each operation, size and group."""
+        keys = np.column_stack((self.op, self.bytes_in, self.members))
+        _, which = np.unique(keys, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        return by_group(which, int(which.max()) + 1)
+
+    @cached_property
+    def shortest_ns(self) -> Numbers:
+        """The shortest call of the same operation and size."""
+        found = np.zeros(len(self.rows), dtype=np.int64)
+        for mine in self.groups:
+            found[mine] = self.dur_ns[mine].min()
+        return found
+
+    def bus_bytes(self, at: int) -> float | None:
+        """What each link carries for a call."""
+        ranks, size = int(self.members[at]), int(self.bytes_in[at])
+        return bus_bytes(self.ops[int(self.op[at])], size, ranks)
+
+
+def _exposed_of(begin: Numbers, end: Numbers, computes: Cover) -> Numbers:
+    """Return the time of each interval in which nothing computed, at most as long as the union."""
+    each = end - begin - computes.within(begin, end)
+    starts, ends = merged(begin, end)
+    union = int((ends - starts - computes.within(starts, ends)).sum())
+    if each.sum() > union:
+        each = (each * (union / each.sum())).astype(np.int64)
+    result: Numbers = each
+    return result
+
+
+def _by_size(calls: _Calls) -> list[CollectiveSize]:
+    found = []
+    for mine in calls.groups:
+        at = int(mine[0])
+        shortest = int(calls.dur_ns[mine].min())
+        carried = calls.bus_bytes(at)
+        size, ranks = int(calls.bytes_in[at]), int(calls.members[at])
+        kernel = calls.trace.names[int(calls.trace.events.name[calls.rows[at]])]
+        found.append(
+            CollectiveSize(
+                op=calls.ops[int(calls.op[at])],
+                algorithm=algorithm_of(kernel),
+                bytes=size if size >= 0 else None,
+                ranks=ranks if ranks >= 0 else None,
+                calls=len(mine),
+                time_ns=int(calls.dur_ns[mine].sum()),
+                exposed_ns=int(calls.exposed_ns[mine].sum()),
+                shortest_ns=shortest,
+                median_ns=int(np.median(calls.dur_ns[mine])),
+                beyond_shortest_ns=int((calls.dur_ns[mine] - shortest).sum()),
+                bus_gb_per_s=carried / shortest if carried and shortest else None,
+            )
+        )
+    return sorted(found, key=lambda each: -each.time_ns)
+
+
+def _dependences(calls: _Calls) -> list[Dependence]:
+    """Return what the time of each operation depends on, the most time first."""
+    found = []
+    for number, op in enumerate(calls.ops):
+        mine = np.flatnonzero((calls.op == number) & (calls.bytes_in > 0))
+        ranks = set(calls.members[mine].tolist())
+        if len(ranks) != 1 or (line := _line(calls, mine)) is None:
+            continue
+        waiting = int((calls.dur_ns[mine] - calls.shortest_ns[mine]).sum())
+        total = int(calls.dur_ns[mine].sum())
+        per_call = min(round(line.per_call_ns * len(mine)), total - waiting)
+        parts = {WAITING: waiting, PER_CALL: per_call, VOLUME: total - waiting - per_call}
+        carried = bus_bytes(op, 1_000_000, ranks.pop())
+        rate = None
+        if carried is not None and line.ns_per_byte > 0:
+            rate = carried / (1_000_000 * line.ns_per_byte)
+        found.append(Dependence(op, round(line.per_call_ns), rate, parts))
+    return sorted(found, key=lambda each: -sum(each.parts.values()))
+
+
+class _Line(NamedTuple):
+    per_call_ns: float
+    ns_per_byte: float
+
+
+def _line(calls: _Calls, mine: Rows) -> _Line | None:
+    """Return the line through the shortest calls of each size; None if the sizes are similar."""
+    sizes, which = np.unique(calls.bytes_in[mine], return_inverse=True)
+    if len(sizes) < 2 or sizes[-1] < _LEAST_RANGE * sizes[0]:
+        return None
+    shortest = np.full(len(sizes), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, which.reshape(-1), calls.dur_ns[mine])
+    slope, constant = np.polyfit(sizes.astype(np.float64), shortest.astype(np.float64), 1)
+    if slope <= 0:
+        return _Line(float(shortest.min()), 0.0)
+    if constant < 0:
+        size = sizes.astype(np.float64)
+        return _Line(0.0, float((size * shortest).sum() / (size * size).sum()))
+    return _Line(float(constant), float(slope))
+
+
+class Communication(StructResult, frozen=True):
+    """The collectives of the steps, or of the trace if it has no steps; times in ns."""
+
+    on_device: bool
+    """Whether a device communicates; if not, the host does."""
+    calls: Count
+    time_ns: Ns
+    """The time in which at least one of them ran."""
+    exposed_ns: Ns
+    """The part of it in which nothing computed."""
+    room_ns: Ns
+    """How long something computed and nothing communicated: at most so much more of
+    `exposed_us` can be hidden."""
+    small: CountedTime
+    """Calls with less than 1 MiB, or shorter than 20 µs if the size is unknown."""
+    sizes_known: Count
+    """The number of calls whose size is known."""
+    dependence: list[Dependence]
+    """For operations with calls of several sizes."""
+    by_size: Annotated[list[CollectiveSize], first(_MOST_IN_JSON)]
+    base: Internal[BaseWindow]
+    details: Internal[_Calls]
+
+    def findings(self) -> list[Finding]:
+        """What most of the exposed time depends on, small calls, and broadcasts of buffers."""
+        found = [self._of_time(), self._of_small(), self._of_buffers()]
+        return [each for each in found if each is not None]
+
+    def line(self) -> str:
+        """The exposed time, and how much of it computation could still hide."""
+        exposed = share(self.exposed_ns, self.time_ns)
+        return (
+            f"{counted(self.calls, 'collective')}, {in_words(self.time_ns, 'ns')}, of which"
+            f" {exposed:.1f} % exposed; {in_words(self.room_ns, 'ns')} of computation could run"
+            " beside it"
+        )
+
+    def tables(self) -> list[Table]:
+        """By operation and size, and what the time depends on."""
+        left = len(self.by_size) - _SHOWN
+        unknown = self.calls - self.sizes_known
+        notes = ["GB/s of the bus as NCCL's tests count it, of the shortest call."]
+        if self.small.count:
+            notes.append(
+                f"{counted(self.small.count, 'call')} of {self.calls:,} carry less than 1 MiB or"
+                f" take less than 20 µs ({in_words(self.small.time_ns, 'ns')})."
+            )
+        if unknown:
+            notes.append(f"The size of {counted(unknown, 'call')} is unknown: record shapes.")
+        if left > 0:
+            notes.append(f"{left:,} more rows are not shown.")
+        tables = [
+            Table.of(
+                "Collectives",
+                self.by_size[:_SHOWN],
+                ("name", "collective", ""),
+                ("bytes", "input", "bytes"),
+                ("ranks", "ranks", ""),
+                ("calls", "calls", ""),
+                ("time_ns", "time", "ns"),
+                ("exposed_ns", "exposed", "ns"),
+                ("shortest_ns", "shortest", "ns"),
+                ("median_ns", "median", "ns"),
+                ("bus_gb_per_s", "bus", "GB/s"),
+                note=" ".join(notes),
+            )
+        ]
+        if self.dependence:
+            tables.append(
+                Table.of(
+                    "What the time of collectives depends on",
+                    self.dependence,
+                    ("op", "collective", ""),
+                    *(
+                        (lambda each, part=part: each.parts[part], PARTS[part], "ns")
+                        for part in PARTS
+                    ),
+                    ("per_call_ns", "a call without data", "ns"),
+                    ("bus_gb_per_s", "bus", "GB/s"),
+                    note="From the shortest calls of each size.",
+                )
+            )
+        return tables
+
+    def _of_time(self) -> Finding | None:
+        """Return a finding about the part on which most of the time depends."""
+        if not self.dependence:
+            return None
+        worst, calls = self.dependence[0], self.details
+        mine = np.flatnonzero((calls.op == calls.ops.index(worst.op)) & (calls.bytes_in > 0))
+        part = max(worst.parts, key=lambda name: worst.parts[name])
+        exposed, total = calls.exposed_ns[mine], sum(worst.parts.values())
+        spared = _spared(part, worst, calls, mine)
+        lost = int(np.minimum(spared, exposed).sum())
+        severity = _SHARES.severity(share(lost, self.base.whole_ns))
+        if severity is None:
+            return None
+        percent = share(worst.parts[part], total)
+        sizes = calls.bytes_in[mine]
+        what = (
+            f"{counted(len(mine), 'call')} of {worst.op} with {in_words(int(sizes.min()), 'bytes')}"
+            f" to {in_words(int(sizes.max()), 'bytes')} took {in_words(total, 'ns')}"
+        )
+        per_call = in_words(worst.per_call_ns, "ns")
+        rate, more = "", dict[str, float]()
+        if part != WAITING and worst.bus_gb_per_s is not None:
+            rate = f" ({worst.bus_gb_per_s:.1f} GB/s of the bus)"
+        if part == PER_CALL:
+            more["per_call_ns"] = worst.per_call_ns
+        if part == WAITING:
+            code, how = "communication.waiting", "each call is as short as the shortest of its size"
+            text = (
+                f", {percent:.1f} % of which are beyond the shortest calls of the same size: they"
+                " waited for other ranks, or shared the link. The traces of all ranks in one"
+                " folder show which rank was late."
+            )
+        elif part == PER_CALL and worst.per_call_ns >= _CALL_NS:
+            code, how = "communication.waiting", "a call takes only the time that depends on size"
+            text = (
+                f", and {percent:.1f} % of it does not depend on the size: each call takes at"
+                f" least {per_call}{rate}. That is more than a call of a library costs: the ranks"
+                " wait for each other in each call, or the link needs this long to begin. The"
+                " traces of all ranks in one folder show which."
+            )
+        elif part == PER_CALL:
+            code, how = "communication.latency", "one call a step carries the data of all"
+            text = (
+                f", and {percent:.1f} % of it does not depend on the size: each call takes at"
+                f" least {per_call}{rate}. Fewer calls with more data in each (for DDP,"
+                " bucket_cap_mb) need less time."
+            )
+        else:
+            code, how = "communication.volume", "each call carries half of the bytes"
+            text = (
+                f", and {percent:.1f} % of it grows with the size{rate}. Less data (gradients in"
+                " half precision, or of several steps together) or a faster link needs less time."
+            )
+        longest = int(mine[np.argmax(calls.dur_ns[mine])])
+        return Finding(
+            of_size(severity, lost),
+            f"{what}{text}",
+            (
+                evidence(calls.trace, int(calls.rows[longest])),
+                Evidence(PARTS[part], None, worst.parts[part], "ns"),
+            ),
+            code,
+            numbers={
+                "time_ns": total,
+                "percent": percent,
+                "least_bytes": int(sizes.min()),
+                "most_bytes": int(sizes.max()),
+                "calls": len(mine),
+            }
+            | more,
+            gain=gain_of_rows(calls.trace, calls.rows[mine], np.minimum(spared, exposed), how),
+        )
+
+    def _of_small(self) -> Finding | None:
+        """Return a finding if small calls take much time in which nothing computes."""
+        calls = self.details
+        mine = np.flatnonzero(calls.is_small)
+        steps = max(self.base.steps, 1)
+        exposed = int(calls.exposed_ns[mine].sum())
+        severity = _SMALL_SHARES.severity(share(exposed, self.base.whole_ns))
+        if severity is None or len(mine) < 2 * steps:
+            return None
+        # One call of each step remains, the longest.
+        spared = calls.exposed_ns[mine] * (1 - steps / len(mine))
+        known = bool((calls.bytes_in[mine] >= 0).all())
+        what = "less than 1 MiB" if known else "so little data that they take less than 20 µs"
+        return Finding(
+            of_size(severity, exposed),
+            f"{len(mine):,} of {counted(len(calls.rows), 'collective')} carry {what}. Nothing"
+            f" computed for {in_words(exposed, 'ns')} of their time"
+            f" ({share(exposed, self.base.whole_ns):.1f} % of {self.base.label}). A call costs"
+            " about the same for a few bytes as for some 100 KB: join their tensors into one call,"
+            " for example with larger buckets, or by flattening.",
+            (
+                evidence(calls.trace, int(calls.rows[mine[np.argmax(calls.dur_ns[mine])]])),
+                Evidence("small collectives", None, len(mine), "events"),
+            ),
+            "communication.small_calls",
+            numbers={
+                "time_ns": exposed,
+                "percent": share(exposed, self.base.whole_ns),
+                "calls": len(mine),
+                "of": len(calls.rows),
+            },
+            gain=gain_of_rows(
+                calls.trace, calls.rows[mine], spared, "one call a step carries all of their data"
+            ),
+        )
+
+    def _of_buffers(self) -> Finding | None:
+        """Return a finding about DistributedDataParallel's broadcasts of buffers."""
+        calls, events = self.details, self.details.trace.events
+        if "broadcast" not in calls.ops:
+            return None
+        forward = named(calls.trace, _DDP_FORWARD)
+        around = Cover(events.begin_ns[forward], events.end_ns[forward])
+        mine = np.flatnonzero(calls.op == calls.ops.index("broadcast"))
+        launched = launch_of(calls.trace, calls.rows[mine])
+        at = np.where(launched >= 0, launched, calls.rows[mine])
+        mine = mine[around.within(events.begin_ns[at], events.begin_ns[at] + 1) > 0]
+        exposed = int(calls.exposed_ns[mine].sum())
+        severity = _SMALL_SHARES.severity(share(exposed, self.base.whole_ns))
+        if severity is None:
+            return None
+        return Finding(
+            of_size(severity, exposed),
+            f"DistributedDataParallel broadcasts the buffers of the model in each forward pass:"
+            f" {counted(len(mine), 'broadcast')}, {in_words(exposed, 'ns')}"
+            f" ({share(exposed, self.base.whole_ns):.1f} % of {self.base.label}) in which nothing"
+            " computed. If the buffers (such as the statistics of BatchNorm) may differ between"
+            " ranks, or do not change, broadcast_buffers=False avoids it.",
+            (
+                evidence(calls.trace, int(calls.rows[mine[np.argmax(calls.dur_ns[mine])]])),
+                Evidence("broadcasts of buffers", None, len(mine), "events"),
+            ),
+            "communication.buffers",
+            numbers={
+                "time_ns": exposed,
+                "percent": share(exposed, self.base.whole_ns),
+                "calls": len(mine),
+            },
+            gain=gain_of_rows(
+                calls.trace, calls.rows[mine], calls.exposed_ns[mine], "buffers are not broadcast"
+            ),
+        )
+
+
+def _spared(part: str, of: Dependence, calls: _Calls, mine: Rows) -> Numbers:
+    """Return the time of each call that a change of a part of the time spares."""
+    if part == WAITING:
+        result: Numbers = calls.dur_ns[mine] - calls.shortest_ns[mine]
+    elif part == PER_CALL:
+        result = np.minimum(np.full(len(mine), of.per_call_ns), calls.dur_ns[mine])
+    else:
+        moving = np.maximum(calls.shortest_ns[mine] - of.per_call_ns, 0)
+        result = moving // 2
+    return result
