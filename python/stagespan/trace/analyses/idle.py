@@ -11,7 +11,7 @@ import numpy as np
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.analyses.steps import mostly_filled_by
 from stagespan.trace.derived import idle_causes as causes
-from stagespan.trace.derived.advice import START_UP, Facts, advice_on
+from stagespan.trace.derived.advice import START_UP, Facts, advice_on, steadily
 from stagespan.trace.derived.call_site import CallSites, call_sites, waiting_operators
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.device_time import device_rows
@@ -21,7 +21,15 @@ from stagespan.trace.derived.gap_patterns import (
     patterns,
     start_up,
 )
-from stagespan.trace.derived.gaps import ISSUED, NAMES, Gaps, IdleParts, gaps, split_idle
+from stagespan.trace.derived.gaps import (
+    ISSUED,
+    NAMES,
+    Gaps,
+    IdleParts,
+    gaps,
+    profiler_time,
+    split_idle,
+)
 from stagespan.trace.derived.idle_causes import Cause
 from stagespan.trace.derived.missing import needs_device
 from stagespan.trace.derived.step_ranges import step_begins
@@ -47,6 +55,14 @@ from stagespan.trace.result import (
 )
 
 _BLOCKING = (causes.SYNCHRONISATION, causes.MEMORY_ALLOCATION)
+PREPARATION, FINISHING = "preparation", "finishing"
+"""Idle time before the device's first work is launched, and after its last work."""
+IDLE_CAUSES: dict[str, str] = {
+    PREPARATION: "the host prepared the device's first work",
+    FINISHING: "the host continued after the device's last work",
+    **causes.CAUSES,
+}
+"""Causes of idle time: those between the device's work, and those before and after all of it."""
 
 
 _Issued = Annotated[str, one_of(each for each in ISSUED if each)]
@@ -63,17 +79,16 @@ def analyze(trace: Trace) -> Idle | Unavailable:
     groups = group_by_culprit(where, parts)
     alike = patterns(where, found, parts, step_begins(trace))
     started = start_up(where, found, parts, span)
-    if within.gaps is found:
-        report = _idle_findings(trace, within, where, groups, alike, started)
-    else:
-        report = _idle_findings(
-            trace,
-            within,
-            where,
-            group_by_culprit(where, within.parts),
-            patterns(where, within.gaps, within.parts, step_begins(trace)),
-            start_up(where, within.gaps, within.parts, within.base.whole_ns),
-        )
+    report = _idle_findings(
+        trace,
+        within,
+        where,
+        groups if within.gaps is found else group_by_culprit(where, within.parts),
+        alike
+        if within.gaps is found
+        else patterns(where, within.gaps, within.parts, step_begins(trace)),
+        start_up(where, within.gaps, within.parts, within.base.whole_ns),
+    )
     return Idle(
         span_ns=span,
         idle_ns=idle,
@@ -87,8 +102,11 @@ def analyze(trace: Trace) -> Idle | Unavailable:
         groups=groups,
         patterns=alike,
         start=started,
-        reported=tuple(report.findings()),
-        devices=report.devices,
+        report=report,
+        largest_within=[
+            describe(where, within.gaps, within.parts, at)
+            for at in _largest(within.gaps.dur_ns, TOP)
+        ],
     )
 
 
@@ -110,9 +128,10 @@ class Idle(StructResult, frozen=True):
     """Gaps that the trace does not explain, grouped by the work that follows them."""
     start: StartUp | None = msgspec.field(name="start_up")
     """The gaps in which the program started up; None if there are none."""
-    reported: Internal[tuple[Finding, ...]]
-    devices: Internal[int]
-    """The number of devices; with several, only the time in which none works counts."""
+    report: Internal[IdleFindings]
+    """What pages show: the figures of the steps, or of the trace if it has no steps."""
+    largest_within: Internal[list[IdleGap]]
+    """The largest gaps of that time."""
 
     @property
     def by_cause(self) -> dict[str, int]:
@@ -126,36 +145,44 @@ class Idle(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Causes of at least 3 % of the device's time, including unknown ones."""
-        return list(self.reported)
+        return self.report.findings()
+
+    @property
+    def devices(self) -> int:
+        """The number of devices; with several, only the time in which none works counts."""
+        return self.report.devices
 
     def head(self) -> list[Block]:
         """The largest causes."""
-        main = [each for each in self.causes.values() if each.percent_of_idle >= _LEAST_CAUSE_SHOWN]
-        table = Table.of(
-            "",
-            main[:_CAUSES_SHOWN],
-            ("meaning", "why it was idle" if self.devices == 1 else "why all were idle", ""),
-            ("idle_ns", "time", "ns"),
-            ("percent_of_idle", "of idle", "%"),
-            ("gaps", "gaps", ""),
-        )
-        return [table] if self.causes else []
+        table = self._by_cause("", "why it was idle" if self.devices == 1 else "why all were idle")
+        least = _LEAST_CAUSE_SHOWN / 100 * sum(self.report.by_cause.values())
+        main = [row for row in table.rows if int(row[1] or 0) >= least]
+        return [replace(table, rows=main[:_CAUSES_SHOWN], note="")] if main else []
+
+    def _by_cause(self, title: str, heading: str) -> Table:
+        """Return the idle time by cause, of the steps or of the trace without steps."""
+        report, base = self.report, self.report.base
+        rows = [
+            (
+                IDLE_CAUSES[cause],
+                time,
+                share(time, base.whole_ns),
+                report.gaps_by_cause.get(cause),
+            )
+            for cause, time in report.by_cause.items()
+        ]
+        columns = ((heading, ""), ("time", "ns"), (f"of {base.label}", "%"), ("gaps", ""))
+        idle = in_words(sum(report.by_cause.values()), "ns")
+        return Table(title, columns, rows, f"Idle for {idle} of {base.whose}.")
 
     def tables(self) -> list[Table]:
         """Idle time by cause, blocking calls, and the largest gaps."""
-        by_cause = Table.of(
-            "Why the device was idle" if self.devices == 1 else "Why all devices were idle",
-            self.causes.values(),
-            ("meaning", "cause", ""),
-            ("idle_ns", "idle", "ns"),
-            ("percent_of_idle", "of idle", "%"),
-            ("gaps", "gaps", ""),
-            note=f"Idle {in_words(self.idle_ns, 'ns')} of the {in_words(self.span_ns, 'ns')} from"
-            " the device's first work to the end of its last.",
+        by_cause = self._by_cause(
+            "Why the device was idle" if self.devices == 1 else "Why all devices were idle", "cause"
         )
         calls = Table.of(
             "Calls during which the device was idle",
-            self.groups,
+            self.report.groups,
             ("operator", "operator", ""),
             ("call", "call", ""),
             ("waited_for", "waited for", ""),
@@ -165,7 +192,7 @@ class Idle(StructResult, frozen=True):
         )
         largest = Table.of(
             "Largest gaps",
-            self.largest,
+            self.largest_within,
             ("time_ns", "at", "ns"),
             ("dur_ns", "idle", "ns"),
             (lambda gap: causes.CAUSES[gap.cause], "cause", ""),
@@ -179,8 +206,10 @@ class Idle(StructResult, frozen=True):
 
     def chart(self) -> Chart | None:
         """Cause, its meaning, idle time and gaps, the longest first."""
+        gaps = self.report.gaps_by_cause
         rows = [
-            (cause, each.meaning, each.idle_ns, each.gaps) for cause, each in self.causes.items()
+            (cause, IDLE_CAUSES[cause], time, gaps.get(cause, 0))
+            for cause, time in self.report.by_cause.items()
         ]
         return {"kind": "idle_causes", "causes": rows} if rows else None
 
@@ -378,10 +407,6 @@ _NOT_SEEN = {
 }
 
 
-PREPARATION, FINISHING = "preparation", "finishing"
-"""Idle time before the device's first work is launched, and after its last work."""
-
-
 @dataclass(frozen=True, slots=True)
 class IdleFindings:
     """The figures for the findings, all within `base`, to which shares refer; times in ns."""
@@ -398,6 +423,8 @@ class IdleFindings:
     """Median duration of a kernel."""
     queued_gap_ns: int | None
     """Median length of the gaps whose largest part has the cause "queued"."""
+    steady: frozenset[str]
+    """The causes of which no gap has more than half of the time."""
     devices: int
     facts: Facts
 
@@ -421,13 +448,35 @@ class IdleFindings:
             found.append(self._of_start(self.start, severity))
             for cause, time in self.start.by_cause.items():
                 times[cause] -= time
+        pace = self._together(times)
+        if pace and (severity := self._severity(sum(pace.values()))):
+            found.append(self._of_pace(pace, severity))
+        else:
+            pace = {}
         for cause, time in times.items():
-            severity = self._severity(time)
-            if severity is not None:
+            if cause not in pace and (severity := self._severity(time)) is not None:
                 found.append(self._of_cause(cause, time, severity))
         if not found and (severity := self._severity(self.idle_ns)):
             found.append(self._of_all(severity))
         return found
+
+    def _together(self, times: dict[str, int]) -> dict[str, int]:
+        """Return the causes of one kind that one finding is about, the longest first.
+
+        It is {} if one of them decides alone. A cause with one long gap is a thing of its own.
+        """
+        mine = {
+            cause: times[cause]
+            for cause in causes.PACE
+            if times.get(cause) and (cause == causes.LAUNCH or cause in self.steady)
+        }
+        if len(mine) < 2:
+            return {}
+        most, total = max(mine.values()), sum(mine.values())
+        alone = self._severity(most) == self._severity(total)
+        if alone and self._severity(total - most) is None:
+            return {}
+        return dict(sorted(mine.items(), key=lambda item: -item[1]))
 
     def _severity(self, time: int) -> Severity | None:
         return SHARES.severity(share(time, self.base.whole_ns))
@@ -474,15 +523,60 @@ class IdleFindings:
         if pattern is not None:
             sentence += _of_pattern(pattern)
             shown = pattern.evidence
-        advice = advice_on(cause, self.facts)
+        advice, numbers = self._advice(cause, cause)
+        numbers |= self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause)
         return Finding(
             severity,
             f"{sentence} {advice}".rstrip(),
             shown,
             CODES[cause],
-            numbers=self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause),
+            numbers,
             gain=None if cause in _NO_GAIN else _gain(time),
         )
+
+    def _of_pace(self, times: dict[str, int], severity: Severity) -> Finding:
+        """Return the finding on several causes of one kind."""
+        total = sum(times.values())
+        gaps = sum(self.gaps_by_cause.get(cause, 0) for cause in times)
+        parts = [
+            f"{in_words(time, 'ns')} because {causes.CAUSES[cause].replace('the host', 'it')}"
+            f"{self._most(cause)}"
+            for cause, time in times.items()
+        ]
+        listed = f"{', '.join(parts[:-1])}, and {parts[-1]}"
+        cause = causes.LAUNCH if causes.LAUNCH in times else next(iter(times))
+        numbers = self._numbers(total, gaps) | {f"{each}_ns": time for each, time in times.items()}
+        for each in times:
+            numbers |= self._numbers_of(each)
+        advice, more = self._advice(causes.LAUNCH, *times)
+        shown = [
+            item
+            for pair in zip(*(self.evidence[each] for each in times), strict=False)
+            for item in pair
+        ]
+        return Finding(
+            severity,
+            f"{self._idle_for(total, gaps)} because the host did not launch work in time: {listed}."
+            f" {advice}",
+            tuple(dict.fromkeys(shown)),
+            CODES[cause],
+            numbers | more,
+            _gain(total),
+        )
+
+    def _advice(self, cause: str, *blamed: str) -> tuple[str, dict[str, float]]:
+        """Return the advice on a cause, and what recorded stacks cost in the blamed causes.
+
+        Also returns the figures in it.
+        """
+        text = advice_on(cause, self.facts)
+        numbers: dict[str, float] = {}
+        found = self.facts.stack_cost_in(blamed) if cause in _SLOWED_BY_STACKS else None
+        if found is not None:
+            cost, took, of = found
+            caveat, numbers = cost.caveat(took, of)
+            text = f"{text} {caveat}".lstrip()
+        return text, numbers
 
     def _most(self, cause: str) -> str:
         """Return the part of the sentence that says where most of a cause's time went."""
@@ -538,8 +632,18 @@ class IdleFindings:
         return Finding(severity, sentence, shown, "idle.several", numbers=numbers)
 
 
+# The causes for which the host worked, so that recorded stacks make them longer.
+_SLOWED_BY_STACKS = frozenset(
+    {
+        *causes.PACE,
+        causes.SYNCHRONISATION,
+        causes.BETWEEN_STEPS,
+        causes.DATA_LOADING,
+        causes.COMPILATION,
+    }
+)
 # Idle time that belongs to the device's own work.
-_NO_GAIN = frozenset({causes.QUEUED, causes.GRAPH, causes.NOT_TRACED})
+_NO_GAIN = frozenset({causes.QUEUED, causes.GRAPH, causes.UNSEEN_WAIT, causes.NOT_TRACED})
 
 
 def _gain(idle_ns: int) -> Gain:
@@ -585,7 +689,7 @@ def _of_pattern(pattern: Pattern) -> str:
             f". In {which} the host was in {shortened(pattern.host_call)} for"
             f" {time if pattern.gaps == 1 else f'up to {time}'}{place}"
         )
-    if pattern.cause == causes.NOT_TRACED and before + later:
+    if pattern.cause == causes.UNSEEN_WAIT:
         unrecorded = ""
         if pattern.graph_call is not None:
             after = "this gap" if pattern.gaps == 1 else "these gaps"
@@ -595,8 +699,8 @@ def _of_pattern(pattern: Pattern) -> str:
             )
             unrecorded = " a part of that graph that the profiler does not record,"
         text += (
-            f". So it waited for something outside the trace:{unrecorded} work that was launched"
-            " before the trace began, or work of another process or device"
+            f". What it waited for can be{unrecorded} work that was launched before the trace"
+            " began, or work of another process or device"
         )
     return f"{text}."
 
@@ -667,6 +771,8 @@ def base_idle(trace: Trace) -> BaseIdle | None:
             end_ns=end[inside],
             last=found.last[inside],
             first=found.first[inside],
+            first_call=found.first_call[inside],
+            first_origin=found.first_origin[inside],
             in_graph=found.in_graph[inside],
             issued=found.issued[inside],
         )
@@ -678,18 +784,34 @@ def base_idle(trace: Trace) -> BaseIdle | None:
     launched = work if call < 0 else min(max(int(events.begin_ns[call]), base.begin_ns), work)
     before = launched - base.begin_ns
     preparing = -1
+    if work > launched:
+        overhead = profiler_time(trace).time_in(launched, work)
+        idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
+        _move(idle, causes.LAUNCH, causes.PROFILER, overhead)
     if before:
         # Without its launch, it is unknown what the device's first work waited for.
         cause = causes.NOT_TRACED if call < 0 else PREPARATION
         idle[cause] = idle.get(cause, 0) + before
         preparing = mostly_filled_by(trace, base.begin_ns, before)
-    if work > launched:
-        idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
-    after = base.end_ns - max(int(events.end_ns[device].max()), base.begin_ns)
-    if after > 0:
-        idle[FINISHING] = after
+        overhead = profiler_time(trace).time_in(base.begin_ns, launched)
+        _move(idle, cause, causes.PROFILER, overhead)
+        if 2 * overhead > before:
+            preparing = -1
+    last = max(int(events.end_ns[device].max()), base.begin_ns)
+    if base.end_ns > last:
+        idle[FINISHING] = base.end_ns - last
+        _move(idle, FINISHING, causes.PROFILER, profiler_time(trace).time_in(last, base.end_ns))
     name = None if preparing < 0 else trace.names[int(events.name[preparing])]
     return BaseIdle(base, found, parts, idle, name)
+
+
+def _move(times: dict[str, int], of: str, to: str, time_ns: int) -> None:
+    """Move a part of the time of one cause to another one."""
+    if time_ns:
+        times[to] = times.get(to, 0) + time_ns
+        times[of] -= time_ns
+        if not times[of]:
+            del times[of]
 
 
 def _idle_findings(
@@ -713,6 +835,9 @@ def _idle_findings(
         start=started,
         kernel_ns=int(np.median(kernels)) if len(kernels) else None,
         queued_gap_ns=_median_of(found, parts, causes.QUEUED),
+        steady=frozenset(
+            cause for at, cause in enumerate(NAMES) if steadily(parts.parts[:, at], most=1)
+        ),
         devices=len(device_rows(trace)),
         facts=Facts(trace, found, parts),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -113,7 +114,7 @@ def analyze(trace: Trace) -> Kernels | Unavailable:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kernels(Result):
     """The kernels of a trace with their launches; for a trace without a device, its operators.
 
@@ -148,6 +149,23 @@ class Kernels(Result):
         """The sum over all rows."""
         return int(self.time_ns.sum())
 
+    @cached_property
+    def shown(self) -> Kernels:
+        """What pages show: the work that began in the steps, or all of it without steps.
+
+        The figures in the JSON are about the whole trace.
+        """
+        base = base_window(self.trace)
+        if self.launched is None or base is None:
+            return self
+        begin = self.trace.events.begin_ns[self.rows]
+        inside = (begin >= base.begin_ns) & (begin < base.end_ns)
+        if inside.all() or not inside.any():
+            return self
+        columns = ("rows", "time_ns", "is_kernel", "kind", "name", "operator", "stage", "forward")
+        chosen = {each: getattr(self, each)[inside] for each in (*columns, "call", "shape")}
+        return replace(self, **chosen, launched=self.launched.of(inside))
+
     @property
     def kind_of_name(self) -> dict[int, int]:
         """The kind of each kernel name; if there are several, the one with the most time."""
@@ -172,17 +190,18 @@ class Kernels(Result):
 
     def findings(self) -> list[Finding]:
         """Findings about kernels that take much of the device's time."""
-        return kernel_findings(self)
+        return kernel_findings(self.shown)
 
     def tables(self) -> list[Table]:
         """By kind, by name, by operator, by stage, by shape."""
-        return as_tables(self)
+        return as_tables(self.shown)
 
     def line(self) -> str:
         """The kinds of work that took the most time."""
-        count = counted(len(self.rows), "device event" if self.on_device else "operator")
-        kinds = "; ".join(self.kinds(_KINDS_IN_LINE))
-        return f"{kinds} of the {in_words(float(self.total_ns), 'ns')} of {count}"
+        shown = self.shown
+        count = counted(len(shown.rows), "device event" if shown.on_device else "operator")
+        kinds = "; ".join(shown.kinds(_KINDS_IN_LINE))
+        return f"{kinds} of the {in_words(float(shown.total_ns), 'ns')} of {count}"
 
     def kinds(self, most: int) -> list[str]:
         """The kinds of work that took the most time, at most `most`, each with its percentage."""
@@ -429,11 +448,13 @@ def _what(kernels: Kernels) -> str:
 
 def _of_what(kernels: Kernels) -> str:
     time = in_words(kernels.total_ns, "ns")
+    base = base_window(kernels.trace)
+    where = "" if base is None or not base.steps else f" in {base.label}"
     if not kernels.on_device:
         return f"Operators by their own time on the host, {time} in total."
     return (
-        f"Device work is the sum of the durations of all kernels, copies and memsets: {time}. All"
-        " percentages of kernels and operators refer to it."
+        f"Device work is the sum of the durations of all kernels, copies and memsets{where}:"
+        f" {time}. All percentages of kernels and operators refer to it."
     )
 
 

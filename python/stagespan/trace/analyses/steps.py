@@ -14,6 +14,8 @@ from stagespan.trace.derived.device import (
     launch_of,
     launches,
 )
+from stagespan.trace.derived.gaps import profiler_time
+from stagespan.trace.derived.recording_cost import StackCost, stack_cost
 from stagespan.trace.derived.step_ranges import PROFILER_STEP, Source, StepRanges, step_ranges
 from stagespan.trace.derived.step_times import (
     COMPUTATION,
@@ -26,6 +28,7 @@ from stagespan.trace.derived.step_times import (
     steps_without_work,
 )
 from stagespan.trace.derived.threads import TimeIndex, named
+from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns, first, one_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -50,7 +53,7 @@ from stagespan.trace.result import (
 _GAPS_SHOWN = 5
 _GAP_SHARES = Thresholds(50.0, 25.0)
 _FILLS = (0.8, 0.5)
-_HOST = ("cpu_op", "user_annotation", "python_function", "overhead")
+_HOST = ("cpu_op", "user_annotation", "python_function")
 
 
 _Part = Annotated[str, one_of([*PARTS, *(part for part in HOST_PARTS if part not in PARTS)])]
@@ -94,6 +97,8 @@ def analyze(trace: Trace) -> Steps | Unavailable:
         outside_ns=int(trace.events.dur_ns[outside].sum()),
         edges=edges,
         ranges=ranges,
+        base=base_window(trace),
+        stacks=stack_cost(trace),
     )
 
 
@@ -130,6 +135,9 @@ class Steps(StructResult, frozen=True):
     """Their total duration."""
     edges: Internal[list[Edge]]
     ranges: Internal[StepRanges]
+    base: Internal[BaseWindow | None]
+    """The time to which shares refer: the steps and the time between them."""
+    stacks: Internal[StackCost | None]
 
     @property
     def on_device(self) -> bool:
@@ -141,19 +149,24 @@ class Steps(StructResult, frozen=True):
         """All steps' time."""
         return sum(self.parts.values())
 
+    @property
+    def whole_ns(self) -> int:
+        """All steps' time, and the time between them."""
+        return self.total_ns if self.base is None or not self.base.steps else self.base.whole_ns
+
     def findings(self) -> list[Finding]:
         """Findings about time at the edges of the trace, and about unusually long steps."""
-        total = self.total_ns
+        whole, count = self.whole_ns, len(self.steps)
         found = [
-            finding for edge in self.edges if (finding := edge.finding(total, len(self.steps)))
+            finding for edge in self.edges if (finding := edge.finding(whole, count, self.stacks))
         ]
-        return found + outlier_findings(self.outliers, total, len(self.steps), self.on_device)
+        return found + outlier_findings(self.outliers, whole, count, self.on_device)
 
     def tables(self) -> list[Table]:
         """Tables of the time by part, the first steps, and the gaps between steps."""
         meaning = PARTS if self.on_device else HOST_PARTS
-        total = self.total_ns
-        count = len(self.steps)
+        whole, count = self.whole_ns, len(self.steps)
+        between = whole - self.total_ns
         spread = self.step_ns
         note = self.how
         if self.without_work:
@@ -189,11 +202,14 @@ class Steps(StructResult, frozen=True):
         tables = [
             Table.of(
                 "Where the steps' time went",
-                [(part, time) for part, time in self.parts.items() if time],
-                (lambda part: meaning[part[0]], "", ""),
+                [
+                    *((meaning[part], time) for part, time in self.parts.items() if time),
+                    *([("between the steps", between)] if between > 0 else []),
+                ],
+                (itemgetter(0), "", ""),
                 (itemgetter(1), "time", "ns"),
                 (lambda part: part[1] // count, "per step", "ns"),
-                (lambda part: share(part[1], total), _of(count), "%"),
+                (lambda part: share(part[1], whole), _of(count), "%"),
                 note=note,
             )
         ]
@@ -209,8 +225,8 @@ class Steps(StructResult, frozen=True):
                 f"The first {_STEPS_SHOWN} of {count:,}." if count > _STEPS_SHOWN else "",
             )
         )
-        between = self.gaps.table()
-        return tables if between is None else [*tables, between]
+        gaps = self.gaps.table()
+        return tables if gaps is None else [*tables, gaps]
 
     def chart(self) -> Chart | None:
         """The parts of each step or, if there are many, of the first steps."""
@@ -323,10 +339,12 @@ class Edge:
     """The device event, and the host's activity."""
     host_event: str | None
     """The host's event that fills at least half of it."""
+    recording_ns: int
+    """The estimated time in it in which the profiler recorded Python's stacks."""
 
-    def finding(self, total_ns: int, count: int) -> Finding | None:
+    def finding(self, whole_ns: int, count: int, stacks: StackCost | None) -> Finding | None:
         """Return a finding if it is long. The causes of idle time do not include this time."""
-        percent = share(self.dur_ns, total_ns)
+        percent = share(self.dur_ns, whole_ns)
         severity = _GAP_SHARES.severity(percent)
         if severity is None:
             return None
@@ -335,16 +353,21 @@ class Edge:
             where = "after the device's last work"
         whose = "the step's" if count == 1 else f"the {count:,} steps'"
         sentence = (
-            f"{in_words(self.dur_ns, 'ns')} of {whose} {in_words(total_ns, 'ns')}"
+            f"{in_words(self.dur_ns, 'ns')} of {whose} {in_words(whole_ns, 'ns')}"
             f" ({percent:.1f} %) passed {where}"
         )
         if self.host_event is not None:
             sentence += f", mostly in {shortened(self.host_event, 90)}"
+        sentence += "."
+        numbers: dict[str, float] = {}
+        if stacks is not None:
+            caveat, numbers = stacks.caveat(self.recording_ns, self.dur_ns)
+            sentence += f" {caveat}"
         code = "steps.before_device" if self.first else "steps.after_device"
-        numbers = {"time_ns": self.dur_ns, "percent": percent, "whole_ns": total_ns}
+        numbers |= {"time_ns": self.dur_ns, "percent": percent, "whole_ns": whole_ns}
         severity = of_size(severity, self.dur_ns)
         gain = Gain(self.dur_ns, at_most=True, how="the device works in that time")
-        return Finding(severity, f"{sentence}.", self.evidence, code, numbers, gain)
+        return Finding(severity, sentence, self.evidence, code, numbers, gain)
 
 
 def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
@@ -359,18 +382,24 @@ def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
     begin, end = int(events.begin_ns[first]), int(events.end_ns[last])
     if launch >= 0:
         begin = min(begin, int(events.begin_ns[launch]))
-    before = int((np.clip(begin, times.begin_ns, times.end_ns) - times.begin_ns).sum())
-    behind = int((times.end_ns - np.clip(end, times.begin_ns, times.end_ns)).sum())
+    edges = (
+        (True, first, times.begin_ns, np.clip(begin, times.begin_ns, times.end_ns)),
+        (False, last, np.clip(end, times.begin_ns, times.end_ns), times.end_ns),
+    )
     found = []
-    for is_first, dur, row, start in (
-        (True, before, first, begin - before),
-        (False, behind, last, end),
-    ):
+    stacks, overhead = stack_cost(trace), profiler_time(trace)
+    for is_first, row, starts, ends in edges:
+        # The profiler's own time is not the program's.
+        dur = int((ends - starts - overhead.within(starts, ends)).sum())
         if dur:
-            host = filled_by(trace, start, dur)
+            length = int((ends - starts).sum())
+            start = begin - length if is_first else end
+            host = filled_by(trace, start, length)
             shown = [evidence(trace, each) for each in (row, host) if each >= 0]
-            most = mostly_filled_by(trace, start, dur)
-            found.append(Edge(is_first, dur, tuple(shown), _name(trace, most)))
+            most = mostly_filled_by(trace, start, length)
+            recording = 0 if stacks is None else int(stacks.within(starts, ends).sum())
+            name = _name(trace, most)
+            found.append(Edge(is_first, dur, tuple(shown), name, min(recording, dur)))
     return found
 
 

@@ -17,7 +17,7 @@ from stagespan.trace.analyses.host_verdict import (
     HostVerdict,
     host_verdict,
 )
-from stagespan.trace.analyses.idle import FINISHING, PREPARATION, base_idle
+from stagespan.trace.analyses.idle import FINISHING, IDLE_CAUSES, PREPARATION, base_idle
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.device_time import DeviceTime, device_rows, device_times, together
@@ -47,24 +47,23 @@ DEVICE_BUSY = "device-busy"
 COMMUNICATION_BOUND = COMMUNICATION
 COPY_BOUND = "copy-bound"
 HOST_BOUND = "host-bound"
+WAIT_BOUND = "wait-bound"
 CANNOT_TELL = "cannot tell"
+# Only a part of the time, never the verdict.
+PROFILER = "profiler"
 VERDICTS = (
     LAUNCH_BOUND,
     DEVICE_BUSY,
     COMMUNICATION_BOUND,
     COPY_BOUND,
     HOST_BOUND,
+    WAIT_BOUND,
     CANNOT_TELL,
+    PROFILER,
     *(name for name in HOST_VERDICTS if name != COMMUNICATION),
 )
 
 OTHER_DEVICE_BUSY = "other_device_busy"
-IDLE_CAUSES: dict[str, str] = {
-    PREPARATION: "the host prepared the device's first work",
-    FINISHING: "the host continued after the device's last work",
-    **causes.CAUSES,
-}
-"""Causes of idle time: those between the device's work, and those before and after all of it."""
 BUSY_PARTS = {
     "computing": DEVICE_BUSY,
     "communicating": COMMUNICATION_BOUND,
@@ -84,15 +83,9 @@ _HOST_BUSY = {
 }
 """The parts that are not drawn as idle, each with its name and the key of its colour."""
 
-_IDLE = {
-    LAUNCH_BOUND: (causes.LAUNCH,),
-    HOST_BOUND: (
-        PREPARATION,
-        FINISHING,
-        *(cause for cause in causes.STARVED if cause != causes.LAUNCH),
-    ),
-    CANNOT_TELL: (*(c for c in causes.CAUSES if c not in causes.STARVED), OTHER_DEVICE_BUSY),
-}
+_EDGES = (PREPARATION, FINISHING)
+_ON_HOST = (*_EDGES, *causes.STARVED)
+_WAITING = (*causes.WAITING, OTHER_DEVICE_BUSY)
 _PART_WORDS = {
     "computing": "computing",
     "communicating": "communicating, nothing else",
@@ -105,16 +98,18 @@ _REASONS = {
     DEVICE_BUSY: "{it} computed",
     COMMUNICATION_BOUND: "{it} communicated while nothing computed",
     COPY_BOUND: "{it} copied while nothing else ran",
-    LAUNCH_BOUND: "{it} {was} idle because {cause}",
+    LAUNCH_BOUND: "{it} {was} idle because of the host, mostly because {cause}",
     HOST_BOUND: "{it} {was} idle because of the host, mostly because {cause}",
-    CANNOT_TELL: (
-        "{it} {was} idle for a reason that is not on the host, or unknown: mostly, {cause}"
-    ),
+    WAIT_BOUND: "{it} {was} idle although work had been launched, mostly because {cause}",
+    CANNOT_TELL: "{it} {was} idle, and the trace does not show why",
 }
 # Percent: devices that worked for less of the trace are not mentioned separately.
 _LEAST_DEVICE = 10.0
 # A cause is named with its figure if it is below this part of the verdict's time.
 _OTHER = 0.99
+# Percent of the whole: lost time that takes at least this part decides, even if the device computes
+# for longer.
+_MUCH = 25.0
 # Percent of the whole: the bar has no separate part for less preparation.
 _LEAST_EDGE = 5.0
 
@@ -125,9 +120,11 @@ _Name = Annotated[str, one_of(VERDICTS)]
 def analyze(trace: Trace) -> Verdict | Unavailable:
     """Determine the verdict from busy and idle times; without a device, from those of the host.
 
-    The largest of computing, exposed communication, exposed copies and idle time decides. For idle
-    time, the largest group of causes decides. Times are summed over devices. They cover the steps,
-    or the whole trace if it has no steps.
+    Causes of idle time count by family: those on the host, and those of work that was launched in
+    time. The largest loss (idle time of a family, exposed communication, exposed copies) decides
+    if it takes more time than computing, or a quarter of all time. Otherwise the device is busy.
+    The profiler's own time does not count. Times are summed over devices. They cover the steps, or
+    the whole trace if it has no steps.
     """
     base = base_window(trace)
     if base is None or len(device_work(trace).rows) == 0:
@@ -157,20 +154,22 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     # Devices are also idle while another one works. The causes of this are not examined.
     parts[OTHER_DEVICE_BUSY] = whole.idle_ns - sum(idle.values()) * len(devices)
     parts = {name: time for name, time in sorted(parts.items(), key=lambda p: -p[1]) if time}
-    busy = _busy(whole)
-    waiting = {name: sum(parts.get(cause, 0) for cause in of) for name, of in _IDLE.items()}
-    several = len(devices) > 1
-    # If devices differ, report first the verdict with the most time that can be saved.
-    most = max(busy, key=lambda name: (busy[name], several and name != DEVICE_BUSY))
-    verdict = most
-    if whole.idle_ns > busy[most]:
-        verdict = max(waiting, key=lambda name: waiting[name])
+    on_host = {cause: parts[cause] for cause in _ON_HOST if cause in parts}
+    host_word = _word_of_host(on_host)
+    families = {
+        host_word: on_host,
+        WAIT_BOUND: {cause: parts[cause] for cause in _WAITING if cause in parts},
+        CANNOT_TELL: {cause: parts[cause] for cause in (causes.NOT_TRACED,) if cause in parts},
+        PROFILER: {cause: parts[cause] for cause in (causes.PROFILER,) if cause in parts},
+    }
+    times = _busy(whole) | {name: sum(of.values()) for name, of in families.items()}
+    several, total = len(devices) > 1, base.whole_ns * len(devices)
+    edges = 0 if base.steps else sum(on_host.get(cause, 0) for cause in _EDGES)
+    verdict = _decided(times, total - times[PROFILER], several, {host_word: edges})
     without, steps = _without_events(trace)
     if 2 * without > steps:
         verdict = CANNOT_TELL
-    times = busy | waiting
-    cause = next((part for part in parts if part in _IDLE.get(verdict, ())), None)
-    total = base.whole_ns * len(devices)
+    cause = next((part for part in parts if part in families.get(verdict, {})), None)
     result = Verdict(
         verdict=verdict,
         sentence="",
@@ -277,7 +276,11 @@ class Verdict(StructResult, frozen=True):
             return next((name for name, of in HOST_VERDICTS.items() if part in of), self.verdict)
         if part in BUSY_PARTS:
             return BUSY_PARTS[part]
-        return next(name for name, of in _IDLE.items() if part in of)
+        if part in _ON_HOST:
+            return LAUNCH_BOUND if LAUNCH_BOUND in self.times_ns else HOST_BOUND
+        if part in _WAITING:
+            return WAIT_BOUND
+        return PROFILER if part == causes.PROFILER else CANNOT_TELL
 
 
 def verdict_of_host(found: HostVerdict, origin_ns: int) -> Verdict:
@@ -310,7 +313,7 @@ def _sentence(found: Verdict) -> str:
     name = found.verdict[0].upper() + found.verdict[1:]
     one = found.devices == 1
     reason = _REASONS[found.verdict]
-    if found.verdict == CANNOT_TELL and found.cause is None:
+    if found.verdict == WAIT_BOUND and found.cause is None:
         reason = _WHILE_OTHER_BUSY
     reason = reason.format(
         it="the device" if one else "the devices",
@@ -364,11 +367,29 @@ def _without_events(trace: Trace) -> tuple[int, int]:
     return (0, 0) if steps is None else (len(steps_without_work(trace)), len(steps))
 
 
-def _supported_verdict(part: str) -> str:
-    """Return the verdict that a part supports."""
-    if part in BUSY_PARTS:
-        return BUSY_PARTS[part]
-    return next(name for name, of in _IDLE.items() if part in of)
+def _word_of_host(times: dict[str, int]) -> str:
+    """Return the verdict for these times by cause on the host."""
+    return LAUNCH_BOUND if 2 * times.get(causes.LAUNCH, 0) > sum(times.values()) else HOST_BOUND
+
+
+def _decided(times: dict[str, int], whole_ns: int, several: bool, at_edges: dict[str, int]) -> str:
+    """Return the verdict for times by verdict.
+
+    `at_edges` is the part of a loss before the device's first and after its last work, if that may
+    only be the begin or the end of the trace. Such time alone does not count as much.
+    """
+    known = {name: time for name, time in times.items() if name not in (CANNOT_TELL, PROFILER)}
+    computing = known.pop(DEVICE_BUSY)
+    most = max(known, key=lambda name: known[name])
+    # The sums over devices that communicate and others that compute say nothing about each of them.
+    of_each = not several or most not in BUSY_PARTS.values()
+    if of_each and share(known[most] - at_edges.get(most, 0), whole_ns) >= _MUCH:
+        return most
+    if times[CANNOT_TELL] > max(known[most], computing):
+        return CANNOT_TELL
+    # If devices differ, the verdict is the one with time that can be saved.
+    more = known[most] > computing or (several and known[most] == computing)
+    return most if more else DEVICE_BUSY
 
 
 def _busy(time: DeviceTime) -> dict[str, int]:
@@ -412,7 +433,10 @@ def _differing(
         times = _busy(time) | {"": time.idle_ns}
         preferred = verdict if verdict in times else ""
         most = _most(times, preferred)
-        if most == preferred or share(lengths[device], longest) < _LEAST_DEVICE:
+        agrees = most == preferred or (
+            preferred != DEVICE_BUSY and share(times[preferred], time.span_ns) >= _MUCH
+        )
+        if agrees or share(lengths[device], longest) < _LEAST_DEVICE:
             continue
         did = _REASONS[most].format(it="it") if most else "it was idle"
         found.append(

@@ -149,6 +149,8 @@ def _with_the_first(trace: Trace, found: Gaps, windows: Windows) -> Gaps:
         end_ns=ahead(first, found.end_ns),
         last=ahead(0, found.last),
         first=ahead(0, found.first),
+        first_call=ahead(call, found.first_call),
+        first_origin=ahead(int(found.origins[0]), found.first_origin),
         in_graph=ahead(0, found.in_graph),
         issued=ahead(issued, found.issued),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,14 +11,16 @@ import numpy as np
 
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import COPY, device_work
-from stagespan.trace.derived.gaps import Gaps, IdleParts, graph_calls
+from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts, graph_calls
+from stagespan.trace.derived.recording_cost import StackCost, stack_cost
 from stagespan.trace.derived.threads import named
-from stagespan.trace.read.intervals import Numbers
+from stagespan.trace.read.intervals import Cover, Numbers
 from stagespan.trace.read.model import Trace
 
 _COMPILED = re.compile(
     r"^(?:Torch-Compiled Region|CompiledFunction|## Call CompiledFxGraph|CompiledFxGraph)"
 )
+_GENERATED = re.compile(r"torchinductor_|^## Call CompiledFxGraph")
 _ONE_PROCESS = re.compile(r"_SingleProcessDataLoaderIter")
 _WORKERS = re.compile(r"_MultiProcessingDataLoaderIter")
 STARTS_LOADER = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __iter__$")
@@ -48,6 +50,19 @@ class Facts:
         return any(_COMPILED.search(name) for name in self._trace.names)
 
     @cached_property
+    def generated(self) -> bool:
+        """Whether code that Inductor generated launched the work after most of the idle time."""
+        if self._gaps is None:
+            return False
+        events, gaps = self._trace.events, self._gaps
+        rows = np.flatnonzero(named(self._trace, _GENERATED))
+        known = gaps.first_origin >= 0
+        at = events.begin_ns[gaps.first_origin[known]]
+        inside = Cover(events.begin_ns[rows], events.end_ns[rows]).within(at, at + 1) > 0
+        time = gaps.dur_ns[known]
+        return 2 * int(time[inside].sum()) > int(time.sum())
+
+    @cached_property
     def graphs(self) -> bool:
         """Whether device graphs were launched."""
         return self._gaps is not None and bool(graph_calls(self._trace, self._gaps.calls).any())
@@ -56,6 +71,15 @@ class Facts:
     def stacks(self) -> bool:
         """Whether the profiler recorded Python's stacks."""
         return bool(self._trace.rows_of(["python_function"]).any())
+
+    def stack_cost_in(self, blamed: Sequence[str]) -> tuple[StackCost, int, int] | None:
+        """Return the cost of recorded stacks, its time in these causes, and the causes' time."""
+        cost = stack_cost(self._trace)
+        if cost is None or self._gaps is None or self._parts is None:
+            return None
+        time = self._parts.parts[:, [NAMES.index(cause) for cause in blamed]].sum(axis=1)
+        took = np.minimum(cost.within(self._gaps.begin_ns, self._gaps.end_ns), time)
+        return cost, int(took.sum()), int(time.sum())
 
     @cached_property
     def loads_in_main_process(self) -> bool:
@@ -99,7 +123,14 @@ class Facts:
         parts = self._parts
         if parts is None:
             return False
-        return _steadily(parts.call_idle_ns[parts.allocates[parts.calls]])
+        return steadily(parts.call_idle_ns[parts.allocates[parts.calls]])
+
+    @cached_property
+    def first_uses(self) -> bool:
+        """Whether a few long calls of the runtime took most of the time of such calls."""
+        if self._parts is None:
+            return False
+        return not steadily(self._parts.parts[:, NAMES.index(causes.RUNTIME_CALL)])
 
     @cached_property
     def gives_back_steadily(self) -> bool:
@@ -124,6 +155,12 @@ def _always(facts: Facts) -> bool:
 
 _LAUNCH = (
     Advice(
+        "launch.graph_of_compiled",
+        "torch.compile(mode='reduce-overhead') runs compiled code as a device graph, and"
+        " torch._inductor.config.cpp_wrapper launches its kernels without Python.",
+        lambda facts: facts.generated and not facts.graphs,
+    ),
+    Advice(
         "launch.compile_or_graph",
         "Fewer and larger kernels, torch.compile or a device graph would help.",
         lambda facts: not facts.compiled and not facts.graphs,
@@ -134,12 +171,6 @@ _LAUNCH = (
         lambda facts: not facts.graphs,
     ),
     Advice("launch.larger", "Fewer and larger kernels would help.", _always),
-)
-_STACKS = Advice(
-    "launch.stacks",
-    "Python stacks were recorded, which slows the host down: without the profiler the device"
-    " waits less.",
-    lambda facts: facts.stacks,
 )
 _HOST_STACKS = Advice(
     "operators.stacks",
@@ -199,7 +230,7 @@ _MEMORY = (
     ),
 )
 _OF: dict[str, tuple[tuple[Advice, ...], ...]] = {
-    causes.LAUNCH: (_LAUNCH, (_STACKS,)),
+    causes.LAUNCH: (_LAUNCH,),
     causes.SYNCHRONISATION: (
         (
             Advice(
@@ -224,6 +255,16 @@ _OF: dict[str, tuple[tuple[Advice, ...], ...]] = {
             ),
             Advice(
                 "queue.larger", "Fewer and larger kernels have fewer gaps between them.", _always
+            ),
+        ),
+    ),
+    causes.RUNTIME_CALL: (
+        (
+            Advice(
+                "runtime_call.first_use",
+                "Most of this time is in a few calls, as at the first use of a kernel. A trace"
+                " recorded later shows whether they occur again.",
+                lambda facts: facts.first_uses,
             ),
         ),
     ),
@@ -286,7 +327,7 @@ def advice_on(cause: str, facts: Facts) -> str:
     return " ".join(sentences)
 
 
-def _steadily(times: Numbers) -> bool:
-    """Whether the few longest times take at most half of the total time."""
-    longest = np.sort(times)[::-1][:_ONCE]
-    return 2 * int(longest.sum()) <= int(times.sum()) and len(times) > _ONCE
+def steadily(times: Numbers, most: int = _ONCE) -> bool:
+    """Whether the `most` longest times take at most half of the total time."""
+    longest = np.sort(times)[::-1][:most]
+    return 2 * int(longest.sum()) <= int(times.sum()) and len(times) > most

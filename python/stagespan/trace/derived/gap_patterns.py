@@ -18,7 +18,7 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import Evidence, evidence, window_of
 
 # Causes whose reason is not in the trace. Only the positions of the gaps are known.
-UNEXPLAINED = (causes.NOT_TRACED, causes.GRAPH)
+UNEXPLAINED = (causes.NOT_TRACED, causes.UNSEEN_WAIT, causes.GRAPH)
 _MOST_PATTERNS = 5
 _MOST_LOOKED_AT = 20
 # The least length of a gap in a pattern, relative to the longest one.

@@ -56,6 +56,11 @@ class Gaps:
     """Index in `rows` of the event that ended where the gap begins."""
     first: NDArray[np.intp]
     """Index in `rows` of the event that begins where the gap ends."""
+    first_call: Rows
+    """The call that launched the event after the gap, or -1. For an event that never has a launch,
+    such as a transfer that belongs to the next kernel, it is the launch of the next event."""
+    first_origin: Rows
+    """The event with which the program requested that launch, or -1."""
     in_graph: Mask
     """Whether the event that ends the gap is part of a graph that was already running."""
     issued: NDArray[np.int8]
@@ -72,19 +77,9 @@ class Gaps:
         return self.calls[self.last]
 
     @property
-    def first_call(self) -> Rows:
-        """The call that launched the event after the gap, or -1."""
-        return self.calls[self.first]
-
-    @property
     def last_origin(self) -> Rows:
         """The event with which the program requested the launch before the gap, or -1."""
         return self.origins[self.last]
-
-    @property
-    def first_origin(self) -> Rows:
-        """The event with which the program requested the launch after the gap, or -1."""
-        return self.origins[self.first]
 
 
 @once
@@ -102,7 +97,9 @@ def gaps(trace: Trace) -> Gaps:
     index = np.arange(len(rows))
     latest = np.maximum.accumulate(np.where(end == reach, index, 0))
     gap_begin, gap_end = reach[opens - 1], begin[opens]
-    call = calls[opens]
+    origin_of = origins(trace, calls)
+    asked = _with_launch(trace, rows, calls, opens)
+    call = calls[asked]
     known = call >= 0
     call_begin, call_end = events.begin_ns[call], events.end_ns[call]
     issued = np.full(len(opens), UNKNOWN, dtype=np.int8)
@@ -112,14 +109,58 @@ def gaps(trace: Trace) -> Gaps:
     return Gaps(
         rows=rows,
         calls=calls,
-        origins=origins(trace, calls),
+        origins=origin_of,
         begin_ns=gap_begin,
         end_ns=gap_end,
         last=latest[opens - 1],
         first=opens,
+        first_call=call,
+        first_origin=origin_of[asked],
         in_graph=_later_in_graph(trace, calls)[opens],
         issued=issued,
     )
+
+
+def _with_launch(trace: Trace, rows: Rows, calls: Rows, asked: Rows) -> Rows:
+    """Return which of `rows` shows the launch of each of `asked`, both as indices of `rows`.
+
+    This is the event itself, unless no event of its name has a launch in this trace. Then it is the
+    next event of its device with a launch. Work that was launched before the trace began is an
+    exception: it runs before the first event of its stream with a launch.
+    """
+    events = trace.events
+    code = events.name[rows]
+    launched = calls >= 0
+    has_launch = np.bincount(code[launched], minlength=len(trace.names) + 1) > 0
+    lacks = ~has_launch[code[asked]]
+    if not lacks.any() or not launched.any():
+        return asked
+    begin, (device, _) = events.begin_ns[rows], streams(trace, rows)
+    first = _first_launched(trace, rows, calls)
+    # A stream without any launch is compared with the whole device.
+    first = np.where(first < np.iinfo(np.int64).max, first, begin[launched].min())
+    lacks &= begin[asked] >= first[asked]
+    found = asked.copy()
+    for number in np.unique(device[asked[lacks]]).tolist():
+        mine = np.flatnonzero((device == number) & launched)
+        here = np.flatnonzero(lacks & (device[asked] == number))
+        at = np.searchsorted(mine, asked[here])
+        known = at < len(mine)
+        found[here[known]] = mine[at[known]]
+    return found
+
+
+def _first_launched(trace: Trace, rows: Rows, calls: Rows) -> Numbers:
+    """Return, for each of `rows`, when the first work with a launch began on its stream.
+
+    It is the largest integer for streams without any launch.
+    """
+    _, of_stream = pairs(*streams(trace, rows))
+    first = np.full(int(of_stream.max()) + 1, np.iinfo(np.int64).max)
+    known = calls >= 0
+    np.minimum.at(first, of_stream[known], trace.events.begin_ns[rows][known])
+    result: Numbers = first[of_stream]
+    return result
 
 
 def graph_calls(trace: Trace, calls: Rows) -> Mask:
@@ -375,6 +416,14 @@ def split_idle(trace: Trace, gaps: Gaps, step_begins: Numbers) -> IdleParts:
 
 
 @once
+def profiler_time(trace: Trace) -> Cover:
+    """Return when the profiler itself took time, such as for its buffers."""
+    events = trace.events
+    rows = np.flatnonzero(trace.rows_of(["overhead"]) & ~named(trace, causes.LOADS_KERNELS))
+    return Cover(events.begin_ns[rows], events.end_ns[rows])
+
+
+@once
 def waiting_calls(trace: Trace, rows: Rows, calls: Rows) -> Mask:
     """Return calls that wait according to their name, and calls that waited for their copy.
 
@@ -439,7 +488,10 @@ class _Splitter:
         issued_from = np.clip(events.begin_ns[origin], begin, end)
         called_from = np.clip(events.begin_ns[call], begin, end)
         issued_to = np.clip(events.end_ns[call], begin, end)
-        call_time = issued_to - called_from
+        # The profiler may take time within the launching call, and before the work begins.
+        in_call = profiler_time(self.trace).within(called_from, issued_to)
+        self._add_at(causes.PROFILER, chosen, in_call)
+        call_time = issued_to - called_from - in_call
         launch = call_time + self._queued(chosen, issued_to, end)
         # Two threads: the one that launches now, and the one that launched before.
         before = gaps.last_origin[chosen]
@@ -583,8 +635,8 @@ class _Splitter:
         queued = ~latency & ~depends & (time <= LATENCY_NS)
         self._add_at(causes.DEPENDENCY, chosen, np.where(depends, time, 0))
         self._add_at(causes.QUEUED, chosen, np.where(queued, time, 0))
-        unknown = ~latency & ~depends & ~queued
-        self._add_at(causes.NOT_TRACED, chosen, np.where(unknown, time, 0))
+        unseen = ~latency & ~depends & ~queued
+        self._add_at(causes.UNSEEN_WAIT, chosen, np.where(unseen, time, 0))
         return np.where(latency, time, 0)
 
     def _longest_queued(self) -> Numbers:
@@ -593,16 +645,11 @@ class _Splitter:
         A stream runs its work in the order of the launches. Work before its first work with a
         launch was therefore launched before the trace began. Without any launch, this is unknown.
         """
-        gaps, events = self.gaps, self.trace.events
-        known = gaps.calls >= 0
-        if not known.any() or len(gaps.begin_ns) == 0:
+        gaps = self.gaps
+        if not (gaps.calls >= 0).any() or len(gaps.begin_ns) == 0:
             return np.zeros(len(gaps.begin_ns), dtype=np.int64)
-        device, stream = streams(self.trace, gaps.rows)
-        _, of_stream = pairs(device, stream)
-        first = np.full(int(of_stream.max()) + 1, np.iinfo(np.int64).max)
-        begin = events.begin_ns[gaps.rows]
-        np.minimum.at(first, of_stream[known], begin[known])
-        before = begin[gaps.first] < first[of_stream[gaps.first]]
+        begin = self.trace.events.begin_ns[gaps.rows[gaps.first]]
+        before = begin < _first_launched(self.trace, gaps.rows, gaps.calls)[gaps.first]
         return np.where(before, LATENCY_NS, JUST_LAUNCHED_NS)
 
     def _crosses(self, step_begins: Numbers) -> Mask:

@@ -32,6 +32,8 @@ HOST_UNSEEN = "host_unseen"
 DEPENDENCY = "dependency"
 GRAPH = "graph"
 QUEUED = "queued"
+UNSEEN_WAIT = "unseen_wait"
+# The launch is unknown.
 NOT_TRACED = "not_traced"
 
 CAUSES: dict[str, str] = {
@@ -45,10 +47,11 @@ CAUSES: dict[str, str] = {
     COMPILATION: "the host compiled",
     KERNEL_LOADING: "the host loaded kernels at their first use",
     PROFILER: "the profiler itself took the time",
-    RUNTIME_CALL: "a call of the runtime took unusually long, for example at a kernel's first use",
+    RUNTIME_CALL: "calls of the runtime took long",
     DEPENDENCY: "work that was launched in time had to wait for another stream",
     GRAPH: "a device graph was running, and the trace does not show what it waited for",
     QUEUED: "the device switched from one kernel to the next",
+    UNSEEN_WAIT: "work that was launched in time waited for something outside the trace",
     NOT_TRACED: "the trace does not show why",
 }
 """Every cause with its meaning, as the end of a sentence."""
@@ -67,6 +70,11 @@ STARVED = (
     RUNTIME_CALL,
 )
 """The causes on the host, which a change of the program can remove."""
+PACE = (LAUNCH, HOST_WORK, RUNTIME_CALL)
+"""The causes of one kind: the host works, and launches too slowly. Only the length of the gaps and
+of the calls distinguishes them."""
+WAITING = (DEPENDENCY, GRAPH, QUEUED, UNSEEN_WAIT)
+"""The causes that are not on the host, because the launch was in time."""
 
 # A copy without Async in its name returns when it is done; hipMemcpyWithStream too.
 WAITS = re.compile(

@@ -144,6 +144,11 @@ class LaunchSources:
     forward: Rows
     """The forward operator, for work of a backward pass."""
 
+    def of(self, chosen: Mask) -> LaunchSources:
+        """Return the sources of some of the device events."""
+        columns = ("rows", "calls", "of_graph", "operator", "origin", "stage", "forward")
+        return LaunchSources(*(getattr(self, each)[chosen] for each in columns))
+
 
 @once
 def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:

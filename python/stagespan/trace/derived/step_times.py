@@ -46,6 +46,8 @@ HOST_PARTS = {
 
 # An idle device begins work sooner after its launch.
 _QUEUED_NS = 1_000_000
+# The most work of a device that waits for earlier work, relative to the time for which it waits.
+_LITTLE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class Earlier:
     end_ns: int | None = None
     """When the device had finished it; None if the trace shows no such work."""
     recorded: bool = True
-    """Whether its events are in the trace. If not, the first recorded device event began so late
-    after its launch that the device must have been busy with other work."""
+    """Whether its events are in the trace. If not, the first recorded event of a stream began so
+    late after its launch that the device must have been busy with other work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,9 @@ def earlier_work(trace: Trace) -> Earlier:
     A stream runs work in the order of launches. An event without a launch in the trace that runs
     before the stream's first event with one was therefore launched earlier. If the trace contains
     no launches, this is unknown.
+
+    If the first event of a stream begins long after its launch, and the device has recorded almost
+    no other work until then, it waited for work that is not in the trace.
     """
     events, rows = trace.events, device_work(trace).rows
     calls = launch_of(trace, rows)
@@ -95,10 +100,31 @@ def earlier_work(trace: Trace) -> Earlier:
     before = ~launched & (begin < firsts[of_stream])
     if before.any():
         return Earlier(int(events.end_ns[rows[before]].max()))
-    first = int(np.argmin(begin))
-    if begin[first] - events.end_ns[calls[first]] > _QUEUED_NS:
-        return Earlier(int(begin[first]), recorded=False)
-    return Earlier()
+    # Without its launch, it is unknown how long an event waited.
+    issued = np.where(launched, events.end_ns[calls], begin)
+    end = _end_of_unrecorded_work(begin, events.end_ns[rows], issued, of_stream)
+    return Earlier() if end is None else Earlier(end, recorded=False)
+
+
+def _end_of_unrecorded_work(
+    begin: Numbers, end: Numbers, issued: Numbers, of_stream: Numbers
+) -> int | None:
+    """Return when the device's work waited no longer for work that is not in the trace, or None.
+
+    The arrays have one element for each device event: its begin and end, the end of its launching
+    call, and the number of its stream.
+    """
+    order = np.argsort(begin, kind="stable")
+    _, at = np.unique(of_stream[order], return_index=True)
+    firsts = order[at]
+    firsts = firsts[begin[firsts] - issued[firsts] > _QUEUED_NS]
+    for first in firsts[np.argsort(-begin[firsts], kind="stable")].tolist():
+        until = begin[first]
+        earlier = begin < until
+        worked = covered(begin[earlier], np.minimum(end[earlier], until))
+        if worked <= _LITTLE * (until - issued[first]):
+            return int(until)
+    return None
 
 
 @once

@@ -502,7 +502,7 @@ def test_work_whose_launch_is_not_in_the_trace(tmp_path: Path) -> None:
     assert isinstance(analyze(trace).results["launches"], Unavailable)
 
 
-def test_launched_in_time_and_begun_much_later_is_not_traced(tmp_path: Path) -> None:
+def test_launched_in_time_and_begun_much_later_waited_for_something_unseen(tmp_path: Path) -> None:
     # GIVEN a kernel that was launched in time on the same stream, and begins 5 ms late
     program = Program()
     program.launch("first", 100)
@@ -510,8 +510,8 @@ def test_launched_in_time_and_begun_much_later_is_not_traced(tmp_path: Path) -> 
     program.launch("late", 100)
     # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the trace does not show why
-    assert found.by_cause == {causes.NOT_TRACED: 5_000 * US}
+    # THEN it waited for something that the trace does not show
+    assert found.by_cause == {causes.UNSEEN_WAIT: 5_000 * US}
     assert found.largest[0].issued == "before"
 
 
@@ -521,7 +521,7 @@ def test_launched_in_time_and_begun_much_later_is_not_traced(tmp_path: Path) -> 
         (10, causes.LAUNCH),
         (11, causes.QUEUED),
         (50, causes.QUEUED),
-        (51, causes.NOT_TRACED),
+        (51, causes.UNSEEN_WAIT),
     ],
 )
 def test_how_long_after_its_launch_work_begins(pause: int, cause: str, tmp_path: Path) -> None:
@@ -568,3 +568,42 @@ def test_without_device_events_there_are_no_results(tmp_path: Path) -> None:
     assert use["events"] == 1
     assert use["busy_us"] is None
     assert use["idle_us"] is None
+
+
+def transfers(tmp_path: Path, before_first_launch: bool) -> Trace:
+    """Kernels 300 µs apart, each after a transfer of which the trace has no launch."""
+    program = Program()
+    if not before_first_launch:
+        program.launch("gemm", 10)
+    for _ in range(20):
+        program.wait()
+        program.work(300)
+        # The transfer, which the host requests without a call of the runtime.
+        program.free[7] = program.now + 2
+        program.launch("transfer", 5, known=False, call_us=0)
+        if not before_first_launch:
+            with program.within("aten::mm"):
+                program.launch("gemm", 10)
+    if before_first_launch:
+        program.launch("gemm", 10)
+    return program.trace(tmp_path)
+
+
+def test_the_next_known_launch_shows_that_the_host_was_late(tmp_path: Path) -> None:
+    # GIVEN gaps that end with transfers, which never have a launch, before launched kernels
+    trace = transfers(tmp_path, before_first_launch=False)
+    # WHEN the causes are determined
+    found = idle_of(trace)
+    # THEN the launch of the kernel after each transfer shows that the host was late
+    assert causes.NOT_TRACED not in found.by_cause
+    starved = sum(found.by_cause.get(cause, 0) for cause in causes.STARVED)
+    assert starved > 0.95 * found.idle_ns
+    assert verdict_of(trace).verdict == "host-bound"
+
+
+def test_work_from_before_the_trace_does_not_ask_the_next_launch(tmp_path: Path) -> None:
+    # GIVEN the same transfers before the first work with a launch
+    found = idle_of(transfers(tmp_path, before_first_launch=True))
+    # WHEN the causes are determined
+    # THEN they are unknown: all this work was launched before the trace began
+    assert found.by_cause[causes.NOT_TRACED] > 0.9 * found.idle_ns

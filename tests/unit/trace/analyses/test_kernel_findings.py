@@ -203,8 +203,10 @@ def test_findings_on_real_traces(traces: Path) -> None:
         "rocm_mi300_owlv2": ["kernels.attention_in_parts"],
         # All of it in float32 on a V100; a third of the time in ReLU, batch norm and sums.
         "cuda_v100_train_ns": ["kernels.memory_bound", "kernels.single_precision"],
+        # The kernels take 9 % of the steps: other time is to be saved first.
+        "rocm_mi300_ddp_resnet": [],
         # MIOpen converts every tensor of the NCHW model.
-        "rocm_mi300_ddp_resnet": ["kernels.layout"],
+        "rocm_mi210_gpu_only": ["kernels.memory_bound", "kernels.layout"],
         # Compiled, or with fused attention.
         "rocm_mi300_triton_compile": [],
         "rocm_mi300_sglang_decode": [],
@@ -221,7 +223,7 @@ def test_findings_on_real_traces(traces: Path) -> None:
     assert {name: [each.code for each in mine] for name, mine in found.items()} == expected
     # AND the advice fits the device's libraries
     assert "autocast to float16" in found["cuda_v100_train_ns"][1].sentence
-    assert "PYTORCH_MIOPEN_SUGGEST_NHWC=1" in found["rocm_mi300_ddp_resnet"][0].sentence
+    assert "PYTORCH_MIOPEN_SUGGEST_NHWC=1" in found["rocm_mi210_gpu_only"][1].sentence
 
 
 @pytest.mark.parametrize(

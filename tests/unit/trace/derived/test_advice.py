@@ -115,7 +115,9 @@ CHECKS: dict[str, Callable[[Raw, Finding], bool]] = {
     "launch.compile_or_graph": lambda raw, _: not raw.compiled and not raw.graphs,
     "launch.graph": lambda raw, _: not raw.graphs,
     "launch.larger": lambda raw, _: raw.graphs,
-    "launch.stacks": lambda raw, _: raw.stacks,
+    "launch.graph_of_compiled": lambda raw, _: (
+        bool(raw.named("torchinductor_|CompiledFxGraph")) and not raw.graphs
+    ),
     "wait.later": lambda raw, _: bool(
         raw.named("ynchroni|Memcpy|Event", *RUNTIME) or raw.named("^aten::item", *OPERATOR)
     ),
@@ -129,6 +131,7 @@ CHECKS: dict[str, Callable[[Raw, Finding], bool]] = {
     "memory.caching": caches_nothing,
     "memory.growing": lambda raw, _: raw.allocations()[1] > 3,
     "memory.once": lambda raw, _: few_calls_are_most(raw.allocations()[0]),
+    "runtime_call.first_use": lambda raw, _: bool(raw.of(*RUNTIME)),
     "queue.compile_or_graph": lambda raw, _: not raw.compiled and not raw.graphs,
     "queue.larger": lambda raw, _: raw.compiled or raw.graphs,
     "unseen.stacks": lambda raw, _: not raw.stacks,
@@ -275,8 +278,9 @@ def test_no_advice_contradicts_a_real_trace(paths: list[Path]) -> None:
         given |= {name for finding in own for name in said_in(finding)}
     # AND the traces cover these kinds of advice
     assert {
-        "launch.compile_or_graph", "launch.graph", "launch.stacks", "wait.later", "loader.workers",
-        "memory.caching", "queue.compile_or_graph", "unseen.stacks", "start_up.warm_up",
+        "launch.compile_or_graph", "launch.graph", "launch.graph_of_compiled", "wait.later",
+        "loader.workers", "memory.caching", "queue.compile_or_graph", "unseen.stacks",
+        "start_up.warm_up",
     } <= given  # fmt: skip
     assert {
         "compiled.no_inductor", "device_use.exposed_communication", "device_use.exposed_copies",

@@ -60,7 +60,7 @@ def test_the_verdict_is_for_the_step_with_time_before_and_after_it(tmp_path: Pat
     written = found.to_dict()
     assert written["span_us"] == 1_000
     assert written["whole_us"] == whole
-    assert written["percent"] == pytest.approx(100 * 2_412 / whole)
+    assert written["percent"] == pytest.approx(100 * (2_412 + CALL + LATENCY) / whole)
     assert [part.name for part in found.bar().parts] == [
         "computing",
         "idle",
@@ -180,6 +180,30 @@ def test_a_first_kernel_that_waited_without_steps(tmp_path: Path) -> None:
     # THEN that time is not the device's idle time
     found = judged(program.trace(tmp_path))
     assert (found.whole_ns, found.base.unrecorded_ns) == (1_000 * US, 20_000 * US)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_stream_that_waited_behind_a_short_kernel_of_another(waits: bool, tmp_path: Path) -> None:
+    # GIVEN a step whose first kernel runs at once on a stream of its own, and whose other work is
+    # launched early but begins after 20 ms, because of work from before the trace or of the step
+    program = Program()
+    with program.within("ProfilerStep#1", "user_annotation"):
+        program.operator(us=4)
+        if not waits:
+            program.launch("long", 19_900)
+        program.free[8] = program.now + 20_000
+        for _ in range(3):
+            program.launch("gemm", 1_000, stream=8)
+    # WHEN the verdict is determined
+    found = judged(program.trace(tmp_path))
+    # THEN the wait is that for earlier work, unless the step's own work explains it
+    assert found.verdict == "device-busy"
+    if waits:
+        assert found.base.unrecorded_ns == pytest.approx(20_000 * US, rel=0.01)
+        assert found.whole_ns == 3_000 * US
+    else:
+        assert found.base.unrecorded_ns == 0
+        assert found.whole_ns > 22_000 * US
 
 
 @pytest.mark.parametrize("marked", [True, False])
