@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
 import signal
@@ -106,13 +107,18 @@ def quantile(values: list[int], q: float) -> int:
     return sorted(values)[math.ceil(q * len(values)) - 1]
 
 
+def innermost(pid: int) -> int:
+    """Return the process that a chain of wrappers has started."""
+    while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        pid = int(children[0])
+    return pid
+
+
 @contextmanager
 def exporter(
     *options: str, port: int = 0, prefix: tuple[str, ...] = (), **variables: str
 ) -> Iterator[tuple[Any, int]]:
     """Run `stagespan export` until the block ends; yield its process and its port."""
-    import os
-
     process = subprocess.Popen(
         [*prefix, sys.executable, "-m", "stagespan", "export", "--prometheus", str(port), *options],
         stdin=subprocess.DEVNULL,
@@ -127,7 +133,7 @@ def exporter(
         yield process, int(found[1])
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            os.kill(innermost(process.pid), signal.SIGTERM)
         try:
             process.communicate(timeout=20)
         finally:

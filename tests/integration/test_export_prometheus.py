@@ -237,29 +237,6 @@ def test_recordings_that_cannot_be_read_are_counted(folder: Path, workers: Any) 
     assert process.returncode == 0
 
 
-def test_stages_beyond_the_limit_are_summed(folder: Path) -> None:
-    # GIVEN a process with more stages than are exported
-    process = start(
-        """
-        import stagespan
-        for n in range(1000):
-            with stagespan.span(f"stage {n}"):
-                pass
-        print("ready", flush=True)
-        input()
-        """,
-        STAGESPAN_JOB="svc",
-    )
-    ready(process)
-    with exporter() as (_, port):
-        samples = scraped(port)
-    end(process)
-    names = {dict(labels)["stage"] for labels in samples[f"{DURATION}_count"]}
-    assert len(names) == 201
-    assert of(samples, f"{DURATION}_count", stage="(other)") == 800
-    assert of(samples, "stagespan_stages_not_named") == 800
-
-
 def test_a_prometheus_agrees_over_restarts(folder: Path, tmp_path: Path, workers: Any) -> None:
     # GIVEN a Prometheus that scrapes an exporter
     program = shutil.which("prometheus")

@@ -1,0 +1,217 @@
+"""Tests of the deployments in docs/monitoring.md, with the real tools, and of scarce resources."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporting import exporter, innermost, of, scraped, until
+from recorded_process import end, ready, start
+
+ROOT = Path(__file__).parents[2]
+COUNT = "stagespan_stage_duration_seconds_count"
+
+pytestmark = pytest.mark.slow
+
+
+def block(language: str) -> str:
+    """Return the first block in a language of the page about deployments."""
+    text = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
+    found = re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def isolated(script: str) -> tuple[str, ...]:
+    """Return a command that runs the next one with mounts and process ids of its own.
+
+    ``script`` mounts what it needs. Skips the test if the system does not allow that.
+    """
+    command = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
+    try:
+        tried = subprocess.run(
+            [*command, "mount -t tmpfs none /mnt"], capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        pytest.skip("unshare (util-linux) is not installed")
+    if tried.returncode != 0:
+        pytest.skip(f"mounting is not allowed: run as root ({tried.stderr.strip()[-200:]})")
+    return (*command, f'{script} && exec "$@"', "sh")
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    # GIVEN the unit of the documentation, with a program that exists
+    text = block("ini")
+    assert "ExecStart=/opt/svc/bin/stagespan " in text
+    unit = tmp_path / "stagespan-export.service"
+    unit.write_text(text.replace("/opt/svc/bin/stagespan", f"{sys.executable} -m stagespan"))
+    done = subprocess.run(
+        [program, "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
+    )
+    # THEN systemd has nothing to say about it
+    about_it = [line for line in done.stderr.splitlines() if unit.name in line]
+    if done.returncode != 0 and not about_it:
+        pytest.skip(f"systemd-analyze cannot run here: {done.stderr.strip()[-200:]}")
+    assert (done.returncode, about_it) == (0, [])
+    # WHEN the unit has a setting that systemd does not know THEN it would say so
+    unit.write_text(text.replace("Restart=", "Restrt="))
+    done = subprocess.run(
+        [program, "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
+    )
+    assert "Restrt" in done.stderr
+
+
+def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    # GIVEN the pod of the documentation: two containers with a volume in memory
+    pod = yaml.safe_load(block("yaml"))["spec"]
+    (volume,) = pod["volumes"]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    service, side_car = pod["containers"]
+    for one in (service, side_car):
+        (mounted,) = one["volumeMounts"]
+        assert mounted["name"] == volume["name"]
+    inside = tmp_path / "inside"
+    inside.mkdir()
+
+    def variables(container: Any) -> dict[str, str]:
+        path = container["volumeMounts"][0]["mountPath"]
+        return {
+            one["name"]: re.sub(f"^{path}(?=/|$)", str(inside), one["value"])
+            for one in container["env"]
+        }
+
+    # WHEN both run with mounts and process ids of their own, and share only the volume
+    shared = isolated(f"mount --bind {folder} {inside}")
+    arguments = side_car["command"]
+    assert arguments[:3] == ["stagespan", "export", "--prometheus"]
+    with exporter(*arguments[4:], prefix=shared, **variables(side_car)) as (_, port):
+        process = start(
+            """
+            import os, signal, stagespan
+            for n in range(10):
+                with stagespan.span("decode"):
+                    pass
+            print("ready", flush=True)
+            input()
+            os.kill(os.getpid(), signal.SIGKILL)
+            """,
+            python=(*shared, sys.executable),
+            **variables(service),
+        )
+        ready(process)
+        # THEN the exporter sees the service, and counts it after it was killed
+        up = {"service": variables(service)["STAGESPAN_JOB"]}
+        assert until(lambda: of(scraped(port), "stagespan_process_up", **up) == 1)
+        assert of(scraped(port), COUNT, stage="decode", **up) == 10
+        process.communicate("\n", timeout=30)
+        assert until(lambda: of(scraped(port), "stagespan_process_up", **up) == 0)
+        assert of(scraped(port), COUNT, stage="decode", **up) == 10
+
+
+def test_a_full_disk_for_kept_requests_is_told_once_and_counted(
+    folder: Path, tmp_path: Path
+) -> None:
+    # GIVEN a file system without any free space
+    target = tmp_path / "kept"
+    target.mkdir()
+    full = isolated(
+        f"mount -t tmpfs -o size=64k none {target} && ! head -c 1M /dev/zero > {target}/full"
+    )
+    program = """
+        import stagespan
+        for n in range(200):
+            with stagespan.request(f"r{n}"), stagespan.span("decode"):
+                pass
+        print("ready", flush=True)
+        input()
+    """
+    with exporter("--keep", str(target), prefix=full) as (process, port):
+        recorded = start(program, STAGESPAN_JOB="svc")
+        ready(recorded)
+        # WHEN requests are kept there THEN they are counted as lost, and the metrics go on
+        assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="keep") == 200, 40)
+        assert of(scraped(port), COUNT, stage="decode") == 200
+        # THEN no part of a file is left
+        side_car = innermost(process.pid)
+        assert os.listdir(f"/proc/{side_car}/root{target}") == ["full"]
+        os.kill(side_car, signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+        end(recorded)
+    about_it = [line for line in errors.splitlines() if "stagespan" in line or "kept" in line]
+    assert len(about_it) == 1
+    assert "No space left on device" in about_it[0]
+
+
+def test_as_many_stages_as_a_process_can_have_are_exported(folder: Path) -> None:
+    # GIVEN a process with more than the 4,096 stages that a recording has room for
+    process = start(
+        """
+        import stagespan
+        for n in range(5000):
+            with stagespan.span(f"stage {n}"):
+                pass
+        print("ready", flush=True)
+        input()
+        """,
+        STAGESPAN_JOB="svc",
+    )
+    ready(process)
+    with exporter() as (_, port):
+        samples = scraped(port)
+        # THEN each run is counted, in a bounded number of series
+        assert sum(samples[COUNT].values()) == 5000
+        assert len(samples[COUNT]) == 201
+        assert of(samples, "stagespan_stages_not_named") == pytest.approx(4096 - 200, abs=2)
+    end(process)
+
+
+@pytest.mark.full
+def test_two_hundred_processes_are_exported(folder: Path) -> None:
+    # GIVEN 200 processes of a service, which end in several ways while they are read
+    program = """
+        import os, signal, stagespan, sys
+        pids = []
+        for n in range(200):
+            pid = os.fork()
+            if pid == 0:
+                for _ in range(10):
+                    with stagespan.request("r"), stagespan.span("decode"):
+                        pass
+                os.write(1, b".")
+                signal.pause()
+            pids.append(pid)
+        os.write(1, b"\\n")
+        sys.stdin.readline()
+        for n, pid in enumerate(pids):
+            os.kill(pid, signal.SIGKILL if n % 2 else signal.SIGTERM)
+            os.waitpid(pid, 0)
+        print("ended", flush=True)
+        sys.stdin.readline()
+    """
+    with exporter() as (_, port):
+        process = start(program, STAGESPAN_JOB="svc")
+        ready(process)
+        up = "stagespan_process_up"
+        assert until(lambda: (of(scraped(port), up, service="svc") or 0) >= 200, 120)
+        assert until(lambda: of(scraped(port), COUNT, stage="decode") == 2000, 120)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        ready(process)
+        # THEN they are counted as before when they have ended, in as many series
+        assert until(lambda: (of(scraped(port), up, service="svc") or 0) <= 1, 120)
+        samples = scraped(port)
+        assert of(samples, COUNT, stage="decode") == 2000
+        assert len(samples[COUNT]) == 1
+        end(process)
