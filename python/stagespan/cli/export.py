@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from stagespan.export.otlp import Otlp
 
 _LEAST_PAUSE_S = 0.5
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -133,9 +133,8 @@ def command(
         )
     if genai is not None and otlp is None:
         raise click.UsageError("--genai adds to what --otlp sends: pass --otlp URL too.")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    # Blocked in all threads, and waited for below: a handler could run while a lock is held.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     from stagespan.export.node import Node
     from stagespan.export.requests import AWAITED_KEEP, AWAITED_OTLP
     from stagespan.export.traces import Rules
@@ -178,7 +177,7 @@ def command(
         if keeper is not None:
             click.echo(f"Requests of {node.folder}: kept in {keep}")
         pause_s = _LEAST_PAUSE_S
-        while not stop.wait(pause_s):
+        while signal.sigtimedwait(_STOPS, pause_s) is None:
             began_s = time.process_time()
             node.poll()
             _hand_over(node, sender, keeper)
