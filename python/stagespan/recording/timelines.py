@@ -642,7 +642,7 @@ def _causes(
     if root.segment["parent_segment"] is not None:
         causes[gone] += 1  # the segment that has sent it
     parents = {one["parent_segment"] for _, _, one in returns} - {None}
-    causes[gone] += len(parents - found.by_id.keys())
+    causes[gone] += sum(parent not in found.by_id for parent in parents)
     for stretch in segments:
         segment, recording = stretch.segment, stretch.recording
         if segment["status"] == "abandoned" and segment["end_ns"] is None:
