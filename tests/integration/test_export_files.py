@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -52,6 +53,34 @@ def test_kept_requests_say_what_the_recordings_said(folder: Path, tmp_path: Path
     assert from_files["count"] == from_recordings["count"] == 1
     for key in ("requests", "stages", "hops"):
         assert about(from_files[key]) == about(from_recordings[key])
+
+
+def test_requests_of_several_machines_are_joined_from_all_their_folders(
+    folder: Path, tmp_path: Path
+) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+    # GIVEN the requests of a machine in one folder
+    target = tmp_path / "kept"
+    process = start(TWO_PROCESSES, "return", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
+    with exporter("--keep", str(target)):
+        ready(process)
+        time.sleep(3)
+    end(process)
+    whole = requests_in(str(target))
+    # WHEN each process's part is in a folder of its own, as of two machines, one in an object store
+    (file,) = target.glob("*.jsonl.gz")
+    (line,) = gzip.decompress(file.read_bytes()).splitlines()
+    kept_request = json.loads(line)
+    assert len(kept_request["parts"]) == 2
+    urls = [str(tmp_path / "a"), (tmp_path / "b").as_uri()]
+    for url, part in zip(urls, kept_request["parts"], strict=True):
+        text = json.dumps({**kept_request, "parts": [part]}).encode()
+        with fsspec.open(f"{url}/{file.name}", "wb", auto_mkdir=True) as written:
+            written.write(gzip.compress(text))
+    # THEN both together say what the one folder says
+    assert requests_in(*urls) == whole
+    alone = requests_in(urls[0])
+    assert alone["requests"] != whole["requests"]
 
 
 def test_the_oldest_of_the_kept_requests_are_removed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +57,9 @@ def command(
     """Show where the time of requests went: execution, hand-off, queue, and the rest.
 
     Requests are joined from the recordings of all processes of this machine, or of those that are
-    named. DIR has requests that `stagespan export --keep` has written, also on several machines.
-    The parts of a request sum to its time exactly.
+    named. DIR has requests that `stagespan export --keep` has written, also on several machines;
+    it may be a URL such as s3://bucket/kept, which is read with fsspec. The parts of a request sum
+    to its time exactly.
     """
     if recordings and job is not None:
         raise click.UsageError("Name recordings, or a job with --job, but not both.")
@@ -124,14 +124,19 @@ def _read(named: tuple[str, ...], job: str | None) -> list[Recording]:
     from stagespan.recording import finding, jobs
 
     if named:
-        found = []
-        for one in named:
-            if os.path.isdir(one):
-                from stagespan.export import kept
+        from stagespan.trace.read.remote import local_path
 
-                found += kept.read(one)
-            else:
-                found.append(finding.open_recording(one))
+        paths = [local_path(one) for one in named]
+        folders = [path for path in paths if path.is_dir()]
+        found = [
+            finding.open_recording(one)
+            for one, path in zip(named, paths, strict=True)
+            if path not in folders
+        ]
+        if folders:
+            from stagespan.export import kept
+
+            found += kept.read(*folders)
         return found
     if job is not None:
         return jobs.processes(job, spans=True)

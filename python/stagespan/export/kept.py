@@ -8,9 +8,10 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -154,50 +155,65 @@ class Keeper:
 
 
 class KeptRecording(Recording):
-    """What is kept of the recording of a process: one segment with its spans."""
+    """What is kept of the recording of a process: segments with their spans.
 
-    def __init__(self, part: _KeptPart, path: str) -> None:
-        self._part = part
-        resource = part.resource
-        self.path = path
+    All of them have the same clock, and are either whole or not.
+    """
+
+    def __init__(self, parts: list[_KeptPart]) -> None:
+        self._parts = parts
+        first = parts[0]
+        resource = first.resource
+        self.path = f"{resource.host}:{resource.identity}"
         self.state, self.stop_signal = "exited", None
         self.pid, self.host, self.program = resource.pid, resource.host, resource.program
         self.pipeline, self.job = resource.pipeline, resource.service
         self.worker = None
         self.read_ns = self.end_ns = None
-        times = [part.segment["received_ns"], part.segment["begin_ns"]]
+        self._segments = [one for part in parts for one in (part.segment, *part.returns)]
+        times = [time for one in self._segments for time in (one["received_ns"], one["begin_ns"])]
         self.begin_ns = min((one for one in times if one is not None), default=0)
-        spans = [*part.spans, *(span for span, _ in part.batches)]
-        self._names = list(dict.fromkeys(span.stage for span in spans))
-        self._timed = spans
+        self._timed = [(span, part.segment["number"]) for part in parts for span in part.spans]
+        batches = {span.id: span for part in parts for span, _ in part.batches}
+        self._timed += [(span, 0) for span in batches.values()]
+        self._names = list(dict.fromkeys(span.stage for span, _ in self._timed))
 
     def segments(self) -> list[Segment]:
-        """Return the segment, and the hops that have come back to it."""
-        return [self._part.segment, *self._part.returns]
+        """Return the segments, and the hops that have come back to them."""
+        return self._segments
 
     def stage_names(self) -> list[str]:
         """Return the names of the stages; the ``stage`` column of `spans` is an index into it."""
         return self._names
 
     def spans(self) -> NDArray[np.void]:
-        """Return the spans of the segment, and the batches that served it."""
+        """Return the spans of the segments, and the batches that served them."""
         numpy = imports.load("numpy")
         numbers = {name: i for i, name in enumerate(self._names)}
         rows = numpy.zeros(len(self._timed), _core.spans().dtype)
-        for row, span in zip(rows, self._timed, strict=True):
-            is_batch = span.kind == "batch"
-            row["id"], row["parent"] = span.id, span.parent
-            row["stage"], row["thread"] = numbers[span.stage], span.thread
-            row["begin_ns"], row["end_ns"] = span.begin_ns, span.end_ns
-            row["request"] = 0 if is_batch else self._part.segment["number"]
-            row["suspended_ns"], row["depth"] = span.suspended_ns, span.depth
-            row["flags"] = KINDS.index(span.kind) << _core.KIND_SHIFT | (
-                _core.FLAG_ERROR if span.failed else 0
-            )
-            row["device_elapsed_ns"] = (
+        columns: dict[str, list[Any]] = {
+            "id": [span.id for span, _ in self._timed],
+            "parent": [span.parent for span, _ in self._timed],
+            "stage": [numbers[span.stage] for span, _ in self._timed],
+            "thread": [span.thread for span, _ in self._timed],
+            "begin_ns": [span.begin_ns for span, _ in self._timed],
+            "end_ns": [span.end_ns for span, _ in self._timed],
+            "request": [number for _, number in self._timed],
+            "suspended_ns": [span.suspended_ns for span, _ in self._timed],
+            "depth": [span.depth for span, _ in self._timed],
+            "flags": [
+                KINDS.index(span.kind) << _core.KIND_SHIFT
+                | (_core.FLAG_ERROR if span.failed else 0)
+                for span, _ in self._timed
+            ],
+            "device_elapsed_ns": [
                 numpy.nan if span.device_elapsed_ns is None else span.device_elapsed_ns
-            )
-            row["device_queue_ns"] = row["device_tail_ns"] = numpy.nan
+                for span, _ in self._timed
+            ],
+        }
+        for name, column in columns.items():
+            rows[name] = column
+        rows["device_queue_ns"] = rows["device_tail_ns"] = numpy.nan
         found: NDArray[np.void] = rows
         return found
 
@@ -208,9 +224,12 @@ class KeptRecording(Recording):
         return from_rings(self.spans(), names, self.lost(), 0, last_ns, number)
 
     def links(self) -> list[tuple[int, int, int]]:
-        """Return the batches that served the segment: (span id, request number, size)."""
-        number = self._part.segment["number"]
-        return [(span.id, number, size) for span, size in self._part.batches]
+        """Return the batches that served the segments: (span id, request number, size)."""
+        return [
+            (span.id, part.segment["number"], size)
+            for part in self._parts
+            for span, size in part.batches
+        ]
 
     def open_spans(self) -> list[RecordedOpenSpan]:
         """Return nothing: only requests that have ended are kept."""
@@ -223,35 +242,55 @@ class KeptRecording(Recording):
     @property
     def most_segments(self) -> int:
         """More than there are: no later request displaces one that is kept."""
-        return 1 << 16
+        return len(self._segments) + 1
 
     @property
     def clock(self) -> int:
         """The identity of the process's CLOCK_MONOTONIC."""
-        return self._part.clock
+        return self._parts[0].clock
 
     @property
     def unix_offset_ns(self) -> int:
         """What was added to CLOCK_MONOTONIC to get the Unix times."""
-        return self._part.unix_offset_ns
+        return self._parts[0].unix_offset_ns
 
     @property
     def complete_ns(self) -> int:
-        """0 if no span of the segment was overwritten, otherwise a time after it."""
-        return 0 if self._part.is_whole else 1 << 62
+        """0 if no span of the segments was overwritten, otherwise a time after them."""
+        return 0 if self._parts[0].is_whole else 1 << 62
 
     @property
     def last_ns(self) -> int | None:
         """The latest end of a span."""
-        return max((span.end_ns for span in self._timed), default=None)
+        return max((span.end_ns for span, _ in self._timed), default=None)
 
 
-def read(folder: str | os.PathLike[str]) -> list[Recording]:
-    """Return the requests that exporters of any machines have kept in a folder.
+def recordings_of(parts: Iterable[_KeptPart]) -> list[Recording]:
+    """Return parts of requests as recordings, one for each process and reading of its clock.
 
-    Raises StagespanError if there are none, or if a file is damaged.
+    Parts that an exporter has written again, because an earlier one was killed, count once.
     """
-    found: list[Recording] = []
+    groups: dict[tuple[str, int, int, bool], dict[int, _KeptPart]] = {}
+    seen: set[tuple[str, int]] = set()
+    for one in parts:
+        identity, number = one.resource.identity, one.segment["number"]
+        if (identity, number) in seen:
+            continue
+        seen.add((identity, number))
+        group = identity, one.clock, one.unix_offset_ns, one.is_whole
+        groups.setdefault(group, {})[number] = one
+    return [KeptRecording(list(of.values())) for of in groups.values()]
+
+
+def read(*folders: str | os.PathLike[str]) -> list[Recording]:
+    """Return the requests that exporters of any machines have kept in folders.
+
+    Raises StagespanError if a folder has none, or if a file is damaged.
+    """
+    return recordings_of(part for folder in folders for part in _parts_in(folder))
+
+
+def _parts_in(folder: str | os.PathLike[str]) -> Iterator[_KeptPart]:
     paths = sorted(Path(folder).glob(f"{_PREFIX}*{_SUFFIX}"))
     if not paths:
         raise StagespanError(
@@ -259,29 +298,17 @@ def read(folder: str | os.PathLike[str]) -> list[Recording]:
             "has written to."
         )
     decoder = msgspec.json.Decoder(_KeptRequest)
-    seen: set[tuple[str, int]] = set()
     for path in paths:
         try:
             with gzip.open(path) as file:
-                for line in iter(lambda: file.readline(_MOST_LINE_BYTES), b""):
-                    found += _recordings_of(decoder.decode(line), seen)
+                for line in iter(partial(file.readline, _MOST_LINE_BYTES), b""):
+                    request = decoder.decode(line)
+                    if request.schema_version != _SCHEMA_VERSION:
+                        raise ValueError(f"its version is {request.schema_version}")
+                    yield from request.parts
         except FileNotFoundError:  # it was the oldest one
             continue
         except (OSError, EOFError, zlib.error, ValueError) as error:
             raise StagespanError(
                 f"{path} is not a file of kept requests, or is damaged ({error}): remove it."
             ) from None
-    return found
-
-
-def _recordings_of(request: _KeptRequest, seen: set[tuple[str, int]]) -> list[Recording]:
-    """Return the parts of a request, without those that an exporter wrote before it was killed."""
-    if request.schema_version != _SCHEMA_VERSION:
-        raise ValueError(f"its version is {request.schema_version}")
-    found: list[Recording] = []
-    for one in request.parts:
-        key = one.resource.identity, one.segment["number"]
-        if key not in seen:
-            seen.add(key)
-            found.append(KeptRecording(one, f"{one.resource.host}:{one.resource.identity}"))
-    return found
