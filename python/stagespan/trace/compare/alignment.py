@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,14 @@ from stagespan.trace.compare.comparison import (
     comparison_of,
 )
 from stagespan.trace.compare.cost_table import COMPUTING, Cells, CostCell, device_cells, host_cells
+from stagespan.trace.compare.reasons import Overlap
 from stagespan.trace.derived.call_site import call_sites
-from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work
 from stagespan.trace.derived.launch_sources import launch_sources, stage_marks
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
 from stagespan.trace.derived.windows import Windows, steps_of, whole
 from stagespan.trace.kernel_names import kernel_label
-from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import TraceView
 from stagespan.trace.result import Unavailable, shortened
@@ -73,6 +74,12 @@ def shapes_of(trace: Trace, kernels: set[str]) -> dict[str, frozenset[str]]:
 
 
 def _signatures(cells: Cells, others: set[str]) -> dict[frozenset[object], list[str]]:
+    # Kernels are paired regardless of shapes, which are compared afterwards.
+    counts: dict[CostCell, int] = {}
+    for cell, number in cells.count.items():
+        place = replace(cell, shape="")
+        counts[place] = counts.get(place, 0) + number
+    cells = Cells(dict.fromkeys(counts, 0), counts, cells.per)
     places: dict[str, set[object]] = {}
     for cell in cells.time_ns:
         if cell.group == COMPUTING and cell.kernel not in others and cell.operator:
@@ -263,8 +270,9 @@ def compare(before: Trace, after: Trace) -> TraceComparison | Unavailable:
         )
     remarks += [trace.incomplete for trace in (before, after) if trace.incomplete]
     written = _written(before, after)
+    with_shapes = all(each.argument("Input Dims") is not None for each in (before, after))
     sides = [
-        _side(trace, stretch, names, on_device)
+        _side(trace, stretch, names, on_device, with_shapes)
         for trace, stretch, names in zip((before, after), stretches, written, strict=True)
     ]
     return comparison_of(
@@ -278,11 +286,28 @@ def compare(before: Trace, after: Trace) -> TraceComparison | Unavailable:
     )
 
 
-def _side(trace: Trace, stretch: Windows, names: list[str], on_device: bool) -> Side:
-    host = host_cells(trace, stretch, names)
-    return Side.of(
-        trace.path, stretch, device_cells(trace, stretch, names) if on_device else host, host
+def _side(
+    trace: Trace, stretch: Windows, names: list[str], on_device: bool, with_shapes: bool
+) -> Side:
+    host = host_cells(trace, stretch, names, with_shapes)
+    cells = device_cells(trace, stretch, names, with_shapes) if on_device else host
+    return Side.of(trace.path, stretch, cells, host, _overlap(trace, stretch))
+
+
+def _overlap(trace: Trace, stretch: Windows) -> Overlap | None:
+    """Return the communication of a step; None if there is none, or the host communicates."""
+    events, kind = trace.events, device_work(trace).kind
+    covers = [
+        Cover(events.begin_ns[kind == each], events.end_ns[kind == each])
+        for each in (COMMUNICATION, COMPUTE)
+    ]
+    begin, end = stretch.begin_ns, stretch.end_ns
+    whole = int(covers[0].within(begin, end).sum())
+    exposed = int(
+        (covers[0] | covers[1]).within(begin, end).sum() - covers[1].within(begin, end).sum()
     )
+    per = max(stretch.steps, 1)
+    return Overlap(whole // per, exposed // per) if whole else None
 
 
 def _why_not(before: Trace, after: Trace) -> str | None:

@@ -13,6 +13,14 @@ from msgspec import structs
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.compare import cost_table as parts
 from stagespan.trace.compare.cost_table import DONE, Cells, CostCell
+from stagespan.trace.compare.reasons import (
+    COMMUNICATION,
+    KINDS_OF_REASONS,
+    Overlap,
+    Reason,
+    overlap,
+    reasons,
+)
 from stagespan.trace.derived.idle_causes import CAUSES, MEMORY_ALLOCATION, SYNCHRONISATION
 from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.derived.windows import Windows
@@ -44,6 +52,7 @@ _SHARES = Thresholds(10.0, 5.0, 2.0)
 _PARTS_SHOWN, _KERNELS_SHOWN = 8, 5
 # Means count as equal if they differ by less than this number of standard errors.
 _ERRORS = 2.0
+_COMMUNICATING = "communicating, nothing else"
 _NO_STAGE, _NO_LAYER, _NO_OPERATOR = "(no annotation)", "(no module)", "(unknown operator)"
 
 
@@ -60,12 +69,16 @@ class Side(Figures, frozen=True):
     cells: Internal[Cells]
     host: Internal[Cells]
     """The same time, split by the work of the host's busiest thread; without a device, `cells`."""
+    overlap: Internal[Overlap | None]
+    """The communication of a step on a device; None if there is none."""
 
     @classmethod
-    def of(cls, path: str, windows: Windows, cells: Cells, host: Cells) -> Side:
+    def of(
+        cls, path: str, windows: Windows, cells: Cells, host: Cells, overlap: Overlap | None = None
+    ) -> Side:
         """Return the side with the times of its steps."""
         steps = [int(time) for time in windows.dur_ns] if windows.steps else []
-        return cls(path, windows.steps, cells.total_ns, steps, windows, cells, host)
+        return cls(path, windows.steps, cells.total_ns, steps, windows, cells, host, overlap)
 
 
 class CostChange(Figures, frozen=True):
@@ -106,7 +119,7 @@ def part_name(cell: CostCell) -> str:
         cause = "the host continued after the device's last work"
         return f"idle: {cause if cell.part == DONE else CAUSES[cell.part]}"
     if cell.group == parts.COMMUNICATING:
-        return "communicating, nothing else"
+        return _COMMUNICATING
     if cell.group == parts.COPYING:
         return "copying, nothing else"
     if cell.part == parts.OUTSIDE:
@@ -139,6 +152,9 @@ class TraceComparison(StructResult, Titled, frozen=True):
     """Own times of operators on the host's busiest thread; they sum to `change_ns`, too."""
     waits: list[CostChange]
     """Idle time by the calls that wait or allocate, per step, over the whole of each trace."""
+    why: list[Reason]
+    """Why operators changed: shapes, launches, time of a launch; and the communication's overlap.
+    For each operator, they sum to its change in `operators`."""
     kernels: list[KernelChange]
     """By kernel and the operator that launched it; empty without a device."""
     new_kernels: list[KernelChange]
@@ -169,6 +185,18 @@ class TraceComparison(StructResult, Titled, frozen=True):
             return (cell.kernel or cell.operator) if part_name(cell) == part else ""
 
         return [each for each in self.costs.changes(key, events_only=True) if each.name]
+
+    @property
+    def is_one_sample(self) -> bool:
+        """Whether each side is one step, or one whole trace."""
+        return self.per == "trace" or max(self.before.steps, self.after.steps) == 1
+
+    def why_of(self, part: str) -> list[Reason]:
+        """Why one of `parts` changed, the largest change first; empty for idle time."""
+        before, after = self.before.cells, self.after.cells
+        if part == _COMMUNICATING:
+            return [each for each in self.why if each.operator == COMMUNICATION]
+        return reasons(before, after, lambda cell: part_name(cell) == part)
 
     def error_ns(self) -> float | None:
         """Two standard errors of the change of the mean step; None for fewer than three steps."""
@@ -362,6 +390,7 @@ def comparison_of(
         operators=costs.changes(lambda cell: cell.operator or _NO_OPERATOR, events_only=True),
         host=costs.changes(host_key, cells_of=lambda side: side.host),
         waits=_largest_first(waits),
+        why=_why(before, after),
         kernels=costs.kernels(by_operator=True) if on_device else [],
         new_kernels=[each for each in of_kernels if not each.before_count],
         vanished_kernels=[each for each in of_kernels if not each.after_count],
@@ -370,6 +399,15 @@ def comparison_of(
         on_device=on_device,
         alike=alike,
     )
+
+
+def _why(before: Side, after: Side) -> list[Reason]:
+    """Return the reasons of the changes, the largest change first."""
+    of_overlap = []
+    if before.overlap is not None and after.overlap is not None:
+        of_overlap = overlap(before.overlap, after.overlap)
+    found = [*reasons(before.cells, after.cells), *of_overlap]
+    return sorted(found, key=lambda each: -abs(each.change_ns))
 
 
 def _error_ns(before: Windows, after: Windows) -> float | None:
@@ -437,23 +475,34 @@ def headline(found: TraceComparison) -> str:
         return f"{what} takes {in_words(found.after_ns, 'ns')}, as before."
     than = "less" if change < 0 else "more"
     percent = f", {100 * change / before:+.1f} %" if before else ""
-    return (
+    text = (
         f"{what} takes {in_words(found.after_ns, 'ns')}, {in_words(abs(change), 'ns')} {than} than"
         f" before ({in_words(before, 'ns')}{percent})."
     )
+    if found.alike and found.within_variation:
+        text += " This may be chance, because the steps vary by as much."
+    elif found.alike and found.is_one_sample:
+        text += " This is one sample of each, so it may be chance."
+    elif found.alike and found.error_ns() is None:
+        text += (
+            f" There are {counted(found.before.steps, 'step')} before and {found.after.steps:,}"
+            " after, which are too few to rule out chance."
+        )
+    return text
 
 
 def title(found: TraceComparison) -> str:
     """The change in a few words: "A step takes 20.6 % less time"."""
     what = "A step" if found.per == "step" else "The whole trace"
     if not found.alike:
-        return "Two different programs"
+        return "The traces may be of different programs"
     if found.change_ns == 0 or found.before_ns == 0:
         return f"{what} takes as long as before"
     percent = abs(share(found.change_ns, found.before_ns))
-    if found.within_variation:
-        return f"{what} takes about as long as before"
-    return f"{what} takes {percent:.1f} % {'less' if found.change_ns < 0 else 'more'} time"
+    chance = ", perhaps by chance" if found.within_variation else ""
+    if found.is_one_sample:
+        chance = " in one sample of each"
+    return f"{what} takes {percent:.1f} % {'less' if found.change_ns < 0 else 'more'} time{chance}"
 
 
 def findings(found: TraceComparison) -> list[Finding]:
@@ -465,9 +514,7 @@ def findings(found: TraceComparison) -> list[Finding]:
         sentence = headline(found)
         if not found.alike:
             sentence += f" {found.remarks[0]}"
-        elif noise:
-            sentence += " This may be chance, because the steps vary by as much."
-        else:
+        elif not noise:
             sentence += _mostly(found)
         code = f"comparison.{found.per}"
         own: Severity = "low" if noise else severity
@@ -483,6 +530,7 @@ def findings(found: TraceComparison) -> list[Finding]:
         sentence = (
             f"{name}: {in_words(abs(part.change_ns), 'ns')} {than}{_each(found)}"
             f" ({in_words(part.before_ns, 'ns')} before, {in_words(part.after_ns, 'ns')} after)."
+            f"{_because(found.why_of(part.name), part.change_ns)}"
         )
         evidence = tuple(_most(found, part))
         own = "low" if noise else large
@@ -549,7 +597,16 @@ def _mostly(found: TraceComparison) -> str:
         return "; ".join(f"{p.name} ({signed(p.change_ns)})" for p in large)
 
     text = f" Largest parts: {listed(same)}." if listed(same) else ""
+    text += _because(found.why, found.change_ns)
     return text + (f" In the other direction: {listed(other)}." if listed(other) else "")
+
+
+def _because(why: Sequence[Reason], change_ns: int) -> str:
+    """Return a sentence with the reasons of most of a change; "" if there are none."""
+    same = [each for each in why if each.change_ns * change_ns > 0]
+    large = [each for each in same if abs(each.change_ns) >= abs(change_ns) / 5][:2]
+    texts = [f"{each.sentence} ({signed(each.change_ns)})" for each in large]
+    return f" Reasons: {'; '.join(texts)}." if texts else ""
 
 
 def _kernels(found: TraceComparison, at_most: Severity | None) -> list[Finding]:
@@ -617,6 +674,18 @@ def tables(found: TraceComparison) -> list[Table]:
             note=" ".join([headline(found), *found.remarks]),
         )
     ]
+    if found.why:
+        shown.append(
+            Table.of(
+                f"Why operators changed{', per step' if found.per == 'step' else ''}",
+                found.why[:TOP],
+                ("operator", "operator", ""),
+                (lambda each: KINDS_OF_REASONS[each.kind], "reason", ""),
+                ("before", "before", ""),
+                ("after", "after", ""),
+                ("change_ns", "change", "ns"),
+            )
+        )
     steps = _steps(found)
     if steps is not None:
         shown.append(steps)

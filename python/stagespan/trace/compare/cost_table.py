@@ -39,6 +39,7 @@ from stagespan.trace.derived.step_ranges import step_begins, step_ranges
 from stagespan.trace.derived.threads import ThreadIndex, named, threads
 from stagespan.trace.derived.trees import Nesting, Paths, first_around
 from stagespan.trace.derived.windows import Windows
+from stagespan.trace.rates.collectives import argument_of
 from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 
@@ -231,15 +232,21 @@ class Structure:
         names = [name.removeprefix(_MODULE) for name in trace.names]
         return self._paths(rows, calls, names)
 
-    def operator(self, rows: Rows) -> Labels:
-        """The name of the innermost operator that launched each device event."""
+    def launching(self, rows: Rows) -> Rows:
+        """The innermost operator that launched each device event, or -1."""
         found = launch_sources(self.trace, rows)
-        return self.names_of(np.full(len(rows), -1) if found is None else found.operator)
+        return np.full(len(rows), -1) if found is None else found.operator
 
     def origins(self, found: Attribution) -> Rows:
         """The host event whose stage counts for each device event, or -1."""
         sources = launch_sources(self.trace, found.rows)
         return found.calls if sources is None else sources.origin
+
+    def shapes(self, operators: Rows) -> Labels:
+        """The shapes of the inputs of operators (-1 for none), as in the trace."""
+        codes, texts = argument_of(self.trace, operators, "Input Dims")
+        codes = np.where(operators >= 0, codes, -1)
+        return Labels([*texts, ""], np.where(codes >= 0, codes, len(texts)))
 
     def names_of(self, rows: Rows) -> Labels:
         """The names of events (-1 for none); those of Ascend's collectives without numbers."""
@@ -293,6 +300,8 @@ class CostCell:
     layer: str = ""
     operator: str = ""
     kernel: str = ""
+    shape: str = ""
+    """The shapes of the operator's inputs, as in the trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,17 +320,23 @@ class Cells:
         return sum(self.time_ns.values())
 
 
-def device_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
-    """The cells of a trace with a device; `written` are the names of annotations, by code."""
+def device_cells(
+    trace: Trace, windows: Windows, written: list[str], with_shapes: bool = True
+) -> Cells:
+    """The cells of a trace with a device; `written` are the names of annotations, by code.
+
+    Without shapes, calls of an operator with different inputs are in one cell.
+    """
     found = attribute(trace, windows)
     structure = Structure(trace)
-    kernel = structure.names_of(found.rows)
+    operators = structure.launching(found.rows)
     columns = [
         Labels([], found.kind.astype(np.int64)),
         structure.stages(structure.origins(found), written),
         structure.layers(found.calls),
-        structure.operator(found.rows),
-        kernel,
+        structure.names_of(operators),
+        structure.names_of(found.rows),
+        structure.shapes(operators if with_shapes else np.full(len(operators), -1)),
     ]
     kept = (found.time_ns > 0) | found.inside
     times, counts = _grouped(
@@ -332,7 +347,7 @@ def device_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
 
 
 def _device_cell(kind: int, texts: list[str]) -> CostCell:
-    name = texts[-1]
+    name = texts[3]
     if kind == COMMUNICATION:
         return CostCell(COMMUNICATING, kinds.COMMUNICATION, *texts)
     if kind == COPY:
@@ -340,7 +355,9 @@ def _device_cell(kind: int, texts: list[str]) -> CostCell:
     return CostCell(COMPUTING, kinds.kind_of(name), *texts)
 
 
-def host_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
+def host_cells(
+    trace: Trace, windows: Windows, written: list[str], with_shapes: bool = True
+) -> Cells:
     """The cells of a trace without a device: operators' own times on the busiest thread."""
     structure = Structure(trace)
     events, rows = trace.events, structure.operators
@@ -360,6 +377,7 @@ def host_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
         structure.stages(rows, written),
         structure.layers(rows),
         structure.names_of(rows),
+        structure.shapes(rows if with_shapes else np.full(len(rows), -1)),
     ]
     every = np.ones(len(rows), dtype=np.bool_)
     times, counts = _grouped(columns, np.arange(len(rows)), own, every, _host_cell)
@@ -368,7 +386,8 @@ def host_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
 
 
 def _host_cell(_: int, texts: list[str]) -> CostCell:
-    return CostCell(HOST, kinds.kind_of(texts[-1]), *texts)
+    stage, layer, operator, shape = texts
+    return CostCell(HOST, kinds.kind_of(operator), stage, layer, operator, shape=shape)
 
 
 def _grouped(
