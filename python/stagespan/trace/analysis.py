@@ -112,6 +112,11 @@ _REPEATS: dict[str, str] = {
 both exist, only that one is shown, with the evidence of both."""
 
 
+_SEEN_AS_IDLE = frozenset({"stages.launch", "compiled.recompiled", "compiled.in_window"})
+"""Codes of findings about work of the host, whose gain is idle time of the device if there is one.
+"""
+
+
 class TraceFigures(Figures, frozen=True):
     """The facts about the file that was read."""
 
@@ -157,11 +162,17 @@ class Analysis:
 
     def together(self) -> str | None:
         """Return a sentence about what all findings win together; None for fewer than two gains."""
-        gains = [finding.gain for finding in self.findings() if finding.gain is not None]
+        gains = [(each.code, each.gain) for each in self.findings() if each.gain is not None]
         base = base_window(self.trace)
         if len(gains) < 2 or base is None:
             return None
-        time = min(together_ns(gains), base.whole_ns)
+        # These findings look at the same idle time from other sides.
+        of_ascend = [gain for code, gain in gains if code.startswith("ascend.")]
+        others = [(code, gain) for code, gain in gains if not code.startswith("ascend.")]
+        if any(code.startswith("idle.") for code, _ in others):
+            others = [(code, gain) for code, gain in others if code not in _SEEN_AS_IDLE]
+        time = max(together_ns(of_ascend), together_ns(gain for _, gain in others))
+        time = min(time, base.whole_ns)
         return f"All gains together: at most {in_words(time, 'ns')} of {base.whose}."
 
     def to_dict(self) -> dict[str, Any]:

@@ -41,6 +41,8 @@ from stagespan.trace.result import (
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 SMALL_NS = 10_000
 """Shorter operators take mostly the time of a call, of about 1 µs to 5 µs, not of their work."""
+# Python takes up to this long from one operator of a loop to the next, if nothing interrupts it.
+_PAUSE_NS = 50_000
 # Small operators that are called less often in a step are not a loop over small tensors.
 _OFTEN = 8
 _COPIES = re.compile(r"^aten::copy_$")
@@ -263,7 +265,7 @@ def _reads_of_one(operators: _Operators) -> Rows:
     small = operators.dur_ns[outer] < SMALL_NS
     reads = operators.are(_READS_ONE)[outer] & small
     chooses = operators.are(_CHOOSES_ONE)[outer] & small
-    followed = np.append(reads[1:], False) & chooses & (operators.pause_ns < SMALL_NS)
+    followed = np.append(reads[1:], False) & chooses & (operators.pause_ns < _PAUSE_NS)
     many = np.isin(outer, _often(operators, operators.in_base(outer[reads])))
     found: Rows = outer[many | (followed & np.append(many[1:], False))]
     return found
@@ -280,7 +282,7 @@ def _of_small(operators: _Operators, read: Rows) -> list[Finding | None]:
 def _pauses(operators: _Operators, of: Rows) -> Numbers:
     """The short times after some of the outermost operators."""
     pause = operators.pause_ns[np.searchsorted(operators.outer, of)]
-    short: Numbers = np.where(pause < SMALL_NS, pause, 0)
+    short: Numbers = np.where(pause < _PAUSE_NS, pause, 0)
     return short
 
 

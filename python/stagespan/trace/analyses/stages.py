@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stagespan.text.amounts import in_words
 from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.derived.launch_sources import launch_sources, stage_calls, stages_around
 from stagespan.trace.derived.step_ranges import length_of_work, step_ranges
 from stagespan.trace.derived.threads import threads_of
@@ -185,6 +186,7 @@ class Stages(StructResult, frozen=True):
                         "mean_ns": device // launched,
                         "idle_ns": idle,
                     },
+                    gain=idle_gain(idle),
                 )
             )
         return found[:_MOST_FINDINGS]

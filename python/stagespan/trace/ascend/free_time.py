@@ -16,6 +16,7 @@ import numpy as np
 from stagespan.text.amounts import in_words
 from stagespan.trace.ascend.device import launched, on_device
 from stagespan.trace.derived.device import COPY, device_work
+from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.derived.task_queue import tasks_at
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Mask, Numbers, covered, merged
@@ -115,6 +116,7 @@ class Free(StructResult, frozen=True):
                         "short_operators": self.short,
                         "operators": self.operators,
                     },
+                    gain=idle_gain(self.host_ns),
                 )
             )
         for part, code, words in (
@@ -139,7 +141,8 @@ class Free(StructResult, frozen=True):
                 )
                 numbers = {"time_ns": time, "percent": percent, "whole_ns": self.span_ns}
                 shown = self._largest((part,))
-                found.append(Finding(severity, sentence, shown, code, numbers=numbers))
+                gain = idle_gain(time) if part == _LAUNCHED else None
+                found.append(Finding(severity, sentence, shown, code, numbers, gain))
         return found
 
     def tables(self) -> list[Table]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.device import launched
 from stagespan.trace.derived.device import COPY, device_work
+from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.derived.threads import named, names_with
 from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.read.groups import by_group, pairs
@@ -480,7 +481,8 @@ class HeadOverhead(Result):
         if self.idle_ns is not None:
             numbers |= {"idle_ns": lost, "idle_percent": percent}
         numbers |= {f"{part}_ns": time for part, time in parts.items()}
-        return [Finding(severity, sentence, evidence, "ascend.head_overhead", numbers=numbers)]
+        gain = idle_gain(lost) if self.idle_ns is not None else None
+        return [Finding(severity, sentence, evidence, "ascend.head_overhead", numbers, gain)]
 
     def tables(self) -> list[Table]:
         """Tables of the parts and of the longest heads."""

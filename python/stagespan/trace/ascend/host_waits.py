@@ -8,6 +8,7 @@ import numpy as np
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.derived.call_site import call_sites, waiting_operators
 from stagespan.trace.derived.device import device_work, launches
+from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
 from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.figures import Count, Figures, Internal, Ns
@@ -115,7 +116,9 @@ class HostWaits(StructResult, frozen=True):
             "worst_calls": worst.waits,
             "busy_percent": busy,
         }
-        return [Finding(severity, sentence, evidence, "ascend.host_waits", numbers=numbers)]
+        idle = sum(each.total_ns - each.busy_ns for each in self.groups)
+        gain = idle_gain(min(max(idle, 0), self.total_ns))
+        return [Finding(severity, sentence, evidence, "ascend.host_waits", numbers, gain)]
 
     def tables(self) -> list[Table]:
         """A table of waits by operator and call, and the longest waits."""

@@ -30,6 +30,7 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Gain,
     StructResult,
     Table,
     Thresholds,
@@ -107,6 +108,7 @@ class Operators(StructResult, frozen=True):
                     tuple(map(_evidence, changes[:_NAMED])),
                     "ascend.conversions",
                     numbers={"time_ns": time, "percent": percent},
+                    gain=Gain(time, at_most=True, how="none of them is necessary"),
                 )
             )
         if self.differences:
@@ -163,6 +165,9 @@ def _on_ai_cpu(
         shown,
         "ascend.ai_cpu",
         numbers={"operators": count, "time_ns": time_ns, "percent": percent},
+        gain=Gain(time_ns, at_most=True, how="they take next to no time on the AI Core")
+        if time_ns
+        else None,
     )
 
 

@@ -31,6 +31,7 @@ from stagespan.trace.ascend.folder import KERNEL_DETAILS, STEP_TRACE_TIME, TRACE
 from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.flows import joined_flows
+from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.figures import Figures, Internal, Ns, one_of
 from stagespan.trace.read.csv_tables import CsvTable, scaled
 from stagespan.trace.read.groups import by_group
@@ -40,6 +41,7 @@ from stagespan.trace.result import (
     Block,
     Evidence,
     Finding,
+    Gain,
     Line,
     Severity,
     StructResult,
@@ -426,7 +428,7 @@ class AscendSteps(StructResult, frozen=True):
         )
         evidence = tuple(Evidence(f"free time of {s.name}", None, s.free_ns, "ns") for s in worst)
         numbers = {"time_ns": free, "percent": percent, "whole_ns": span}
-        return [Finding(severity, sentence, evidence, "ascend.free", numbers=numbers)]
+        return [Finding(severity, sentence, evidence, "ascend.free", numbers, idle_gain(free))]
 
     def _exposed(self) -> list[Finding]:
         """Return a finding about communication without computing, with its known causes."""
@@ -476,7 +478,20 @@ class AscendSteps(StructResult, frozen=True):
         if moved is not None:
             numbers |= {"moved_ns": moved.transit_ns, "collectives_ns": moved.elapse_ns}
         shown = tuple(evidence)
-        return [Finding(severity, sentence, shown, "ascend.exposed_communication", numbers=numbers)]
+        code, gain = "ascend.exposed_communication", self._hideable()
+        return [Finding(severity, sentence, shown, code, numbers, gain)]
+
+    def _hideable(self) -> Gain | None:
+        """Return what hiding communication wins: no more than there is computation for it."""
+        rooms = [
+            min(s.exposed_ns or 0, max((s.computing_ns or 0) - (s.overlapped_ns or 0), 0))
+            for s in self._staged
+        ]
+        time = sum(rooms)
+        how = "computation hides all of it"
+        if time < self.exposed_ns:
+            how = "it runs beside all computation that does not yet hide any"
+        return Gain(time, at_most=True, how=how) if time else None
 
     def tables(self) -> list[Table]:
         """Steps as rows, with the columns of step_trace_time.csv."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.device import on_device
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
+from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.derived.threads import named
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Mask, Numbers, covered, merged, minus
@@ -128,7 +129,8 @@ class StreamWaits(StructResult, frozen=True):
                 "waits": waits.count,
             }
             code = f"ascend.{kind}_wait"
-            found.append(Finding(severity, sentence, evidence, code, numbers=numbers))
+            gain = idle_gain(waits.exposed_ns)
+            found.append(Finding(severity, sentence, evidence, code, numbers, gain))
         return found
 
     def is_communication(self, kind: str) -> bool:

@@ -13,6 +13,12 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import Gain, Spared
 
 
+def idle_gain(idle_ns: int) -> Gain | None:
+    """Return the gain if the device does not wait for a time; None if it does not wait."""
+    how = "the device does not wait there"
+    return Gain(idle_ns, at_most=True, how=how) if idle_ns else None
+
+
 def gain_of_rows(trace: Trace, rows: Rows, spared_ns: NDArray[Any], how: str) -> Gain | None:
     """Return the gain of a change that spares a time of each of some device events.
 

@@ -95,6 +95,8 @@ def test_host_bound_says_which_part_of_the_host(
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("ascend.host_bound", "high")
     assert finding.numbers["worst_ns"] == found.parts[part]
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (found.host_ns, True)
     assert (finding.numbers["short_operators"], finding.numbers["operators"]) == (10, 10)
     assert finding.evidence[0].event == "free before a_Mul"
 
@@ -108,6 +110,8 @@ def test_work_that_was_launched_in_time_is_not_the_hosts(tmp_path: Path) -> None
     assert found.parts == {"launched": 200_000}
     (finding,) = found.findings()
     assert (finding.code, finding.numbers["time_ns"]) == ("ascend.late_start", 200_000)
+    assert finding.gain is not None
+    assert finding.gain.time_ns == 200_000
 
 
 def test_copies_are_reported_as_free_time(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def test_a_wait_for_other_work_is_a_finding(tmp_path: Path) -> None:
     assert (finding.code, finding.severity) == ("ascend.event_wait", "high")
     assert (finding.numbers["time_ns"], finding.numbers["waits"]) == (600_000, 1)
     assert [wait.operator for wait in found.largest] == ["c_Mul"]
+    assert finding.gain is not None
+    assert finding.gain.time_ns == 600_000
     assert [(e.event, e.figure) for e in finding.evidence] == [("EVENT_WAIT", 600_000)]
 
 
@@ -87,6 +89,9 @@ def test_waits_within_a_collective_are_one_finding(tmp_path: Path) -> None:
     # THEN one finding covers them all, with each in its evidence
     told = [f for f in findings if f.severity == "high"]
     assert [each.code for each in told] == ["ascend.exposed_communication"]
+    # AND it can win no more than the 400 µs of operators that could hide it
+    assert told[0].gain is not None
+    assert told[0].gain.time_ns == 400_000
     figures = {each.event.partition(",")[0]: each.figure for each in reversed(told[0].evidence)}
     assert figures["exposed communication of the whole trace"] == 700_000
     assert (figures["EVENT_WAIT"], figures["Notify Wait"]) == (700_000, 590_000)
@@ -192,6 +197,8 @@ def test_a_wait_for_a_busy_device_has_less_weight(tmp_path: Path) -> None:
     it.kernel("a_Mul", 0, 1_000_000)
     (finding,) = host_waits_in(it.trace(tmp_path)).findings()
     assert (finding.severity, finding.numbers["busy_percent"]) == ("low", 100)
+    # AND nothing can be won, because the device worked all the time
+    assert finding.gain is None
 
 
 def test_on_level_0_the_time_of_operators_counts(tmp_path: Path) -> None:

@@ -266,6 +266,8 @@ def test_a_head_hidden_by_the_device_is_not_a_finding(tmp_path: Path) -> None:
         "ge_ns": 2_000_000,
     }
     assert finding.evidence[0].figure == 730_000
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (14_600_000, True)
 
 
 @pytest.mark.parametrize(
