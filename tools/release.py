@@ -33,6 +33,12 @@ def problems_of(tag: str) -> list[str]:
     ]
     if "[project.urls]" not in (ROOT / "pyproject.toml").read_text():
         problems.append("pyproject.toml has no [project.urls]")
+    relative = re.findall(r"\]\((?!https?://|#)([^)\s]+)", (ROOT / "README.md").read_text())
+    if relative:
+        problems.append(
+            f"README.md links to {relative[0]} and others, which the package index does not have: "
+            "make the links absolute"
+        )
     return problems
 
 

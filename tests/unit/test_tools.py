@@ -217,9 +217,48 @@ def test_an_index_that_cannot_be_reached_is_one_sentence(
     assert "\n" not in str(raised.value)
 
 
-def test_a_tag_of_another_version_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def project(folder: Path, **changed: str) -> Path:
+    """Write the files of a project that is ready for its release, but for those that are given."""
+    files = {
+        "python/stagespan/__init__.py": '__version__ = "1.2.3"\n',
+        "CHANGELOG.md": "# Changelog\n\n## 1.2.3 (2026-01-31)\n",
+        "CITATION.cff": "version: 1.2.3\n",
+        "conda/recipe.yaml": '  version: "1.2.3"\n',
+        "pyproject.toml": '[project.urls]\nSource = "https://example.org"\n',
+        "README.md": "[a](https://example.org/a.md) [b](#use)\n",
+    }
+    for name, text in (files | changed).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tag", "changed", "problem"),
+    [
+        ("v1.2.3", {}, None),
+        ("v1.2.4", {}, "the tag is v1.2.4, but the version"),
+        ("v1.2.3", {"CHANGELOG.md": "## Unreleased\n"}, "CHANGELOG.md begins with 'Unreleased'"),
+        ("v1.2.3", {"CHANGELOG.md": "## 1.2.3 (2999-01-01)\n"}, "is in the future"),
+        ("v1.2.3", {"CITATION.cff": "version: 1.2.2\n"}, "CITATION.cff names another version"),
+        ("v1.2.3", {"pyproject.toml": "[project]\n"}, "pyproject.toml has no [project.urls]"),
+        ("v1.2.3", {"README.md": "![a](docs/a.png)\n"}, "README.md links to docs/a.png"),
+    ],
+)
+def test_what_is_not_ready_is_not_released(
+    tag: str,
+    changed: dict[str, str],
+    problem: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     release = load("release", monkeypatch)
-    problems = release.problems_of("v9.9.9")
-    assert any(problem.startswith("the tag is v9.9.9, but the version") for problem in problems)
-    # AND the other files name the version of the package
+    monkeypatch.setattr(release, "ROOT", project(tmp_path, **changed))
+    problems = release.problems_of(tag)
+    assert len(problems) == (problem is not None)
+    assert all(problem in one for one in problems)
+
+
+def test_all_files_name_the_version_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = load("release", monkeypatch).problems_of("v0.0.0")
     assert not [problem for problem in problems if "names another version" in problem]
