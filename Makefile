@@ -13,7 +13,7 @@ BASE_PYTHON = $(shell PYTHON='$(PYTHON)' tools/find_python.sh)
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all wheels bench format clean distclean
+.PHONY: help setup demo test test-all test-aarch64 test-install wheels bench format clean distclean
 
 help:  ## show this list
 	@sed -n 's|^\([a-z0-9-]*\):.*## |\1@|p' Makefile | awk -F@ '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -33,6 +33,12 @@ wheels:  ## build the sdist and the wheels that are published into dist/, and ch
 
 test-all: setup  ## run every check: also other Pythons, TSan, stress, fuzzing, fresh seeds, fresh machines
 	@$(RUN) -m nox --parallel 2 -s tests-all cpp-tsan cpp cpp-fuzz python fresh-machine lint docs demo </dev/null
+
+test-aarch64: setup  ## run the C++ tests and the smoke test of the wheel for aarch64, in qemu-user
+	@$(RUN) -m nox -s aarch64 </dev/null
+
+test-install: setup  ## install as users do: other Pythons, an old pip, no rights, clang only, offline, Debian sid
+	@$(RUN) -m nox --parallel 2 -s fresh-machine plain-user python sid </dev/null
 
 bench: setup  ## measure what spans and reading traces cost, compared with other tools
 	@sed '/^#/d' requirements-bench.txt | while read -r peer; do \

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import nox
@@ -58,13 +59,13 @@ ONE_PYTHON_IS_ENOUGH = (
 )
 
 
-def run_pytest(session: nox.Session, python: str, *arguments: str) -> None:
-    """Run pytest with an interpreter."""
+def run_pytest(session: nox.Session, python: Sequence[str], *arguments: str) -> None:
+    """Run pytest with a command that is a Python."""
     # Here, because the programs that tests start write no bytecode.
-    session.run(python, "-m", "compileall", "-q", "python/stagespan", external=True)
+    session.run(*python, "-m", "compileall", "-q", "python/stagespan", external=True)
     session.run(
         *("timeout", "--kill-after=60", PYTEST_LIMIT),
-        *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "worksteal"),
+        *(*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "worksteal"),
         *(*arguments, *session.posargs),
         # The workers use all cores, so more threads in torch would only wait for each other.
         env={"OMP_NUM_THREADS": "1"},
@@ -111,11 +112,13 @@ def lint(session: nox.Session) -> None:
     session.run("pre-commit", "run", "--all-files", "--color", "never", silent=True)
 
 
-def run_cpp_tests(session: nox.Session, build: str, sanitize: str, *prefix: str) -> None:
-    """Build the C++ tests with sanitizers and run them."""
+def run_cpp_tests(
+    session: nox.Session, build: str, sanitize: str, *prefix: str, target: Sequence[str] = ()
+) -> None:
+    """Build the C++ tests with sanitizers, or for another target of CMake, and run them."""
     gtest = "#include <gtest/gtest.h>\nTEST(A, B) {}\n"
     links = ("-lgtest_main", "-lgtest", "-pthread")
-    if not compiles(gtest, *links):
+    if not target and not compiles(gtest, *links):
         reason = apt_install("libgtest-dev")
         if not compiles(gtest, *links):
             session.skip(f"GoogleTest (libgtest-dev) is not installed: {reason}")
@@ -125,8 +128,9 @@ def run_cpp_tests(session: nox.Session, build: str, sanitize: str, *prefix: str)
         *("-DSTAGESPAN_BUILD_PYTHON=OFF", "-DSTAGESPAN_BUILD_TESTS=ON", "-DSTAGESPAN_LTO=OFF"),
         f"-DSTAGESPAN_SANITIZE={sanitize}",
         # Off in the plain build, so that a file that lacks an include does not compile there.
-        f"-DCMAKE_DISABLE_PRECOMPILE_HEADERS={'OFF' if sanitize else 'ON'}",
+        f"-DCMAKE_DISABLE_PRECOMPILE_HEADERS={'OFF' if sanitize or target else 'ON'}",
         f"-DSTAGESPAN_WERROR={'ON' if in_ci() else 'OFF'}",
+        *target,
         silent=True,
     )
     session.run("cmake", "--build", folder, "-j", "2", silent=True)
@@ -158,6 +162,35 @@ def cpp_tsan(session: nox.Session) -> None:
             run_cpp_tests(session, "cpp-tsan", "thread", *prefix)
             return
     session.skip("programs built with TSan do not run on this machine")
+
+
+@nox.session(default=False)
+def aarch64(session: nox.Session) -> None:
+    """The C++ tests for aarch64 in qemu-user, and the smoke test of that wheel."""
+    source = Path("/usr/src/googletest/googletest")
+    needed = {
+        "g++-aarch64-linux-gnu": shutil.which("aarch64-linux-gnu-g++"),
+        "qemu-user": shutil.which("qemu-aarch64"),
+        "googletest": source.is_dir(),
+        "mmdebstrap": shutil.which("mmdebstrap"),
+    }
+    for package in (name for name, found in needed.items() if not found):
+        reason = apt_install(package)
+        if reason is not None:
+            session.skip(reason)
+    target = {
+        "CMAKE_SYSTEM_NAME": "Linux",
+        "CMAKE_SYSTEM_PROCESSOR": "aarch64",
+        "CMAKE_C_COMPILER": "aarch64-linux-gnu-gcc",
+        "CMAKE_CXX_COMPILER": "aarch64-linux-gnu-g++",
+        "CMAKE_CROSSCOMPILING_EMULATOR": "qemu-aarch64;-L;/usr/aarch64-linux-gnu",
+        "STAGESPAN_GTEST_SOURCE": str(source),
+    }
+    definitions = [f"-D{name}={value}" for name, value in target.items()]
+    run_cpp_tests(session, "cpp-aarch64", "", target=definitions)
+    session.run("tools/roots.sh", "aarch64-3.11", external=True, silent=True)
+    chosen = ("--machine", "aarch64", "--version", "3.11", "--output", str(STATE / "aarch64"))
+    session.run("python", "tools/wheels.py", *chosen)
 
 
 @nox.session(name="cpp-fuzz", default=False)
@@ -203,6 +236,16 @@ def docs(session: nox.Session) -> None:
     session.run("python", "-m", "mkdocs", "build", "--quiet", "--strict")
 
 
+def copy_sources(session: nox.Session, clone: Path) -> None:
+    """Copy the working tree, with what is not committed yet."""
+    shutil.rmtree(clone, ignore_errors=True)
+    files = session.run("git", "ls-files", "-co", "--exclude-standard", silent=True, external=True)
+    for name in str(files).splitlines():
+        if (ROOT / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, clone / name)
+
+
 @nox.session(name="fresh-machine", default=False)
 def fresh_machine(session: nox.Session) -> None:
     """`make setup` in a fresh clone on Python 3.10 with an old pip and without torch; tests."""
@@ -210,37 +253,101 @@ def fresh_machine(session: nox.Session) -> None:
     if interpreter is None:
         session.skip("no python3.10 on PATH or under pyenv")
     clone = STATE / "fresh machine"  # the blank in the path belongs to the check
-    shutil.rmtree(clone, ignore_errors=True)
-    # The working tree, with what is not committed yet.
-    files = session.run("git", "ls-files", "-co", "--exclude-standard", silent=True, external=True)
-    for name in str(files).splitlines():
-        if (ROOT / name).is_file():
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, clone / name)
+    copy_sources(session, clone)
     python = str(clone / ".venv/bin/python")
     session.run(interpreter, "-m", "venv", str(clone / ".venv"), external=True)
     session.run(python, "-m", "pip", "install", "-q", f"pip=={OLD_PIP}", external=True)
     session.run(interpreter, str(clone / "tools/bootstrap.py"), "--without-torch", external=True)
     with session.chdir(clone):
-        torch_free_tests(session, python, "not slow")
+        torch_free_tests(session, python, chosen="not slow")
+
+
+@nox.session(name="plain-user", default=False)
+def plain_user(session: nox.Session) -> None:
+    """Debian's Python, a user without rights, blanks and umlauts in paths, clang only, offline."""
+    python = "/usr/bin/python3"
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        session.skip("only root can act as another user")
+    if not Path(python).exists() or not shutil.which("clang++"):
+        session.skip("needs the distribution's python3 and clang")
+    # Not in the clone, which other users may not be able to read.
+    with tempfile.TemporaryDirectory(prefix="stagespan für é ") as home:
+        clone = Path(home, "clone")
+        copy_sources(session, clone)
+        for compiler, others in (
+            ("g++", ("clang*",)),
+            ("clang++", ("*gcc*", "*g++*", "cc", "c++")),
+        ):
+            # What is on PATH; apt-get is not, as if this user had no right to it.
+            missing = ("apt*", "sudo", "cmake", "ninja", *others)
+            programs = Path(home, compiler)
+            programs.mkdir()
+            for program in Path("/usr/bin").iterdir():
+                if not any(fnmatch(program.name, pattern) for pattern in missing):
+                    (programs / program.name).symlink_to(program)
+        session.run("chown", "-hR", "nobody", home, external=True)
+
+        def run(compiler: str, *command: str, network: bool = True) -> None:
+            offline = () if network else ("/usr/bin/unshare", "--net")
+            user = ("/usr/bin/setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
+            session.run(
+                *(*offline, *user, *command),
+                env={
+                    "PATH": f"{home}/{compiler}",
+                    "HOME": home,
+                    "TMPDIR": home,
+                    "LC_ALL": "C.UTF-8",
+                },
+                external=True,
+            )
+
+        with session.chdir(clone):
+            run("g++", python, "-m", "venv", "../venv")
+            run("g++", "../venv/bin/python", "-m", "pip", "install", "-q", ".")
+            run("g++", "../venv/bin/python", "tools/smoke.py")
+            run("clang++", python, "tools/bootstrap.py", "--without-torch")
+            for command in (("tools/bootstrap.py", "--without-torch"), ("tools/smoke.py",)):
+                run("clang++", ".venv/bin/python", *command, network=False)
 
 
 @nox.session(venv_backend="venv", python=list(OTHER_PYTHONS), default=False)
 def python(session: nox.Session) -> None:
     """The tests that need no torch, against a wheel, on another Python."""
-    folder = STATE / "wheels" / str(session.python)
+    test_wheel(session, str(session.python), "python")
+
+
+@nox.session(default=False)
+def sid(session: nox.Session) -> None:
+    """The same on the Python 3.14 and with the g++ of Debian sid, in a folder of its own."""
+    if os.geteuid() != 0 or (not shutil.which("mmdebstrap") and apt_install("mmdebstrap")):
+        session.skip("tools/roots.sh needs root and mmdebstrap")
+    root = STATE / "roots/x86_64-3.14"
+    session.run("tools/roots.sh", root.name, external=True, silent=True)
+    venv = STATE / "sid"
+    prefix = ("tools/in_root.sh", str(root))
+    session.run(*prefix, "python3.14", "-m", "venv", "--clear", str(venv), external=True)
+    session.env["PATH"] = f"{venv}/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    test_wheel(session, "3.14", *prefix, f"{venv}/bin/python")
+
+
+def test_wheel(session: nox.Session, version: str, *python: str) -> None:
+    """Build a wheel as a user does, with a command that is a Python, and test it."""
+    folder = STATE / "wheels" / version
     shutil.rmtree(folder, ignore_errors=True)
-    session.install("-q", "-r", "requirements-test.txt")
+    pip = (*python, "-m", "pip")
+    session.run(*pip, "install", "-q", "-r", "requirements-test.txt", external=True)
     # Isolated, as `pip install stagespan` builds it for a user.
-    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(folder), ".", silent=True)
-    (wheel,) = folder.glob("*.whl")
-    session.install("-q", str(wheel))  # also what it depends on
-    session.install("-q", "--force-reinstall", "--no-deps", str(wheel))
-    session.env["STAGESPAN_TEST_WHEEL"] = str(wheel)
-    torch_free_tests(session, "python", "not slow or wheel")
+    wheels = ("-w", str(folder))
+    session.run(*pip, "wheel", "-q", "--no-deps", *wheels, ".", silent=True, external=True)
+    (wheel,) = map(str, folder.glob("*.whl"))
+    session.run(*pip, "install", "-q", wheel, external=True)  # also what it depends on
+    again = ("--force-reinstall", "--no-deps")
+    session.run(*pip, "install", "-q", *again, wheel, external=True)
+    session.env["STAGESPAN_TEST_WHEEL"] = wheel
+    torch_free_tests(session, *python, chosen="not slow or wheel")
 
 
-def torch_free_tests(session: nox.Session, python: str, chosen: str) -> None:
+def torch_free_tests(session: nox.Session, *python: str, chosen: str) -> None:
     """Run the tests that depend on the version of Python."""
     # Three workers on two cores, because these tests wait for other processes half of the time.
     ignored = [f"--ignore=tests/{folder}" for folder in ONE_PYTHON_IS_ENOUGH]
@@ -251,7 +358,7 @@ def run_own_tests(session: nox.Session, chosen: str) -> None:
     """Run the Python tests in `.venv`, with torch."""
     install_chromium()
     install_prometheus()
-    run_pytest(session, "python", "-n", "3", "-m", chosen)
+    run_pytest(session, ("python",), "-n", "3", "-m", chosen)
 
 
 @nox.session
@@ -273,6 +380,6 @@ def tests_all(session: nox.Session) -> None:
 def coverage(session: nox.Session) -> None:
     """Which lines of the package the tests run; the report is in build/coverage/index.html."""
     run_pytest(
-        *(session, "python", "-n", "3", "-m", "not full"),
+        *(session, ("python",), "-n", "3", "-m", "not full"),
         *("--cov=stagespan", "--cov-report=html:build/coverage", "--cov-report=term:skip-covered"),
     )

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Creates folders with Pythons of Debian that this machine lacks, for `make wheels`, `make
-# test-aarch64` and `make test-install`:
+# test-aarch64` and `make test-install`; only those that it is given, if it is given names:
 #
 #   .make/roots/x86_64-3.14    Debian sid with g++, to run with tools/in_root.sh
 #   .make/roots/aarch64-3.*    Pythons for aarch64, to run with qemu-aarch64
@@ -11,10 +11,12 @@ roots="$(dirname "$0")/../.make/roots"
 mirror="${DEBIAN:-$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
   grep -oE 'https?://[^ ]+/debian/?( |$)' | head -n 1)}"
 mkdir -p "$roots"
+chosen="$*"
 
 root() { # NAME SUITE PACKAGES OPTIONS...
   name=$1 suite=$2 packages=$3
   shift 3
+  case " ${chosen:-$name} " in *" $name "*) ;; *) return ;; esac
   if [ -e "$roots/$name/complete" ]; then return; fi
   rm -rf "${roots:?}/$name"
   # Snapshots of sid are used for longer than their Release files are valid.
