@@ -114,6 +114,15 @@ std::uint64_t start_ticks_in(const char* path) noexcept {
   return at != nullptr ? std::strtoull(at + 1, nullptr, 10) : 0;
 }
 
+/// As other processes read it. In /proc/self/stat, qemu-user shows a time of its own.
+std::uint64_t own_start_ticks() noexcept {
+  char path[64];
+  std::snprintf(path, sizeof(path), "/proc/self/task/%d/stat", static_cast<int>(getpid()));
+  const std::uint64_t ticks = start_ticks_in(path);
+  // In a container with the /proc of another one, the process has another number there.
+  return ticks != 0 ? ticks : start_ticks_in("/proc/self/stat");
+}
+
 bool lock_whole(int fd) noexcept {
   struct flock lock{};
   lock.l_type = F_WRLCK;
@@ -186,7 +195,7 @@ std::uint64_t start_ticks_of(pid_t pid) noexcept {
 
 ProcessIdentity identity_of_this_process() noexcept {
   ProcessIdentity identity;
-  identity.start_ticks = start_ticks_in("/proc/self/stat");
+  identity.start_ticks = own_start_ticks();
   struct stat space{};
   if (stat("/proc/self/ns/pid", &space) == 0) identity.pid_namespace = space.st_ino;
   char boot[64];
@@ -215,7 +224,7 @@ bool RecordingFile::open_file(const RecordingWish& wish, std::uint64_t size) noe
     folder_ = is_default ? default_recording_folder() : wish.folder;
     const Open folder(open_folder(folder_, is_default, place_.why));
     if (!folder) return false;
-    hidden_ = std::string(1, '.').append(file_name(owner_, start_ticks_in("/proc/self/stat"), 0));
+    hidden_ = std::string(1, '.').append(file_name(owner_, own_start_ticks(), 0));
     const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     int fd = openat(folder.get(), hidden_.c_str(), flags, 0600);
     if (fd < 0 && errno == EEXIST) {
