@@ -27,6 +27,7 @@ from stagespan.device.environment import machine
 from stagespan.errors import HarnessError
 from stagespan.harness import HarnessConfig, StageBenchHarness
 from stagespan.harness.bundle import replay_module
+from stagespan.harness.host_peaks import measured_peaks
 from stagespan.signature import SignatureFile, StageSignature
 
 torch = pytest.importorskip("torch")
@@ -36,6 +37,23 @@ from harness_stages import Mlp, harness, signature_of  # noqa: E402
 from shared_core import on_a_shared_core  # noqa: E402
 from stagespan.harness.standalone.figures import idle, profiled_line, spread  # noqa: E402
 from stagespan.harness.standalone.torch_state import random_state_kept, seed_in_use  # noqa: E402
+
+
+def test_products_that_the_processor_cannot_compute_have_no_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a processor and a torch without products in bf16
+    multiply = torch.mm
+
+    def without_bf16(left: Any, right: Any, *, out: Any) -> Any:
+        if left.dtype == torch.bfloat16:
+            raise RuntimeError("could not create a primitive descriptor")
+        return multiply(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", without_bf16)
+
+    # THEN the other rates are measured
+    assert measured_peaks().keys() == {"fp32", "memory_tb_s"}
 
 
 def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
