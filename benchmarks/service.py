@@ -154,7 +154,7 @@ class Engine:
         return pids
 
     def _cpu_ns(self) -> int:
-        """The CPU time of all threads of all processes so far."""
+        """The CPU time of all processes so far."""
         return sum(map(_cpu_ns, self._pids()))
 
     def memory_mb(self) -> float:
@@ -169,8 +169,8 @@ class Engine:
 
 
 def _cpu_ns(pid: int) -> int:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+    """The CPU time of a process, also of its threads that have ended."""
+    return time.clock_gettime_ns((~pid << 3) | 2)  # as clock_getcpuclockid(3) returns it
 
 
 def _memory_mb(pid: int) -> float:

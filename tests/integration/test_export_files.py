@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -81,6 +82,88 @@ def test_requests_of_several_machines_are_joined_from_all_their_folders(
     assert requests_in(*urls) == whole
     alone = requests_in(urls[0])
     assert alone["requests"] != whole["requests"]
+
+
+PLENTY = """
+import stagespan, time
+for n in range(60):
+    with stagespan.request(f"session-{n % 3}/{n}") as request, stagespan.span("decode"):
+        time.sleep(0.001 * (n % 7))
+    if n % 10 == 0:
+        request.set_status("cancelled")
+print("ready", flush=True)
+input()
+"""
+
+
+def test_requests_in_parquet_are_chosen_as_those_in_json_lines(
+    folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
+    # GIVEN the same requests in both formats, also one in two processes
+    first, second = start(PLENTY, STAGESPAN_JOB="svc"), start(TWO_PROCESSES, "return")
+    ready(first)
+    ready(second)
+    for form in ("jsonl", "parquet"):
+        own = ("--state", str(tmp_path / f"{form}.state"))  # as if it were the first exporter
+        with exporter("--keep", str(tmp_path / form), "--keep-format", form, *own):
+            time.sleep(3)
+    end(first)
+    end(second)
+    lines, parquet = str(tmp_path / "jsonl"), str(tmp_path / "parquet")
+    assert requests_in(lines)["count"] == 61
+    for options in (
+        ("--slowest", "5"),
+        ("--slowest", "1000"),
+        ("--slowest", "3", "--status", "cancelled"),
+        ("--slowest", "2", "--id", "session-1/*"),
+        ("--id", "session-1/4"),
+        ("--id", "req-1"),
+        ("--id", "nobody"),
+    ):
+        # WHEN the slowest of some are asked for THEN both say the same of them
+        found = requests_in(parquet, *options)
+        expected = requests_in(lines, *options)
+        assert found["count"] == expected["count"]
+        assert about(found["requests"]) == about(expected["requests"])
+    # THEN a query of the files by another program has the counts of the recordings
+    query = (
+        "select s.stage, count(*) from (select unnest(stages) as s from "
+        f"read_parquet('{parquet}/*.parquet')) where s.stage = 'decode' group by 1"
+    )
+    assert duckdb.sql(query).fetchall() == [("decode", 60)]
+    # THEN both kinds together are refused, and a damaged file, too
+    assert "pass folders of one kind" in command_here("requests", lines, parquet).stderr
+    (file,) = (tmp_path / "parquet").glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:100])
+    done = command_here("requests", parquet)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", "duckdb"])
+def test_parquet_without_its_libraries_is_refused_in_one_sentence(
+    folder: Path, tmp_path: Path, missing: str
+) -> None:
+    # GIVEN an environment without one of the libraries, and a folder with a file
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / f"{missing}.py").write_text("raise ImportError")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "requests-a-1.parquet").touch()
+    arguments = {
+        "pyarrow": ("export", "--keep", str(tmp_path / "kept"), "--keep-format", "parquet"),
+        "duckdb": ("requests", str(tmp_path / "kept")),
+    }[missing]
+    done = subprocess.run(
+        [sys.executable, "-m", "stagespan", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "blocked")},
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"`pip install {missing}`" in done.stderr
 
 
 def test_the_oldest_of_the_kept_requests_are_removed(tmp_path: Path) -> None:

@@ -64,6 +64,14 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     help="Remove the oldest of these files beyond so many MiB.",
 )
 @click.option(
+    "--keep-format",
+    type=click.Choice(["jsonl", "parquet"]),
+    default="jsonl",
+    show_default=True,
+    help="parquet (needs pyarrow) is for very many requests: `requests DIR` then reads only those "
+    "that it shows, with DuckDB.",
+)
+@click.option(
     "--sample",
     metavar="N",
     type=click.IntRange(min=0),
@@ -105,6 +113,7 @@ def command(
     page: tuple[str, int] | None,
     keep: str | None,
     keep_mb: int,
+    keep_format: str,
     sample: int,
     slowest: int,
     failed: bool,
@@ -148,7 +157,7 @@ def command(
         if keep is not None:
             from stagespan.export.kept import Keeper
 
-            keeper = Keeper(keep, keep_mb << 20)
+            keeper = Keeper(keep, keep_mb << 20, parquet=keep_format == "parquet")
         rules = Rules(sample, slowest, failed)
         awaited = [
             name

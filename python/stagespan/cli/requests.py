@@ -66,12 +66,13 @@ def command(
     from stagespan.recording import request_summary
     from stagespan.recording.timelines import timelines
 
-    read = _read(recordings, job)
     is_pattern = id_ is not None and "*" in id_
+    pattern = None if id_ is None else ".*".join(map(re.escape, id_.split("*")))
+    read, count = _read(recordings, job, slowest, pattern, status)
     found = timelines(read, None if is_pattern else id_)
-    if id_ is not None and is_pattern:
-        pattern = re.compile(".*".join(map(re.escape, id_.split("*"))), re.DOTALL)
-        found = [one for one in found if pattern.fullmatch(one.id)]
+    if pattern is not None and is_pattern:
+        matches = re.compile(pattern, re.DOTALL).fullmatch
+        found = [one for one in found if matches(one.id)]
     if status is not None:
         found = [one for one in found if one.status == status]
     lost = {
@@ -83,7 +84,7 @@ def command(
         print_json(
             {
                 "schema_version": 1,
-                "count": len(found),
+                "count": len(found) if count is None else count,
                 "requests": [request_summary.as_dict(one) for one in shown],
                 "stages": request_summary.stages(found),
                 "hops": request_summary.hops(found),
@@ -112,15 +113,18 @@ def command(
         for one in shown:
             _print_timeline(one)
         return
-    _print_requests(shown, len(found))
-    _print_stages(found)
+    _print_requests(shown, len(found) if count is None else count)
+    _print_stages(found, "all" if count is None else "these")
     _print_hops(found)
     if any(lost.values()):
         texts = (f"{cause} {n:,}" for cause, n in lost.items() if n)
         click.echo(f"lost: {', '.join(texts)}")
 
 
-def _read(named: tuple[str, ...], job: str | None) -> list[Recording]:
+def _read(
+    named: tuple[str, ...], job: str | None, slowest: int, pattern: str | None, status: str | None
+) -> tuple[list[Recording], int | None]:
+    """Return recordings, and the number of requests if they contain only the slowest of them."""
     from stagespan.recording import finding, jobs
 
     if named:
@@ -133,14 +137,17 @@ def _read(named: tuple[str, ...], job: str | None) -> list[Recording]:
             for one, path in zip(named, paths, strict=True)
             if path not in folders
         ]
-        if folders:
-            from stagespan.export import kept
+        if not folders:
+            return found, None
+        from stagespan.export import kept
 
-            found += kept.read(*folders)
-        return found
+        of_folders = kept.read(folders, slowest, pattern, status)
+        if found and of_folders.total is not None:
+            raise click.UsageError("Name either recordings or folders of Parquet, but not both.")
+        return found + of_folders.recordings, of_folders.total
     if job is not None:
-        return jobs.processes(job, spans=True)
-    return finding.recordings(spans=True)
+        return jobs.processes(job, spans=True), None
+    return finding.recordings(spans=True), None
 
 
 def _print_requests(shown: Sequence[Timeline], count: int) -> None:
@@ -168,14 +175,14 @@ def _print_requests(shown: Sequence[Timeline], count: int) -> None:
             click.echo(wrapped(f"{one_line(one.id)} is incomplete: {', '.join(one.causes)}"))
 
 
-def _print_stages(found: Sequence[Timeline]) -> None:
+def _print_stages(found: Sequence[Timeline], which: str) -> None:
     from stagespan.recording import request_summary
     from stagespan.text.tables import Column
 
     rows = request_summary.stages(found)
     if not rows:
         return
-    click.echo("Stages of all requests:")
+    click.echo(f"Stages of {which} requests:")
     columns = [
         Column("stage", [row["stage"] for row in rows], is_flexible=True),
         Column("count", [f"{row['count']:,}" for row in rows], is_number=True),

@@ -1,4 +1,4 @@
-"""Keeps requests in files of JSON lines, and reads them as if they were recordings."""
+"""Keeps requests in files, and reads them as if they were recordings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from stagespan import _core
 from stagespan.errors import StagespanError
+from stagespan.export import kept_parquet
 from stagespan.export.requests import AWAITED_KEEP, Part, Resource, TimedSpan
 from stagespan.live.kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
@@ -54,32 +55,33 @@ class _KeptRequest(msgspec.Struct):
     parts: list[_KeptPart]
 
 
-def _kept(parts: list[Part]) -> _KeptRequest:
-    return _KeptRequest(
-        _SCHEMA_VERSION,
-        parts[0].segment["trace_id"] or "",
-        [
-            _KeptPart(
-                one.resource,
-                one.clock,
-                one.unix_offset_ns,
-                one.is_whole,
-                one.segment,
-                one.returns,
-                one.spans,
-                [(batch.span, batch.size) for batch in one.batches],
-            )
-            for one in parts
-        ],
+def _kept(part: Part) -> _KeptPart:
+    return _KeptPart(
+        part.resource,
+        part.clock,
+        part.unix_offset_ns,
+        part.is_whole,
+        part.segment,
+        part.returns,
+        part.spans,
+        [(batch.span, batch.size) for batch in part.batches],
     )
 
 
 class Keeper:
     """Writes requests to files in a folder. The oldest ones are removed if it gets too large."""
 
-    def __init__(self, folder: str | os.PathLike[str], most_bytes: int) -> None:
-        """Make the folder. Raises StagespanError if that is not possible."""
+    def __init__(
+        self, folder: str | os.PathLike[str], most_bytes: int, *, parquet: bool = False
+    ) -> None:
+        """Make the folder. Files are JSON lines, or Parquet.
+
+        Raises StagespanError if the folder cannot be made, or if Parquet cannot be written.
+        """
+        if parquet:
+            kept_parquet.check_writer()
         self._folder, self._most_bytes = Path(folder), most_bytes
+        self._suffix = kept_parquet.SUFFIX if parquet else _SUFFIX
         self._lines: list[bytes] = []
         self._parts: list[Part] = []
         self._bytes = 0
@@ -100,7 +102,9 @@ class Keeper:
     def put(self, requests: Iterable[list[Part]]) -> None:
         """Add requests. They are in a file within 10 s, or once there are some MiB of them."""
         for parts in requests:
-            line = msgspec.json.encode(_kept(parts))
+            trace_id = parts[0].segment["trace_id"] or ""
+            kept = _KeptRequest(_SCHEMA_VERSION, trace_id, list(map(_kept, parts)))
+            line = msgspec.json.encode(kept)
             self._lines.append(line)
             self._parts += parts
             self._bytes += len(line)
@@ -114,8 +118,12 @@ class Keeper:
         if not self._lines:
             return
         self._files += 1
-        name = f"{_PREFIX}{self._host}-{time.time_ns() // 1_000_000}-{self._files}{_SUFFIX}"
-        data = gzip.compress(b"\n".join(self._lines) + b"\n", compresslevel=3)
+        name = f"{_PREFIX}{self._host}-{time.time_ns() // 1_000_000}-{self._files}{self._suffix}"
+        if self._suffix == _SUFFIX:
+            data = gzip.compress(b"\n".join(self._lines) + b"\n", compresslevel=3)
+        else:
+            whole = ((part, msgspec.json.encode(_kept(part))) for part in self._parts)
+            data = kept_parquet.packed(whole)
         try:
             self._make_room(len(data))
             write_whole(self._folder / name, data)
@@ -135,7 +143,12 @@ class Keeper:
 
     def _make_room(self, size_bytes: int) -> None:
         own = []
-        for path in self._folder.glob(f"{_PREFIX}{self._host}-*{_SUFFIX}"):
+        paths = [
+            path
+            for suffix in (_SUFFIX, kept_parquet.SUFFIX)
+            for path in self._folder.glob(f"{_PREFIX}{self._host}-*{suffix}")
+        ]
+        for path in paths:
             status = path.stat()
             own.append((status.st_mtime_ns, status.st_size, path))
         own.sort()
@@ -282,21 +295,55 @@ def recordings_of(parts: Iterable[_KeptPart]) -> list[Recording]:
     return [KeptRecording(list(of.values())) for of in groups.values()]
 
 
-def read(*folders: str | os.PathLike[str]) -> list[Recording]:
+class Kept(NamedTuple):
+    """The requests in folders."""
+
+    recordings: list[Recording]
+    total: int | None
+    """How many requests have the id and the status, if only the slowest of them were read."""
+
+
+def read(
+    folders: Sequence[Path], slowest: int, id_: str | None = None, status: str | None = None
+) -> Kept:
     """Return the requests that exporters of any machines have kept in folders.
 
-    Raises StagespanError if a folder has none, or if a file is damaged.
+    Of Parquet, only the ``slowest`` requests are read with an id that the regular expression
+    ``id_`` matches and with the ``status``; of JSON lines all of them.
+
+    Raises StagespanError if a folder has none, if a file is damaged, or if there are both kinds.
     """
-    return recordings_of(part for folder in folders for part in _parts_in(folder))
-
-
-def _parts_in(folder: str | os.PathLike[str]) -> Iterator[_KeptPart]:
-    paths = sorted(Path(folder).glob(f"{_PREFIX}*{_SUFFIX}"))
-    if not paths:
+    lines: list[Path] = []
+    tables: list[Path] = []
+    for folder in folders:
+        of_lines = sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
+        of_tables = sorted(folder.glob(f"{_PREFIX}*{kept_parquet.SUFFIX}"))
+        if not of_lines and not of_tables:
+            raise StagespanError(
+                f"There are no kept requests in {folder}: pass a folder that `stagespan export "
+                "--keep` has written to."
+            )
+        lines += of_lines
+        tables += of_tables
+    if not tables:
+        return Kept(recordings_of(_parts_in(lines)), None)
+    if lines:
         raise StagespanError(
-            f"There are no kept requests in {folder}: pass a folder that `stagespan export --keep` "
-            "has written to."
+            f"There are requests as JSON lines in {lines[0].parent}, and as Parquet in "
+            f"{tables[0].parent}: pass folders of one kind at a time."
         )
+    found = kept_parquet.select(tables, slowest, id_, status)
+    decoder = msgspec.json.Decoder(_KeptPart)
+    try:
+        parts = [decoder.decode(part) for part in found.parts]
+    except ValueError as error:
+        raise StagespanError(
+            f"The kept requests in {tables[0].parent} are damaged, or of another version ({error})."
+        ) from None
+    return Kept(recordings_of(parts), found.total)
+
+
+def _parts_in(paths: Iterable[Path]) -> Iterator[_KeptPart]:
     decoder = msgspec.json.Decoder(_KeptRequest)
     for path in paths:
         try:
