@@ -96,6 +96,14 @@ if __name__ == "__main__":
 """
 
 
+def documented(language: str) -> str:
+    """Return the first block in a language of the page about monitoring."""
+    text = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text("utf-8")
+    found = re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
 def durations_ns(seed: int, count: int) -> list[int]:
     """Return what a worker of `WORKERS` records as `decode`."""
     drawn = random.Random(seed)

@@ -12,21 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import exporter, innermost, of, scraped, until
+from exporting import documented, exporter, innermost, of, scraped, until
 from recorded_process import end, ready, start
 
-ROOT = Path(__file__).parents[2]
 COUNT = "stagespan_stage_duration_seconds_count"
 
 pytestmark = pytest.mark.slow
-
-
-def block(language: str) -> str:
-    """Return the first block in a language of the page about deployments."""
-    text = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
-    found = re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    assert found is not None
-    return found[1]
 
 
 def isolated(script: str) -> tuple[str, ...]:
@@ -51,7 +42,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     if program is None:
         pytest.skip("systemd-analyze is not installed")
     # GIVEN the unit of the documentation, with a program that exists
-    text = block("ini")
+    text = documented("ini")
     assert "ExecStart=/opt/svc/bin/stagespan " in text
     unit = tmp_path / "stagespan-export.service"
     unit.write_text(text.replace("/opt/svc/bin/stagespan", f"{sys.executable} -m stagespan"))
@@ -74,7 +65,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     # GIVEN the pod of the documentation: two containers with a volume in memory
-    pod = yaml.safe_load(block("yaml"))["spec"]
+    pod = yaml.safe_load(documented("yaml"))["spec"]
     (volume,) = pod["volumes"]
     assert volume["emptyDir"]["medium"] == "Memory"
     service, side_car = pod["containers"]
