@@ -128,3 +128,21 @@ def test_the_benchmark_of_a_service_loses_no_record(
     if options and "stagespan, 100 %" in found:
         # THEN the receiver got each request
         assert found["stagespan, 100 %"]["delivered"] == 1
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_kept_requests_gets_equal_answers(tmp_path: Path) -> None:
+    target = tmp_path / "figures.json"
+    arguments = ["--requests", "300", "--rounds", "1", "--json", target]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kept_requests", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    # THEN all engines that are installed have the same answer (otherwise it fails)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(target.read_text())["figures"]
+    assert "Python, JSON lines" in found
+    assert all(one["cpu_s"] > 0 for (one,) in found.values())
