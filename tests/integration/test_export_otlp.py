@@ -295,6 +295,23 @@ def test_a_collector_in_trouble_delays_no_end(folder: Path, protocol: str, troub
         end(recorded)
 
 
+def test_a_slow_collector_that_fails_at_times_gets_everything(folder: Path) -> None:
+    # GIVEN a collector that takes a second for each answer, and refuses every other call
+    calls = iter(range(1 << 30))
+
+    def answer() -> int:
+        time.sleep(1)
+        return 503 if next(calls) % 2 else 200
+
+    with collector.http(answer) as received, exporter(received.url):
+        process = start(ONE)
+        ready(process)
+        # WHEN a request is sent THEN it arrives once
+        until(lambda: received.spans("decode"), 40)
+        end(process)
+        assert len(received.spans("decode")) == 1
+
+
 def test_a_call_that_hangs_is_given_up_and_counted() -> None:
     # GIVEN an exporter whose calls never return
     hang = threading.Event()

@@ -398,7 +398,7 @@ class Otlp:
         return dict(found)
 
     def close(self) -> None:
-        """Deliver what is in the queues, for at most 1.5 s."""
+        """Deliver what is in the queues, for at most 1 s."""
         closing = [threading.Thread(target=one.close) for one in (self._traces, self._metrics)]
         for one in closing:
             one.start()
@@ -433,7 +433,7 @@ class Running:
         return self._otlp.lost()
 
     def close(self) -> None:
-        """Deliver what has ended, for at most 1.5 s, and stop."""
+        """Deliver what has ended, for at most 1 s, and stop."""
         if self._stop.is_set():
             return
         self._stop.set()

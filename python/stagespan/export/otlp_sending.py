@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 from stagespan.errors import StagespanError
 
 _LOGGER = logging.getLogger("stagespan")
-LONGEST_END_S = 1.5
+LONGEST_END_S = 1.0
 _LONGEST_CALL_S = 10.0
 _MOST_SPANS = 20_000
 _BATCH_SPANS = 512
@@ -230,7 +230,7 @@ class Sender:
         self._exporter = self._make()
 
     def close(self) -> None:
-        """Deliver what is in the queue, for at most 1.5 s; the rest is counted as lost."""
+        """Deliver what is in the queue, for at most 1 s; the rest is counted as lost."""
         end = time.monotonic() + LONGEST_END_S
         with self._changed:
             self._is_closed = True
