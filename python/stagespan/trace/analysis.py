@@ -29,6 +29,7 @@ from stagespan.trace.analyses import (
     rates,
     stages,
     steps,
+    training,
     verdict,
 )
 from stagespan.trace.ascend import free_time, graph_mode, host_waits, operators, waits
@@ -66,6 +67,7 @@ ANALYSES: dict[str, Analyze] = {
     "kernels": kernels.analyze,
     "rates": rates.analyze,
     "compiled": compiled.analyze,
+    "training": training.analyze,
     "steps": steps.analyze,
     "critical_path": critical_path.analyze,
     "stages": stages.analyze,
@@ -112,7 +114,12 @@ _REPEATS: dict[str, str] = {
 both exist, only that one is shown, with the evidence of both."""
 
 
-_SEEN_AS_IDLE = frozenset({"stages.launch", "compiled.recompiled", "compiled.in_window"})
+_SEEN_AS_IDLE = frozenset(
+    {
+        *("stages.launch", "compiled.recompiled", "compiled.in_window"),
+        *("training.optimizer_by_tensor", "training.zero_grad"),
+    }
+)
 """Codes of findings about work of the host, whose gain is idle time of the device if there is one.
 """
 

@@ -379,6 +379,7 @@ Lack = Literal[
     "no_shapes",
     "no_stacks",
     "no_steps",
+    "no_training",
     "no_waits",
     "not_compiled",
     "shared_correlations",

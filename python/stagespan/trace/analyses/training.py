@@ -1,0 +1,328 @@
+"""Parts of a training step that a setting can avoid: recomputation, and optimizers by tensor."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+
+from stagespan.text.amounts import counted, in_words
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.gains import gain_of_rows, gain_shared_by
+from stagespan.trace.derived.launch_sources import host_operators, launch_sources
+from stagespan.trace.derived.threads import ThreadIndex, named
+from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.figures import Count, Figures, Internal, Ns
+from stagespan.trace.rates.collectives import number_of
+from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    evidence,
+    of_size,
+    share,
+)
+
+# Percent of the steps, or of the trace.
+_SHARES = Thresholds(25.0, 10.0, 3.0)
+_EVALUATES = re.compile(r"^autograd::engine::evaluate_function: ")
+_BACKWARD = re.compile(r"Backward\d*$")
+_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
+_ZEROES = re.compile(r"^aten::(?:zero_|fill_|_foreach_zero_)$")
+_MANY_TENSORS = re.compile(r"_foreach_|_fused_|multi_tensor|FusedAdam|FusedSGD|FusedLAMB")
+# Of the nodes of backward passes: with create_graph=True, most of them record operators.
+_MOST_NODES = 50.0
+# Fewer operators or kernels in a call are not one for each tensor.
+_FEWEST = 8
+
+
+class OptimizerCalls(Figures, frozen=True):
+    """The calls of one method of an optimizer, such as `Optimizer.step#SGD.step`; times in ns."""
+
+    name: str
+    calls: Count
+    time_ns: Ns
+    """On a device, from the first to the last of what a call launched; else on the host."""
+    parts: Count
+    """Kernels, or operators on the host, in all calls."""
+    by_tensor: bool
+    """Whether it runs operators for each tensor alone."""
+    rows: Internal[Rows]
+    """The kernels, or the operators."""
+    weights: Internal[Numbers]
+    mark: Internal[int]
+    """The row of its longest call."""
+
+
+class Training(StructResult, frozen=True):
+    """Recomputed operators, and the methods of optimizers; times in ns."""
+
+    on_device: bool
+    recomputed: Count
+    """Operators of forward passes that ran again in a backward pass."""
+    recomputed_ns: Ns
+    """The time of what they launched, or their own time on the host."""
+    optimizers: list[OptimizerCalls] = msgspec.field(name="optimizer_calls")
+    base: Internal[BaseWindow]
+    trace: Internal[Trace]
+    rows: Internal[Rows]
+    """What was recomputed: device events, or operators."""
+    times_ns: Internal[Numbers]
+
+    def findings(self) -> list[Finding]:
+        """Recomputation, and optimizers that update or clear one tensor at a time."""
+        found = [self._recomputation(), *map(self._of_optimizer, self.optimizers)]
+        return [each for each in found if each is not None]
+
+    def tables(self) -> list[Table]:
+        """The methods of optimizers."""
+        if not self.optimizers:
+            return []
+        return [
+            Table.of(
+                "Optimizers",
+                self.optimizers,
+                ("name", "method", ""),
+                ("calls", "calls", ""),
+                ("time_ns", "time", "ns"),
+                ("parts", "kernels" if self.on_device else "operators", ""),
+                (lambda each: "yes" if each.by_tensor else "no", "by tensor", ""),
+            )
+        ]
+
+    def _recomputation(self) -> Finding | None:
+        percent = share(self.recomputed_ns, self.base.whole_ns)
+        severity = _SHARES.severity(percent)
+        if severity is None:
+            return None
+        longest = int(self.rows[np.argmax(self.times_ns)])
+        return Finding(
+            # It saves memory, so it may be what the program needs.
+            "low" if severity == "low" else "medium",
+            f"Backward passes ran {counted(self.recomputed, 'operator')} of forward passes again"
+            f" (activation checkpointing), for {in_words(self.recomputed_ns, 'ns')} of"
+            f" {self.base.whose} ({percent:.1f} %). If there is memory left, checkpoint fewer"
+            " modules, or keep the results of products with a selective policy.",
+            (
+                evidence(self.trace, longest),
+                Evidence("operators that ran again", None, self.recomputed, "events"),
+            ),
+            "training.recomputation",
+            numbers={
+                "operators": self.recomputed,
+                "time_ns": self.recomputed_ns,
+                "percent": percent,
+                "whole_ns": self.base.whole_ns,
+            },
+            gain=gain_of_rows(self.trace, self.rows, self.times_ns, "nothing is recomputed"),
+        )
+
+    def _of_optimizer(self, each: OptimizerCalls) -> Finding | None:
+        percent = share(each.time_ns, self.base.whole_ns)
+        severity = _SHARES.severity(percent)
+        if severity is None or not each.by_tensor:
+            return None
+        clears = ".zero_grad#" in each.name
+        what = "kernels" if self.on_device else "operators"
+        advice = (
+            "set_to_none=True (the default since torch 2.0) frees gradients instead of clearing"
+            " them."
+            if clears
+            else "foreach=True or fused=True updates all tensors of a group together."
+        )
+        return Finding(
+            of_size(severity, each.time_ns),
+            f"{each.name} {'clears' if clears else 'updates'} tensors one by one, with"
+            f" {each.parts:,} {what} in {counted(each.calls, 'call')}:"
+            f" {in_words(each.time_ns, 'ns')} of {self.base.whose} ({percent:.1f} %). {advice}",
+            (evidence(self.trace, each.mark), Evidence(what, None, each.parts, "events")),
+            "training.zero_grad" if clears else "training.optimizer_by_tensor",
+            numbers={
+                "time_ns": each.time_ns,
+                "percent": percent,
+                "whole_ns": self.base.whole_ns,
+                "parts": each.parts,
+                "calls": each.calls,
+            },
+            gain=gain_shared_by(
+                each.rows,
+                each.weights,
+                each.time_ns,
+                "nothing is cleared" if clears else "one operator updates all tensors",
+            ),
+        )
+
+
+@once
+def analyze(trace: Trace) -> Training | Unavailable:
+    """Look at the training step; Unavailable if the trace shows no backward pass or optimizer."""
+    base, host = base_window(trace), host_operators(trace)
+    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, _OPTIMIZER)
+    backward = trace.rows_of(["cpu_op"]) & named(trace, _EVALUATES)
+    if base is None or host is None or not (marks.any() or backward.any()):
+        return Unavailable("The trace has neither backward passes nor optimizers.", "no_training")
+    on_device = bool(len(device_work(trace).rows))
+    again = _recomputed(trace, backward)
+    rows, times = _work_in(trace, again, on_device)
+    inside = _in_base(trace, base, rows)
+    return Training(
+        on_device=on_device,
+        recomputed=int(_outermost(trace, again)[_in_base_mask(trace, base)].sum()),
+        recomputed_ns=int(times[inside].sum()),
+        optimizers=_optimizers(trace, base, np.flatnonzero(marks), on_device),
+        base=base,
+        trace=trace,
+        rows=rows[inside],
+        times_ns=times[inside],
+    )
+
+
+def _in_base_mask(trace: Trace, base: BaseWindow) -> Mask:
+    begin = trace.events.begin_ns
+    found: Mask = (begin >= base.begin_ns) & (begin < base.end_ns)
+    return found
+
+
+def _in_base(trace: Trace, base: BaseWindow, rows: Rows) -> Mask:
+    found: Mask = _in_base_mask(trace, base)[rows]
+    return found
+
+
+def _forest(trace: Trace) -> Nesting | None:
+    rows = np.flatnonzero(trace.rows_of(["cpu_op"]))
+    index = ThreadIndex(trace, rows)
+    return Nesting.of(trace, index.axis, rows, index.of[0]) if index.fits else None
+
+
+def _recomputed(trace: Trace, backward: Mask) -> Mask:
+    """Return the operators of forward passes that run within nodes of a backward pass.
+
+    Only operators that autograd records have a sequence number. Within a backward pass it records
+    only what is recomputed, unless the pass itself is differentiated (create_graph=True): then
+    most of its nodes contain such operators.
+    """
+    found: Mask = np.zeros(len(trace.events), dtype=np.bool_)
+    forest = _forest(trace)
+    if forest is None or not backward.any():
+        return found
+    rows = forest.rows
+    recorded = _recorded(trace, rows) & ~named(trace, _BACKWARD)[rows]
+    recorded &= ~backward[rows]
+    node = forest.first_around(backward[rows])
+    within = recorded & (node >= 0)
+    nodes = np.unique(node[within])
+    if len(nodes) == 0 or share(len(nodes), int(backward.sum())) > _MOST_NODES:
+        return found
+    # With everything that these operators call.
+    found[rows[forest.first_around(within) >= 0]] = True
+    # Nodes of the backward pass that run within a recomputation are not recomputed.
+    inner = forest.first_around(backward[rows] | within)
+    found[rows[(inner >= 0) & backward[rows[inner]]]] = False
+    return found
+
+
+def _recorded(trace: Trace, rows: Rows) -> Mask:
+    """Return which rows have a sequence number, and are not of a backward pass."""
+    order = np.argsort(rows, kind="stable")
+    recorded: Mask = np.zeros(len(rows), dtype=np.bool_)
+    number = number_of(trace, rows[order], "Sequence number")
+    thread = number_of(trace, rows[order], "Fwd thread id")
+    recorded[order] = (number >= 0) & (thread <= 0)
+    return recorded
+
+
+def _outermost(trace: Trace, chosen: Mask) -> Mask:
+    """Return the chosen operators that are not within another one."""
+    found: Mask = np.zeros(len(trace.events), dtype=np.bool_)
+    forest = _forest(trace)
+    if forest is None:
+        return found
+    mine = chosen[forest.rows]
+    parent = forest.parent
+    found[forest.rows[mine & ~((parent >= 0) & mine[parent])]] = True
+    return found
+
+
+def _work_in(trace: Trace, operators: Mask, on_device: bool) -> tuple[Rows, Numbers]:
+    """Return the device events that some operators launched, or the operators, and their times."""
+    if not on_device:
+        host = host_operators(trace)
+        assert host is not None
+        mine = operators[host.rows]
+        return host.rows[mine], host.own_ns[mine]
+    rows = device_work(trace).rows
+    found = launch_sources(trace, rows)
+    if found is None:
+        return rows[:0], trace.events.dur_ns[:0]
+    mine = (found.operator >= 0) & operators[np.maximum(found.operator, 0)]
+    return rows[mine], trace.events.dur_ns[rows[mine]]
+
+
+def _optimizers(
+    trace: Trace, base: BaseWindow, marks: Rows, on_device: bool
+) -> list[OptimizerCalls]:
+    """Return the methods of optimizers that were called in the base, the most time first."""
+    marks = marks[_in_base(trace, base, marks)]
+    events = trace.events
+    host = host_operators(trace)
+    if len(marks) == 0 or host is None:
+        return []
+    operators = host.rows[host.own_ns > 0] if not on_device else host.rows
+    index = ThreadIndex(trace, marks, operators)
+    if not index.fits:
+        return []
+    forest = Nesting.of(trace, index.axis, marks, index.of[0])
+    around = forest.at(index.axis.place(index.of[1], events.begin_ns[operators]))
+    of_operator = np.full(len(events), -1, dtype=np.intp)
+    of_operator[operators] = np.where(around >= 0, forest.rows[around], -1)
+    if on_device:
+        rows = device_work(trace).rows
+        sources = launch_sources(trace, rows)
+        if sources is None:
+            return []
+        mark = np.where(sources.operator >= 0, of_operator[np.maximum(sources.operator, 0)], -1)
+        weights = events.dur_ns[rows]
+    else:
+        rows, mark = operators, of_operator[operators]
+        weights = host.own_ns[host.own_ns > 0]
+    rows, mark, weights = rows[mark >= 0], mark[mark >= 0], weights[mark >= 0]
+    found = []
+    many = named(trace, _MANY_TENSORS)
+    names = events.name[mark]
+    for code in np.unique(names).tolist():
+        mine = np.flatnonzero(names == code)
+        calls, of = np.unique(mark[mine], return_inverse=True)
+        groups = by_group(of.reshape(-1), len(calls))
+        time = int(events.dur_ns[calls].sum())
+        if on_device:
+            ends = events.end_ns[rows[mine]]
+            begins = events.begin_ns[rows[mine]]
+            time = sum(int(ends[group].max() - begins[group].min()) for group in groups)
+        name = trace.names[code]
+        operators_of = operators[np.isin(of_operator[operators], calls)]
+        alone = not many[operators_of].any() and not many[rows[mine]].any()
+        alone &= len(mine) >= _FEWEST * len(calls)
+        if ".zero_grad#" in name:
+            alone &= bool(named(trace, _ZEROES)[operators_of].any())
+        found.append(
+            OptimizerCalls(
+                name=name,
+                calls=len(calls),
+                time_ns=time,
+                parts=len(mine),
+                by_tensor=bool(alone),
+                rows=rows[mine],
+                weights=weights[mine],
+                mark=int(calls[np.argmax(events.dur_ns[calls])]),
+            )
+        )
+    return sorted(found, key=lambda each: -each.time_ns)
