@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from stagespan.cli.output import write_to
 from stagespan.errors import ReportError
-from stagespan.text.amounts import milliseconds, share
-
-if TYPE_CHECKING:
-    from stagespan.report.changes import TimingComparison
+from stagespan.report import changes_pages
+from stagespan.report.changes import TimingComparison, Tolerance, compare_files
+from stagespan.text.amounts import milliseconds, percent, quoted, share
 
 _FILE = click.Path(path_type=Path)
 
@@ -77,9 +75,6 @@ def command(
     Exit status: 0 if nothing is known to be slower, 1 if something is slower, 2 if the files cannot
     be compared, or not precisely enough for --noise-limit.
     """
-    from stagespan.report import changes_pages
-    from stagespan.report.changes import Tolerance, compare_files
-
     found = compare_files(before, after, Tolerance(tolerance, tolerance_ms))
     if markdown_file is not None:
         write_to(markdown_file, changes_pages.markdown(found))
@@ -95,8 +90,6 @@ def command(
 
 def _check_noise(found: TimingComparison, limit: float) -> None:
     """Raise ReportError, which is shown with exit status 2, if the noise is above the limit."""
-    from stagespan.text.amounts import percent, quoted
-
     noisy = [change for change in found.changes if change.exceeds_noise(limit)]
     if noisy:
         worst = max((change.noise for change in noisy if change.noise is not None), default=None)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from stagespan.cli import examine
+from stagespan.cli.examine import Check
 from stagespan.cli.output import print_json
-
-if TYPE_CHECKING:
-    from stagespan.cli.examine import Check
+from stagespan.text.tables import Column, print_table
 
 _STYLES = {"works": "green", "absent": "dim", "note": "yellow", "fails": "bold red"}
 
@@ -24,8 +22,6 @@ def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
     The exit status is 0 if everything that should work here works, otherwise 1. If torch finds a
     device, it is tested with a few spans.
     """
-    from stagespan.cli import examine
-
     findings = examine.examine(use_device=not no_device)
     is_well = examine.is_well(findings)
     if as_json:
@@ -42,8 +38,6 @@ def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
 
 
 def _print(findings: list[Check], is_well: bool) -> None:
-    from stagespan.text.tables import Column, print_table
-
     areas = [finding.area for finding in findings]
     is_new = [area != before for area, before in zip(areas, ["", *areas], strict=False)]
     states = [finding.state for finding in findings]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+from stagespan.cli.output import write_to
+from stagespan.recording import dump, finding, jobs
+
 
 @click.command()
 @click.argument("recording", metavar="[FILE|PID]", required=False)
@@ -33,8 +36,6 @@ def command(recording: str | None, job: str | None, format_: str, output: str) -
         raise click.UsageError("Pass a file or process id of a recording, or --job JOB.")
     if job is not None and format_ != "perfetto":
         raise click.UsageError("--job writes a trace for Perfetto: leave out --format.")
-    from stagespan.cli.output import write_to
-    from stagespan.recording import dump, finding, jobs
 
     if job is not None:
         write_to(output, dump.as_perfetto(*jobs.processes(job, spans=True)))

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import click
 
+from stagespan.errors import StagespanError
+from stagespan.process.files import write_whole
+from stagespan.recording.into_trace import merge_spans
+from stagespan.text.amounts import counted
+
 
 @click.command("merge-spans")
 @click.argument("trace", type=click.Path(path_type=Path))
@@ -27,11 +32,6 @@ def command(trace: Path, recording: str | None, output: Path | None) -> None:
 
     They appear as a separate process, with a track for each thread.
     """
-    from stagespan.errors import StagespanError
-    from stagespan.process.files import write_whole
-    from stagespan.recording.into_trace import merge_spans
-    from stagespan.text.amounts import counted
-
     merged = merge_spans(trace, recording)
     stem = trace.name.removesuffix(".gz").removesuffix(".json")
     path = output or trace.with_name(f"{stem}_spans.json.gz")

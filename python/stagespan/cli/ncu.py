@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from stagespan.cli.output import write_to
 from stagespan.errors import TraceError
-from stagespan.process.files import module_name, safe_name
-
-if TYPE_CHECKING:
-    from stagespan.trace.ncu.command import Command, TopKernels
-    from stagespan.trace.ncu.reading import Reading
+from stagespan.harness.bundle import replay_file_of
+from stagespan.process.files import module_name, safe_name, write_whole
+from stagespan.trace.analysis import analyze
+from stagespan.trace.ncu import command as commands
+from stagespan.trace.ncu.command import Command, TopKernels, exporting, read_breakdown
+from stagespan.trace.ncu.reading import NoKernelsError, Reading, parse, read_ncu
+from stagespan.trace.ncu.report import report
+from stagespan.trace.read.reader import read_trace
+from stagespan.trace.render.markdown import markdown_of
+from stagespan.trace.render.terminal import print_result
 
 _SUFFIX = "_breakdown.json"
 _FILE = click.Path(path_type=Path)
@@ -66,12 +72,6 @@ def command(
     the stage. If ncu is not installed, the commands are printed, so that you can run them on
     another machine.
     """
-    from stagespan.trace.ncu.command import read_breakdown
-    from stagespan.trace.ncu.reading import parse, read_ncu
-    from stagespan.trace.ncu.report import report
-    from stagespan.trace.render.markdown import markdown_of
-    from stagespan.trace.render.terminal import print_result
-
     if breakdown is None and csv_file is None and report_file is None:
         raise TraceError(
             "Pass the {stage}_breakdown.json of a stage, or a file of ncu with --csv or --report."
@@ -111,8 +111,6 @@ def _script_beside(breakdown: Path, stem: str, stage: str) -> Path:
 
 def _needed_by(script: Path) -> Path | None:
     """Return the path of the module beside a script, if it imports one."""
-    from stagespan.harness.bundle import replay_file_of
-
     name = replay_file_of(script.read_text(encoding="utf-8", errors="replace"))
     return None if name is None else script.with_name(name)
 
@@ -146,8 +144,6 @@ def _stem(breakdown: Path) -> str:
 def _built(
     breakdown: Path, top: TopKernels, count: int, options: dict[str, Any], script: Path
 ) -> Command:
-    from stagespan.trace.ncu import command as commands
-
     program = commands.replay_program(
         script, options["factory"], options["warmup"], options["step"]
     )
@@ -162,8 +158,6 @@ def _built(
 
 
 def _print_commands(built: Command, breakdown: Path, script: Path, there: bool) -> None:
-    import shlex
-
     if not there:
         click.echo(
             "ncu is not installed here: run this on a machine with Nsight Compute.", err=True
@@ -177,9 +171,6 @@ def _print_commands(built: Command, breakdown: Path, script: Path, there: bool) 
 
 def _run(built: Command) -> Reading:
     """Measure and export. The output of ncu and of the program goes to standard error."""
-    from stagespan.process.files import write_whole
-    from stagespan.trace.ncu.reading import parse
-
     try:
         built.report.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -215,8 +206,6 @@ def _unwritable(path: Path, error: OSError) -> TraceError:
 
 
 def _failure(output: str, status: int) -> str:
-    from stagespan.trace.ncu.reading import NoKernelsError, parse
-
     try:
         parse(output, "ncu's output")
     except NoKernelsError as error:
@@ -227,8 +216,6 @@ def _failure(output: str, status: int) -> str:
 
 def _exported(report: Path) -> str:
     """Return a report of ncu as CSV."""
-    from stagespan.trace.ncu.command import exporting
-
     if not report.is_file():
         raise TraceError(f"{report} does not exist: pass the report that ncu wrote.")
     if shutil.which("ncu") is None:
@@ -254,8 +241,6 @@ def _launchers(
         trace_file = default if default.is_file() else None
     if trace_file is None:
         return {}
-    from stagespan.trace.analysis import analyze
-    from stagespan.trace.read.reader import read_trace
 
     kernels = analyze(read_trace(trace_file), only=["kernels"]).to_dict()["kernels"]
     return {row["name"]: (row["operator"], row["stage"]) for row in kernels.get("top", ())}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from typing import Any
 
 import click
 
 from stagespan.errors import StagespanError
+from stagespan.process.files import json_bytes, write_whole
 
 
 def write_to(file: str, text: str | bytes) -> None:
@@ -17,8 +19,6 @@ def write_to(file: str, text: str | bytes) -> None:
 
     Raises StagespanError if the file cannot be written, or if bytes would go to a terminal.
     """
-    from stagespan.process.files import write_whole
-
     if file == "-" and isinstance(text, bytes) and sys.stdout.isatty():
         raise StagespanError("A binary format cannot be shown on a terminal: pass a file with -o.")
 
@@ -26,8 +26,6 @@ def write_to(file: str, text: str | bytes) -> None:
         click.echo(text, nl=False)
         return
     if file.endswith(".gz"):
-        import gzip
-
         text = gzip.compress(text if isinstance(text, bytes) else text.encode(), mtime=0)
     try:
         write_whole(file, text)
@@ -39,6 +37,4 @@ def write_to(file: str, text: str | bytes) -> None:
 
 def print_json(page: dict[str, Any]) -> None:
     """Print a page as JSON, with indentation."""
-    from stagespan.process.files import json_bytes
-
     click.echo(json_bytes(page, indent=2).decode())

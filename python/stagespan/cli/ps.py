@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from stagespan.cli.output import print_json
-
-if TYPE_CHECKING:
-    from stagespan.recording import Recording
+from stagespan.cli.recover import print_job
+from stagespan.recording import Recording, finding, jobs, ranks, summary
+from stagespan.text.amounts import duration
+from stagespan.text.console import wrapped
+from stagespan.text.escaping import one_line
+from stagespan.text.tables import Column, print_table
 
 
 @click.command()
@@ -43,11 +46,8 @@ def command(
     """
     if stage is not None and stalled is None:
         raise click.UsageError("--stage needs --stalled SECONDS.")
-    from stagespan.recording import finding, jobs, ranks
 
     if job is not None and stalled is None:
-        from stagespan.cli.recover import print_job
-
         print_job(job, as_json)
         return
     with_spans = stalled is not None
@@ -67,8 +67,6 @@ def command(
 
 
 def _rows(found: list[Recording]) -> list[dict[str, Any]]:
-    from stagespan.recording import summary
-
     rates = summary.rates(found)
     rows = []
     for recording in found:
@@ -92,11 +90,6 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from stagespan.text.amounts import duration
-    from stagespan.text.console import wrapped
-    from stagespan.text.escaping import one_line
-    from stagespan.text.tables import Column, print_table
-
     now_ns = time.time_ns()
     names = "pid state program rank job pipeline age spans spans/s errors in for"
     names += " requests oldest running waiting longest"
@@ -143,8 +136,6 @@ _OPTIONAL = ("rank", "job", "pipeline", "age", "spans", "requests")
 
 def _load_cells(row: dict[str, Any]) -> tuple[str, ...]:
     """Return the open requests of a process, what runs and waits, and the ages of the oldest."""
-    from stagespan.text.amounts import duration
-
     if not row["open_requests"] and not row["waiting"]:
         return ("",) * 5
     oldest, longest = row["oldest_request_ns"], row["oldest_waiter_ns"]
@@ -158,10 +149,6 @@ def _load_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _stalled(found: list[Recording], seconds: float, stage: str | None, as_json: bool) -> int:
-    from stagespan.recording import summary
-    from stagespan.text.amounts import duration
-    from stagespan.text.escaping import one_line
-
     rows = []
     for recording in found:
         spans = summary.stalled(recording, seconds, stage)

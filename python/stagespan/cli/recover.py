@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 import click
 
 from stagespan.cli.output import print_json
-
-if TYPE_CHECKING:
-    from stagespan.live.statistics import Stats
-    from stagespan.recording import Recording
-    from stagespan.recording.ranks import Rank
-    from stagespan.recording.reading import RecordedOpenSpan
+from stagespan.live.statistics import Stats
+from stagespan.recording import Recording, finding, jobs, ranks, summary
+from stagespan.recording.ranks import Rank
+from stagespan.recording.reading import RecordedOpenSpan
+from stagespan.recording.texts import clock, ending, open_requests, waiting
+from stagespan.text.amounts import duration
+from stagespan.text.console import limit, wrapped
+from stagespan.text.escaping import one_line
+from stagespan.text.tables import Column, print_table
 
 
 @click.command()
@@ -36,7 +38,6 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
     if job is not None:
         print_job(job, as_json)
         return
-    from stagespan.recording import finding, summary
 
     found = finding.open_recording(str(recording))
     if as_json:
@@ -46,12 +47,6 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
 
 
 def _print(recording: Recording) -> None:
-    from stagespan.recording import summary
-    from stagespan.recording.texts import clock, ending
-    from stagespan.text.amounts import duration
-    from stagespan.text.console import limit, wrapped
-    from stagespan.text.escaping import one_line
-
     page = summary.as_dict(recording)
     click.echo(
         wrapped(f"Process {recording.pid} ({one_line(recording.program)}) {ending(recording)}.")
@@ -131,10 +126,6 @@ def _nested(spans: list[RecordedOpenSpan]) -> list[tuple[int, RecordedOpenSpan]]
 
 def print_job(job: str, as_json: bool) -> None:
     """Print the ranks of a job side by side."""
-    from stagespan.recording import jobs, ranks, summary
-    from stagespan.recording.texts import open_requests, waiting
-    from stagespan.text.console import wrapped
-
     job_ranks = ranks.ranks(ranks.of_job(job))
     of_job = jobs.job(job)
     stats = of_job.stats()
@@ -154,10 +145,6 @@ def print_job(job: str, as_json: bool) -> None:
 
 def _print_stats(stats: Stats) -> None:
     """Print the merged statistics of a job in the width of the terminal."""
-    from stagespan.text.amounts import duration
-    from stagespan.text.escaping import one_line
-    from stagespan.text.tables import Column, print_table
-
     columns = [
         Column("stage", [one_line(name) for name in stats], is_flexible=True),
         Column("count", [f"{stage.count:,}" for stage in stats.values()], is_number=True),
@@ -174,12 +161,6 @@ def _print_stats(stats: Stats) -> None:
 
 def _print_ranks(job_ranks: list[Rank]) -> None:
     """Print which ranks are behind, where each rank is, and the stages it has finished."""
-    from stagespan.recording import ranks
-    from stagespan.text.amounts import duration
-    from stagespan.text.console import limit, wrapped
-    from stagespan.text.escaping import one_line
-    from stagespan.text.tables import Column, print_table
-
     for sentence in ranks.findings(job_ranks):
         click.echo(wrapped(one_line(sentence), "  "))
     positions = [rank.position for rank in job_ranks]
@@ -211,9 +192,6 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
 
 def _runs(rank: Rank, stage: str) -> str:
     """Return how often a rank has finished a stage, and the mean time: ``20 x 1.2 ms``."""
-    from stagespan.recording import ranks
-    from stagespan.text.amounts import duration
-
     mean_ns = ranks.mean_ns(rank, stage)
     return "0" if mean_ns is None else f"{rank.counts[stage]:,} x {duration(round(mean_ns))}"
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from stagespan.recording import Recording
+from stagespan.cli.output import write_to
+from stagespan.errors import StagespanError
+from stagespan.recording import Recording, finding, html_page
+from stagespan.recording.texts import ending
+from stagespan.report.reader import read_timing_report, reports_in
+from stagespan.report.side_by_side import print_reports
+from stagespan.report.stages import stage_entries, top_level_ns
+from stagespan.report.tables import print_report
+from stagespan.text.console import wrapped
+from stagespan.text.escaping import one_line
 
 
 @click.command()
@@ -42,22 +50,17 @@ def command(ctx: click.Context, timing: Path, against: Path | None, html: str | 
         _write_page(timing, html)
         return
     if against is not None:
+        # Comparing needs NumPy, which takes long to import.
         from stagespan.report import changes_pages
         from stagespan.report.changes import compare_files
 
         found = compare_files(against, timing)
         changes_pages.show(found)
         ctx.exit(1 if found.is_slower else 0)
-    from stagespan.report.reader import read_timing_report, reports_in
-    from stagespan.report.tables import print_report
 
     if _is_recording(timing):
-        from stagespan.recording import finding
-
         _print_recording(finding.open_recording(timing))
     elif os.path.isdir(timing) and len(reports_in(timing)) > 1:
-        from stagespan.report.side_by_side import print_reports
-
         print_reports(timing)
     else:
         print_report(read_timing_report(timing))
@@ -72,10 +75,6 @@ def _is_recording(path: Path) -> bool:
 
 
 def _write_page(path: Path, html: str) -> None:
-    from stagespan.cli.output import write_to
-    from stagespan.errors import StagespanError
-    from stagespan.recording import finding, html_page
-
     if os.path.isdir(path) or path.suffix in (".json", ".gz"):
         raise StagespanError(
             f"--html writes the page of a recording, and {path} is a "
@@ -87,12 +86,6 @@ def _write_page(path: Path, html: str) -> None:
 
 def _print_recording(recording: Recording) -> None:
     """Print the stages of a recording as a report."""
-    from stagespan.recording.texts import ending
-    from stagespan.report.stages import stage_entries, top_level_ns
-    from stagespan.report.tables import print_report
-    from stagespan.text.console import wrapped
-    from stagespan.text.escaping import one_line
-
     click.echo(
         wrapped(f"Process {recording.pid} ({one_line(recording.program)}) {ending(recording)}.")
     )

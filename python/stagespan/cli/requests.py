@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from stagespan.cli.output import print_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stagespan.recording import Recording
-    from stagespan.recording.timelines import Timeline
+from stagespan.cli.output import print_json, write_to
+from stagespan.recording import Recording, finding, jobs, request_summary
+from stagespan.recording.texts import clock
+from stagespan.recording.timelines import Timeline, timelines
+from stagespan.text.console import wrapped
+from stagespan.text.escaping import one_line
+from stagespan.text.tables import Column, print_table
 
 _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
 
@@ -63,8 +64,6 @@ def command(
     """
     if recordings and job is not None:
         raise click.UsageError("Name recordings, or a job with --job, but not both.")
-    from stagespan.recording import request_summary
-    from stagespan.recording.timelines import timelines
 
     is_pattern = id_ is not None and "*" in id_
     pattern = None if id_ is None else ".*".join(map(re.escape, id_.split("*")))
@@ -97,8 +96,6 @@ def command(
         click.echo(f"There are no requests{named} in {len(read):,} recordings.")
         return
     if html is not None or perfetto is not None:
-        from stagespan.cli.output import write_to
-
         if html is not None:
             from stagespan.recording import requests_page
 
@@ -125,8 +122,6 @@ def _read(
     named: tuple[str, ...], job: str | None, slowest: int, pattern: str | None, status: str | None
 ) -> tuple[list[Recording], int | None]:
     """Return recordings, and the number of requests if they contain only the slowest of them."""
-    from stagespan.recording import finding, jobs
-
     if named:
         from stagespan.trace.read.remote import local_path
 
@@ -151,10 +146,6 @@ def _read(
 
 
 def _print_requests(shown: Sequence[Timeline], count: int) -> None:
-    from stagespan.live.lines import one_line
-    from stagespan.text.console import wrapped
-    from stagespan.text.tables import Column
-
     click.echo(f"{count:,} requests, the {len(shown):,} slowest:" if count != 1 else "1 request:")
     columns = [
         Column("request", [one.id for one in shown], is_flexible=True),
@@ -176,9 +167,6 @@ def _print_requests(shown: Sequence[Timeline], count: int) -> None:
 
 
 def _print_stages(found: Sequence[Timeline], which: str) -> None:
-    from stagespan.recording import request_summary
-    from stagespan.text.tables import Column
-
     rows = request_summary.stages(found)
     if not rows:
         return
@@ -198,9 +186,6 @@ def _print_stages(found: Sequence[Timeline], which: str) -> None:
 
 
 def _print_hops(found: Sequence[Timeline]) -> None:
-    from stagespan.recording import request_summary
-    from stagespan.text.tables import Column
-
     rows = request_summary.hops(found)
     if not rows:
         return
@@ -226,12 +211,6 @@ def _print_hops(found: Sequence[Timeline]) -> None:
 
 
 def _print_timeline(one: Timeline) -> None:
-    from stagespan.live.lines import one_line
-    from stagespan.recording import request_summary
-    from stagespan.recording.texts import clock
-    from stagespan.text.console import wrapped
-    from stagespan.text.tables import Column
-
     page = request_summary.as_dict(one)
     click.echo(
         wrapped(
@@ -286,9 +265,6 @@ def _print_timeline(one: Timeline) -> None:
 
 
 def _print_table(columns: list[Any]) -> None:
-    from stagespan.text.escaping import one_line
-    from stagespan.text.tables import print_table
-
     print_table([one._replace(cells=[*map(one_line, one.cells)]) for one in columns])
 
 

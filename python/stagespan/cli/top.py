@@ -9,12 +9,13 @@ import select
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from stagespan.recording.live_page import Page
+from stagespan.errors import StagespanError
+from stagespan.recording.live_page import Page
+from stagespan.text.console import trimmed
 
 _KEYS = "q quit   f freeze   s sort   / filter"
 
@@ -41,9 +42,6 @@ def command(pid: str | None, job: str | None, interval: float, once: bool) -> No
         raise click.UsageError("Pass a file or process id, or --job, but not both.")
     from rich.console import Console
 
-    from stagespan.recording.live_page import Page
-    from stagespan.text.console import trimmed
-
     page = Page(pid, job)
     console = Console()
     if once or not console.is_terminal:
@@ -60,8 +58,6 @@ def command(pid: str | None, job: str | None, interval: float, once: bool) -> No
 def _live(console: Any, page: Page, interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
-
-    from stagespan.errors import StagespanError
 
     page.read()
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
