@@ -281,18 +281,9 @@ class Recording:
 
     def requests(self) -> list[Request]:
         """Return the latest requests, ordered by number. ``end_ns`` of open requests is None."""
-        return [
-            {
-                "number": one["number"],
-                "id": one["id"],
-                "trace_id": one["trace_id"],
-                "begin_ns": one["begin_ns"],
-                "end_ns": one["end_ns"],
-                "status": one["status"],
-            }
-            for one in self.segments()
-            if one["origin"] != "return"
-        ]
+        segments = (one for one in self.segments() if one["origin"] != "return")
+        found = [{name: one[name] for name in Request.__annotations__} for one in segments]  # type: ignore[literal-required]
+        return cast("list[Request]", found)
 
     @cached_property
     def _segments(self) -> list[Segment]:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
     from stagespan.recording.reading import RecordedOpenSpan, Recording
 
+_IDENTITY = (
+    *("state", "stop_signal", "pid", "program", "pid_namespace", "worker", "worker_of_rank"),
+    *("rank", "world_size", "job", "pipeline", "host"),
+)
+_TIMES = ("begin_ns", "end_ns", "last_ns", "read_ns")
 LATEST = 5
 """The number of latest spans of each thread in a summary."""
 
@@ -247,24 +252,10 @@ def path_text(recording: Recording) -> str:
 def identity(recording: Recording) -> dict[str, Any]:
     """Return the facts that identify a recording, and how its process ended."""
     return {
-        "state": recording.state,
-        "stop_signal": recording.stop_signal,
-        "pid": recording.pid,
-        "program": recording.program,
-        "pid_namespace": recording.pid_namespace,
-        "worker": recording.worker,
-        "worker_of_rank": recording.worker_of_rank,
-        "rank": recording.rank,
-        "world_size": recording.world_size,
-        "job": recording.job,
-        "pipeline": recording.pipeline,
-        "host": recording.host,
+        **{name: getattr(recording, name) for name in _IDENTITY},
         "stagespan_version": recording.version or None,
         "python_version": recording.python_version or None,
-        "begin_ns": recording.begin_ns,
-        "end_ns": recording.end_ns,
-        "last_ns": recording.last_ns,
-        "read_ns": recording.read_ns,
+        **{name: getattr(recording, name) for name in _TIMES},
     }
 
 
