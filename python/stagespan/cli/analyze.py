@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
 from stagespan.cli.output import write_to
+from stagespan.recording.any_path import analyze
+from stagespan.trace.paths import merge_ranks
 
 
 def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if not asked:
         return
-    import json
 
     from stagespan.trace.render.json_schema import json_schema
 
@@ -111,9 +113,6 @@ def command(
     that runs with stagespan, or a folder of timing reports or recordings. URLs such as
     s3://bucket/run are read with fsspec, and archives are unpacked.
     """
-    from stagespan.recording.any_path import analyze
-    from stagespan.trace.paths import merge_ranks
-
     analysis = analyze(path, against, jobs=jobs)
     if merge_file is not None:
         merge_ranks(analysis, merge_file)
@@ -122,8 +121,6 @@ def command(
 
         mark_critical_path(analysis, path_file)
     if json_file is not None:
-        import json
-
         text = json.dumps(analysis.to_dict(), indent=1) + "\n"
         write_to(json_file, text)
     if markdown_file is not None:

@@ -6,9 +6,13 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
 
 from stagespan.errors import HarnessError
 from stagespan.harness.config import HarnessConfig, HarnessResult
@@ -17,10 +21,8 @@ from stagespan.harness.standalone.fit import ReplayError
 from stagespan.harness.standalone.loading import load, load_stage
 from stagespan.signature.model import SignatureFile
 from stagespan.text.amounts import counted, in_words
+from stagespan.text.console import set_width, trimmed
 from stagespan.text.escaping import one_line
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _ROWS = 10
 # The phases of compilation, in their order.
@@ -104,7 +106,6 @@ def command(
     Writes the kernel trace, the kernel breakdown, a script that reproduces both, and the result,
     which `stagespan compare` compares with that of another replay.
     """
-    from rich.console import Console
 
     from stagespan.harness.bench import StageBenchHarness
 
@@ -187,8 +188,6 @@ def _log_lines(console: Console) -> Iterator[None]:
 @contextlib.contextmanager
 def _progress(console: Console) -> Iterator[Any]:
     """Yield a function that shows the progress of the harness, on terminals only."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -208,10 +207,6 @@ def _progress(console: Console) -> Iterator[Any]:
 
 
 def _print(result: HarnessResult, explain: bool) -> None:
-    from rich.console import Console
-
-    from stagespan.text.console import set_width, trimmed
-
     console = Console()
     set_width(console, 160)
     with trimmed(console):
@@ -222,9 +217,6 @@ def _print(result: HarnessResult, explain: bool) -> None:
 
 def _print_answers(result: HarnessResult, console: Console) -> None:
     """Print the answers of the adapters, in the order in which they were asked."""
-    from rich.table import Table
-    from rich.text import Text
-
     if not result.answers:
         console.print(f"No adapter was tried: the step is {result.adapter}.", highlight=False)
         return
@@ -239,9 +231,6 @@ def _print_answers(result: HarnessResult, console: Console) -> None:
 
 
 def _print_result(result: HarnessResult, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from stagespan.harness.standalone.figures import clock_change, idle, profiled_line, spread
 
     timing = result.timing_ms

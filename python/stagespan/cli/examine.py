@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from stagespan import _core, is_available, settings, without_core
+from stagespan.device import platforms, times
+from stagespan.device.environment import version
+from stagespan.live import service
 from stagespan.process import run
 from stagespan.text.amounts import counted
 
@@ -62,8 +65,6 @@ _Rows = Iterator[tuple[str, State, str]]
 
 
 def _recorder() -> _Rows:
-    from stagespan.device.environment import version
-
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     if not is_available():
         yield "stagespan", "fails", f"{version()}, {without_core.reason()}: nothing is timed"
@@ -175,7 +176,6 @@ def _torch() -> _Rows:
     )
     yield _there("torch.Event", hasattr(torch, "Event"), "torch 2.4 or later")
     yield _there("torch.accelerator", hasattr(torch, "accelerator"), "torch 2.6 or later")
-    from stagespan.device import platforms
 
     here = platforms.loaded_platform()
     if here.device_type == "cpu":
@@ -197,8 +197,6 @@ def _listed(parts: list[str]) -> str:
 
 
 def _device(use_device: bool) -> _Rows:
-    from stagespan.device import platforms, times
-
     if not is_available():
         yield "timing", "absent", "not tested: nothing is timed"
         return
@@ -239,9 +237,6 @@ def _device(use_device: bool) -> _Rows:
 
 def _tried(here: Any) -> _Rows:
     """Initialise the device, time a few spans on it, and compare."""
-    from stagespan.device import times
-    from stagespan.live import service
-
     torch = _imported_torch()
     module = getattr(torch, here.device_type)
     try:
@@ -359,7 +354,6 @@ def _profilers() -> _Rows:
     if torch is None:
         yield "torch.profiler", "absent", "torch is not installed"
         return
-    from stagespan.device import platforms
 
     supported = sorted(activity.name for activity in torch.profiler.supported_activities())
     wanted = platforms.loaded_platform().profiler_activities()

@@ -6,11 +6,15 @@ from itertools import islice
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from stagespan.signature.kinds import contains_text
 from stagespan.signature.kinds.base import describe
 from stagespan.signature.model import SignatureFile, StageSignature
 from stagespan.text.amounts import counted, listed
+from stagespan.text.console import set_width, trimmed
 from stagespan.text.escaping import one_line
 
 _MOST_VARIANTS = 64
@@ -23,12 +27,6 @@ _MOST_INPUTS = 256
 @click.argument("signature_file", type=click.Path())
 def command(signature_file: str) -> None:
     """List the stages of SIGNATURE_FILE with their inputs and outputs."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from stagespan.text.console import set_width, trimmed
-
     file = SignatureFile.read(signature_file)
     console = Console()
     set_width(console, 160)

@@ -16,7 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagespan import _core
+from stagespan.contexts import context
+from stagespan.device.environment import machine
 from stagespan.errors import HarnessError, StagespanError
+from stagespan.harness import live
 from stagespan.harness.adapters import Step, StepAdapter, adapter_for, ask_adapters
 from stagespan.harness.config import (
     FILES,
@@ -34,13 +38,17 @@ from stagespan.harness.host_peaks import KEY, measured_peaks
 from stagespan.harness.live import live_runs
 from stagespan.harness.output import script_of, write_breakdown, write_result, write_script
 from stagespan.harness.script import has_unreplayable
+from stagespan.harness.standalone import fidelity
 from stagespan.harness.standalone.fit import ReplayError, bound_by
 from stagespan.harness.standalone.loaded import owner_of
+from stagespan.harness.standalone.steps import FunctionStep, function_of, with_method
 from stagespan.live.lines import log_info
 from stagespan.process import run
 from stagespan.process.files import module_name, safe_name
+from stagespan.profiling.controller import profile_window
 from stagespan.signature.kinds import losses
 from stagespan.signature.model import SignatureFile, StageSignature
+from stagespan.signature.target import method_name, mismatch
 from stagespan.text.escaping import one_line
 
 if TYPE_CHECKING:
@@ -183,8 +191,6 @@ class StageBenchHarness:
 
     def _make_step(self, inputs: dict[str, Any]) -> Step:
         if self.config.step_fn is not None:
-            from stagespan.harness.standalone.steps import FunctionStep
-
             return FunctionStep(self.config.step_fn, self.stage_instance, inputs)
         if self._adapter is None:
             self._adapter = adapter_for(
@@ -194,9 +200,6 @@ class StageBenchHarness:
 
     def _what_was_captured(self) -> Any:
         """Return the stage or its captured method. Raises HarnessError if it is another stage."""
-        from stagespan.harness.standalone.steps import function_of, with_method
-        from stagespan.signature.target import method_name, mismatch
-
         captured = self.signature.target
         stage = with_method(self.stage_instance, method_name(captured))
         if self.config.any_callable or self.config.step_fn is not None:
@@ -213,8 +216,6 @@ class StageBenchHarness:
     def _fidelity(
         self, timing: dict[str, Any], launches: int, replay: Replay, runs: list[Run]
     ) -> dict[str, Any]:
-        from stagespan.harness import live
-        from stagespan.harness.standalone import fidelity
         from stagespan.harness.standalone.replay import step_of
 
         step = step_of(replay.step, runs)
@@ -316,7 +317,6 @@ class StageBenchHarness:
 
         replay, config = self._replay, self.config
         assert replay is not None
-        from stagespan.device.environment import machine
         from stagespan.harness.standalone.figures import profiled_ratio, spread, summary
         from stagespan.harness.standalone.replay import step_of
         from stagespan.harness.standalone.torch_state import random_state_kept
@@ -423,8 +423,6 @@ class StageBenchHarness:
         return result
 
     def _run_under_profiler(self, replay: Replay) -> Any:
-        from stagespan.profiling.controller import profile_window
-
         window = profile_window(
             self.stage_name,
             record_shapes=self.config.record_shapes,
@@ -503,9 +501,6 @@ def recorder_off() -> Iterator[None]:
     Replays do not belong into the reports. A debug context inside the step would also wait for the
     device, which changes the measured time.
     """
-    from stagespan import _core
-    from stagespan.contexts import context
-
     was_on = _core.is_enabled()
     context.disable()
     try:
