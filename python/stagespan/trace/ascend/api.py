@@ -11,7 +11,7 @@ from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.folder import API_STATISTIC, TRACE, disagreement
 from stagespan.trace.derived.threads import ASCEND_HOST, in_processes
 from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns
-from stagespan.trace.read.csv_tables import CsvTable, count, scaled
+from stagespan.trace.read.csv_tables import CsvTable, count
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
@@ -150,22 +150,19 @@ def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
 
 def _of_table(table: CsvTable) -> tuple[list[ApiCall], int]:
     found, unread = [], 0
-    columns = ("time", "min", "max")
     unit = table.unit("time", "us")
     cells = zip(
         table.texts("level"),
         table.texts("api name", "name"),
-        table.texts("count"),
-        *(table.texts(name) for name in columns),
+        map(count, table.texts("count")),
+        *(table.amounts(name, unit) for name in ("time", "min", "max")),
         strict=True,
     )
-    for level, name, number, total, least, most in cells:
-        times, time = count(number), scaled(total, unit)
+    for level, name, times, time, low, high in cells:
         if times is None or time is None or not name:
             unread += 1
-            continue
-        low, high = (scaled(t, table.unit(c, unit)) for t, c in ((least, "min"), (most, "max")))
-        found.append(_call(level, name, times, time, low, high))
+        else:
+            found.append(_call(level, name, times, time, low, high))
     return sorted(found, key=lambda call: (-call.total_ns, call.name)), unread
 
 

@@ -10,7 +10,7 @@ import msgspec
 from stagespan.text.amounts import in_words
 from stagespan.trace.ascend.folder import MEMORY_RECORD, OPERATOR_MEMORY
 from stagespan.trace.figures import Count, Figures, Ns, first
-from stagespan.trace.read.csv_tables import CsvTable, scaled
+from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.result import Evidence, Finding, StructResult, Table, Unavailable, share
 
 _TOP = 30
@@ -125,24 +125,20 @@ def memory(tables: dict[str, CsvTable]) -> AscendMemory | Unavailable:
 
 
 def _peaks(table: CsvTable) -> tuple[list[Peak], int]:
-    names = ("total reserved", "total allocated")
-    units = [table.unit(name, "mb") for name in names]
-    time_unit = table.unit("timestamp", "us")
     rows: dict[tuple[str, str], list[tuple[int | None, int | None, int | None]]] = defaultdict(list)
     unread = 0
     cells = zip(
         table.texts("component"),
         table.texts("device type", "device id", "device"),
-        *(table.texts(name) for name in names),
-        table.texts("timestamp"),
+        *(table.amounts(name, "mb") for name in ("total reserved", "total allocated")),
+        table.amounts("timestamp", "us"),
         strict=True,
     )
     for component, device, reserved, allocated, time in cells:
-        read = scaled(reserved, units[0]), scaled(allocated, units[1])
-        if read == (None, None):
+        if reserved is None and allocated is None:
             unread += 1
-            continue
-        rows[component, device].append((*read, scaled(time, time_unit)))
+        else:
+            rows[component, device].append((reserved, allocated, time))
     times = [time for records in rows.values() for *_, time in records if time is not None]
     begin = min(times, default=0)
     found = []
@@ -164,14 +160,12 @@ def _peaks(table: CsvTable) -> tuple[list[Peak], int]:
 
 
 def _operators(table: CsvTable) -> tuple[list[Allocations], int]:
-    unit = table.unit("size", "kb")
     sizes: dict[str, list[int]] = defaultdict(list)
     # Without the column, this is unknown.
     kept: dict[str, int] | None = defaultdict(int) if table.has("release time") else None
     unread = 0
-    cells = zip(table.texts("name"), table.texts("size"), table.texts("release time"), strict=True)
-    for name, text, release in cells:
-        size = scaled(text, unit)
+    sizes_read, releases = table.amounts("size", "kb"), table.texts("release time")
+    for name, size, release in zip(table.texts("name"), sizes_read, releases, strict=True):
         if size is None:
             unread += 1
         elif size > 0:

@@ -24,7 +24,7 @@ from stagespan.trace.ascend.folder import (
 )
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns
-from stagespan.trace.read.csv_tables import CsvTable, count, scaled
+from stagespan.trace.read.csv_tables import CsvTable, count
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
@@ -231,19 +231,17 @@ def _operators(source: str, sums: _Sums, unread: int, kernels: _Sums | None = No
 
 
 def _of_kernels(table: CsvTable) -> tuple[_Sums, int]:
-    unit = table.unit("duration", "us")
     if not table.has("duration"):
         return {}, len(table)
     types = table.texts("type", "op type", "name")
     cores = table.texts("accelerator core", "core type", "task type")
     times: dict[tuple[str, str], list[int]] = defaultdict(list)
     unread = 0
-    names = table.texts("name")
-    for type_, core, text, name in zip(types, cores, table.texts("duration"), names, strict=True):
+    names, durations = table.texts("name"), table.amounts("duration", "us")
+    for type_, core, time, name in zip(types, cores, durations, names, strict=True):
         # Level 0 leaves both out.
         type_ = name if type_ in _NOT_GIVEN else type_
         core = "" if core in _NOT_GIVEN else core
-        time = scaled(text, unit)
         if time is None:
             unread += 1
         elif not core.startswith(("HCCL", "COMMUNICATION")):  # collectives are not operators
@@ -258,17 +256,14 @@ def _of_statistic(table: CsvTable) -> tuple[_Sums, int]:
     cells = zip(
         table.texts("op type"),
         table.texts("core type"),
-        table.texts("count"),
-        *(table.texts(name) for name in ("total time", "min time", "max time")),
+        map(count, table.texts("count")),
+        *(table.amounts(name, "us") for name in ("total time", "min time", "max time")),
         strict=True,
     )
-    units = [table.unit(name, "us") for name in ("total time", "min time", "max time")]
-    for type_, core, calls, total, least, most in cells:
-        number, time = count(calls), scaled(total, units[0])
+    for type_, core, number, time, low, high in cells:
         if number is None or time is None:
             unread += 1
             continue
-        low, high = scaled(least, units[1]), scaled(most, units[2])
         other = sums.get((type_, core))  # a row of another device
         if other is not None:
             number, time = number + other.count, time + other.total_ns
@@ -441,10 +436,8 @@ def ascend_host_operators(table: CsvTable | None) -> OperatorDetails | Unavailab
     sums: dict[str, list[int | None]] = defaultdict(lambda: [None] * len(_COLUMNS))
     unread = 0
     if table is not None and table.has(_COLUMNS[0]):
-        units = [table.unit(name, "us") for name in _COLUMNS]
-        cells = zip(table.texts("name"), *(table.texts(name) for name in _COLUMNS), strict=True)
-        for name, *texts in cells:
-            times = [scaled(text, unit) for text, unit in zip(texts, units, strict=True)]
+        columns = (table.amounts(name, "us") for name in _COLUMNS)
+        for name, *times in zip(table.texts("name"), *columns, strict=True):
             if times[0] is None:
                 unread += 1
                 continue

@@ -33,7 +33,7 @@ from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.flows import joined_flows
 from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.figures import Figures, Internal, Ns, one_of
-from stagespan.trace.read.csv_tables import CsvTable, scaled
+from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Intervals, Numbers
 from stagespan.trace.read.model import Trace
@@ -241,10 +241,7 @@ def step_times_of_file(table: CsvTable) -> list[StepTime]:
 
     The file has the device -1 if it is unknown, and the step None if there are no steps.
     """
-    cells = [
-        [scaled(text, table.unit(column, "us")) for text in table.texts(column)]
-        for column in COLUMNS.values()
-    ]
+    cells = [table.amounts(column, "us") for column in COLUMNS.values()]
     devices = [None if text in ("", "-1") else text for text in table.texts("device_id", "device")]
     steps = [
         None if text.lower() in ("", "none") else text for text in table.texts("step", "step id")
@@ -287,7 +284,6 @@ def _rows(table: CsvTable) -> dict[tuple[str, str], list[tuple[int, int, int]]]:
     """Return begin, end and kind of each row, by device and step."""
     if not table.has("start time", "duration"):
         return {}
-    start, length = table.unit("start time", "us"), table.unit("duration", "us")
     rows: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
     kinds: dict[tuple[str, str], int] = {}
     cells = zip(
@@ -295,12 +291,11 @@ def _rows(table: CsvTable) -> dict[tuple[str, str], list[tuple[int, int, int]]]:
         table.texts("step id", "step"),
         table.texts("name"),
         table.texts("accelerator core", "core type", "task type"),
-        table.texts("start time"),
-        table.texts("duration"),
+        table.amounts("start time", "us"),
+        table.amounts("duration", "us"),
         strict=True,
     )
-    for device, step, name, core, begin_text, time_text in cells:
-        begin, time = scaled(begin_text, start), scaled(time_text, length)
+    for device, step, name, core, begin, time in cells:
         if begin is None or time is None or time < 0:
             continue
         kind = kinds.get((core, name))

@@ -133,6 +133,11 @@ class CsvTable:
                 return [row[place].strip() for row in self.rows]
         return [""] * len(self.rows)
 
+    def amounts(self, name: str, default: str) -> list[int | None]:
+        """Return the times in ns, or the sizes in bytes, of a column with a unit; see `scaled`."""
+        unit = self.unit(name, default)
+        return [scaled(text, unit) for text in self.texts(name)]
+
     def unit(self, name: str, default: str) -> str:
         """Return a column's unit, or the default unit of the table."""
         return self.headings.get(name.lower(), (0, ""))[1] or default
