@@ -13,7 +13,6 @@ import logging
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stagespan.errors import StagespanError
@@ -90,23 +89,13 @@ class NoSpan:
     def __enter__(self) -> NoSpan:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         return None
 
     async def __aenter__(self) -> NoSpan:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         return None
 
     def __call__(self, function: _F) -> _F:

@@ -136,13 +136,8 @@ class request(_core.Request):
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        self.__exit__(kind, error, traceback)
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
 
     def __call__(self, function: _F) -> _F:
         """Decorate a function: each call is a separate request."""

@@ -376,16 +376,13 @@ def of_spans(spans: Any, names: Sequence[str], lost: dict[str, int], window_s: f
     for index in _distinct(spans["stage"]):
         mine = spans["stage"] == index
         name = names[int(index)]
-        elapsed, queue, tail = (_without_unknown(spans[key][mine]) for key in DEVICE_FIGURES)
         found[name] = StageStats(
             name,
             _Exact(durations[mine]),
             int(failed[mine].sum()),
             int(spans["suspended_ns"][mine].sum()),
             {},  # the rings do not contain work
-            elapsed,
-            queue,
-            tail,
+            *(_without_unknown(spans[key][mine]) for key in DEVICE_FIGURES),
         )
     ordered = dict(sorted(found.items(), key=lambda item: -item[1].total_ns))
     return Stats(ordered, lost, window_s, is_lifetime=False)
@@ -468,16 +465,13 @@ def merged_stage(parts: Sequence[StageStats]) -> StageStats:
         [figure for part in parts if (figure := getattr(part, key)) is not None]
         for key in DEVICE_FIGURES
     )
-    elapsed, queue, tail = (_Merged(figures) if figures else None for figures in known)
     return StageStats(
         parts[0].name,
         _Merged(parts),
         sum(part.errors for part in parts),
         sum(part.suspended_ns for part in parts),
         dict(work),
-        elapsed,
-        queue,
-        tail,
+        *(_Merged(figures) if figures else None for figures in known),
     )
 
 

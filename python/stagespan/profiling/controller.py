@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from stagespan import settings
 from stagespan.device.platforms import current_platform
@@ -234,12 +233,7 @@ class Window:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _start_watch(self, backend: Backend) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 from pathlib import Path
-from types import TracebackType
 
 from stagespan.errors import SettingsError, StagespanError
 from stagespan.live import lines
@@ -145,12 +144,7 @@ class profile_steps:
         self._step += 1
         self._enter_step()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_open = False
         self._marks.close()
         cycle, at = self._place()

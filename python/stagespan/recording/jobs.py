@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stagespan import _core
 from stagespan.errors import StagespanError
+from stagespan.live import statistics
 from stagespan.live.history import History
 from stagespan.live.kinds import number_of
-from stagespan.process import imports
 from stagespan.recording.finding import recordings
 from stagespan.recording.reading import Recording
 
@@ -87,17 +87,14 @@ class Job:
         return self._ringed(now, began_ns, kind)
 
     def _lifetime(self, now: _Reading, kind: Kind) -> Stats:
-        statistics = imports.load("stagespan.live.statistics")
         began_ns = min(one.begin_ns for one in self.recordings)
-        found: Stats = statistics.merged(
+        return statistics.merged(
             [one.stats(kind=kind) for one in self.recordings],
             max((now.time_ns - began_ns) / 1e9, 0.0),
             is_lifetime=True,
         )
-        return found
 
     def _since(self, now: _Reading, earlier: _Reading, kind: Kind) -> Stats:
-        statistics = imports.load("stagespan.live.statistics")
         parts = []
         for one in self.recordings:
             snapshot, before = now.by_path[one.path], earlier.by_path.get(one.path)
@@ -105,11 +102,9 @@ class Job:
             recent = snapshot if before is None else snapshot.since(before)
             parts.append(statistics.of_recording(recent, one.lost(), one.begin_ns, kind))
         window_s = (now.time_ns - earlier.time_ns) / 1e9
-        found: Stats = statistics.merged(parts, window_s, is_lifetime=False)
-        return found
+        return statistics.merged(parts, window_s, is_lifetime=False)
 
     def _ringed(self, now: _Reading, began_ns: int, kind: Kind) -> Stats:
-        statistics = imports.load("stagespan.live.statistics")
         if any(one.lost()["threads"] for one in self.recordings):  # some threads had no ring
             return self._lifetime(now, kind)
         complete_ns = (one.complete_ns for one in self.recordings if one.has_spans)
@@ -122,10 +117,8 @@ class Job:
             for one in self.recordings
             if one.has_spans
         ]
-        found: Stats = statistics.merged(
-            parts, max(now.time_ns - first_ns, 0) / 1e9, is_lifetime=False
-        )
-        return found
+        window_s = max(now.time_ns - first_ns, 0) / 1e9
+        return statistics.merged(parts, window_s, is_lifetime=False)
 
     def __repr__(self) -> str:
         return f"<Job {self.name!r}, {len(self.recordings)} processes>"

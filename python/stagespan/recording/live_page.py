@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.table import Table
@@ -14,17 +14,15 @@ from rich.text import Text
 
 from stagespan import _core
 from stagespan.errors import StagespanError
+from stagespan.live import statistics
 from stagespan.live.kinds import Kind, number_of
-from stagespan.process import imports
+from stagespan.live.statistics import StageStats, Stats
 from stagespan.recording import finding, ranks, summary
 from stagespan.recording.reading import Recording
 from stagespan.recording.texts import open_requests
 from stagespan.text.amounts import duration
 from stagespan.text.escaping import one_line
 from stagespan.text.tables import Column, fitted_table
-
-if TYPE_CHECKING:
-    from stagespan.live.statistics import StageStats, Stats
 
 _ORDERS = ("share", "rate", "p99", "name")
 _KEPT_S = 10.0
@@ -272,7 +270,6 @@ class Page:
     def _changes(self, kept: list[_Reading], kind: Kind) -> list[_Change]:
         """Return the activity of each stage in the last seconds before the latest reading."""
         first, last = kept[0], kept[-1]
-        statistics = imports.load("stagespan.live.statistics")
         seconds = last.at_s - first.at_s
         if last.window is not None:
             recent, seconds = last.window.stats[kind], last.window.seconds
@@ -346,7 +343,6 @@ def _window(recording: Recording, observed_s: float) -> _Window | None:
     if seconds <= observed_s:
         return None
     names = recording.stage_names()
-    statistics = imports.load("stagespan.live.statistics")
     numbers = (spans["flags"] >> _core.KIND_SHIFT).tolist()
     lengths = (spans["end_ns"] - spans["begin_ns"]).tolist()
     ids, stages, parents = (spans[name].tolist() for name in ("id", "stage", "parent"))
@@ -437,7 +433,7 @@ def _are_ranks(shown: list[list[_Reading]]) -> bool:
 def _line(name: str, changes: list[_Change], total_ns: int, are_ranks: bool) -> _Line:
     recent = [change.recent for change in changes if change.recent is not None]
     if len(recent) > 1 and not are_ranks:
-        recent = [imports.load("stagespan.live.statistics").merged_stage(recent)]
+        recent = [statistics.merged_stage(recent)]
     device = [one.device_elapsed_ns.mean_ns for one in recent if one.device_elapsed_ns is not None]
     # If there are several ranks, show the slowest one.
     slowest = [

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 from stagespan import _core
 from stagespan.contexts.requests import STATUSES
 from stagespan.errors import StagespanError
+from stagespan.live import statistics
 from stagespan.live.kinds import KINDS
-from stagespan.process import imports
 
 if TYPE_CHECKING:
     import numpy as np
@@ -243,7 +243,6 @@ class Recording:
         """Return the statistics of all stages since the process began, as `stagespan.stats`."""
         found = self._stats.get(kind)
         if found is None:
-            statistics = imports.load("stagespan.live.statistics")
             found = statistics.of_recording(self._snapshot, self.lost(), self.begin_ns, kind)
             self._stats[kind] = found
         return found

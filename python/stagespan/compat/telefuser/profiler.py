@@ -112,13 +112,8 @@ class ProfilingContext:
     async def __aenter__(self) -> ProfilingContext:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> Literal[False]:
-        return self.__exit__(kind, error, traceback)
+    async def __aexit__(self, *error: Any) -> Literal[False]:
+        return self.__exit__(*error)
 
     def __call__(self, function: _F) -> _F:
         decorated: _F = self._context(function)
