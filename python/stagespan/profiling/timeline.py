@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from stagespan import _core
 from stagespan.live import open_spans
@@ -27,6 +27,7 @@ _WORK = re.compile(
 _GZIP = b"\x1f\x8b"
 _EDGE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
+_NUMBERS = ("begin_ns", "thread", "id", "parent", "request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +51,21 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
     spans, names, still_open = _core.spans(), _core.stage_names(), _core.open_spans()
     threads = {thread.native_id: thread.name for thread in open_spans.threads()}
     within = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
-    unfinished = [
-        TimelineSpan(
-            stage=span["stage"],
-            begin_ns=span["begin_ns"],
-            end_ns=end_ns,
-            thread=span["thread"],
-            id=span["id"],
-            parent=span["parent"],
-            request=span["request"],
-            unfinished=True,
-            thread_name=threads.get(span["thread"]),
+
+    def on_timeline(span: Any, stage: str, end_ns: int, unfinished: bool) -> TimelineSpan:
+        numbers = {name: int(span[name]) for name in _NUMBERS}
+        thread_name = threads.get(numbers["thread"])
+        return TimelineSpan(
+            stage, end_ns=end_ns, **numbers, unfinished=unfinished, thread_name=thread_name
         )
+
+    unfinished = [
+        on_timeline(span, span["stage"], end_ns, True)
         for span in still_open
         if span["begin_ns"] < end_ns
     ]
     return unfinished + [
-        TimelineSpan(
-            stage=names[int(row["stage"])],
-            begin_ns=int(row["begin_ns"]),
-            end_ns=int(row["end_ns"]),
-            thread=int(row["thread"]),
-            id=int(row["id"]),
-            parent=int(row["parent"]),
-            request=int(row["request"]),
-            thread_name=threads.get(int(row["thread"])),
-        )
-        for row in within
+        on_timeline(span, names[int(span["stage"])], int(span["end_ns"]), False) for span in within
     ]
 
 

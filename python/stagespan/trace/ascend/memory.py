@@ -81,34 +81,29 @@ class AscendMemory(StructResult, frozen=True):
 
     def tables(self) -> list[Table]:
         """Peaks, then operators."""
-        tables = []
-        if self.peaks:
-            tables.append(
-                Table.of(
-                    "Peaks of memory",
-                    self.peaks,
-                    ("component", "component", ""),
-                    ("device", "device", ""),
-                    ("reserved_bytes", "reserved", "bytes"),
-                    ("allocated_bytes", "allocated", "bytes"),
-                    ("allocated_at_ns", "highest at", "ns"),
-                    note=f"From {MEMORY_RECORD}.",
-                )
-            )
-        if self.operators:
-            tables.append(
-                Table.of(
-                    "Operators that allocate",
-                    self.operators[:_TOP],
-                    ("name", "operator", ""),
-                    ("count", "allocations", ""),
-                    ("total_bytes", "total", "bytes"),
-                    ("largest_bytes", "largest", "bytes"),
-                    ("kept", "not released", ""),
-                    note=f"From {OPERATOR_MEMORY}.",
-                )
-            )
-        return tables
+        tables = (
+            Table.of(
+                "Peaks of memory",
+                self.peaks,
+                ("component", "component", ""),
+                ("device", "device", ""),
+                ("reserved_bytes", "reserved", "bytes"),
+                ("allocated_bytes", "allocated", "bytes"),
+                ("allocated_at_ns", "highest at", "ns"),
+                note=f"From {MEMORY_RECORD}.",
+            ),
+            Table.of(
+                "Operators that allocate",
+                self.operators[:_TOP],
+                ("name", "operator", ""),
+                ("count", "allocations", ""),
+                ("total_bytes", "total", "bytes"),
+                ("largest_bytes", "largest", "bytes"),
+                ("kept", "not released", ""),
+                note=f"From {OPERATOR_MEMORY}.",
+            ),
+        )
+        return [table for table in tables if table.rows]
 
 
 def memory(tables: dict[str, CsvTable]) -> AscendMemory | Unavailable:

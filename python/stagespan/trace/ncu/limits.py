@@ -41,15 +41,17 @@ class Judgement:
     """The verdict on one launch, and its reasons; percentages of the peak."""
 
     bound: str
-    compute: float | None
-    memory: float | None
-    level: str | None
+    compute_percent: float | None
+    memory_percent: float | None
+    memory_level: str | None
     """The part of memory that is used most: "device memory", "L2" or "L1"."""
-    occupancy: float | None
+    occupancy_percent: float | None
     """Achieved."""
-    stall: tuple[str, float] | None
-    """The largest cause of waiting, and its percentage of the time between two instructions."""
-    reasons: tuple[str, ...]
+    stall: str | None
+    """The largest cause of waiting."""
+    stall_percent: float | None
+    """Its percentage of the time between two instructions."""
+    reasons: list[str]
     """Clauses that explain why it waits, or which limit it is close to."""
 
 
@@ -79,15 +81,9 @@ def judge(kernel: Measured) -> Judgement:
     else:
         bound = MEMORY_BOUND if memory > compute else COMPUTE_BOUND
         reasons = [_busiest(bound, level, values)]
-    return Judgement(
-        bound=bound,
-        compute=compute,
-        memory=memory,
-        level=level,
-        occupancy=values.get(m.ACHIEVED),
-        stall=stall,
-        reasons=tuple(reasons),
-    )
+    reason, percent = stall or (None, None)
+    occupancy = values.get(m.ACHIEVED)
+    return Judgement(bound, compute, memory, level, occupancy, reason, percent, reasons)
 
 
 def _level(values: dict[str, float | int]) -> tuple[str | None, float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from stagespan.text.amounts import in_words
 from stagespan.trace.figures import Count, Figures, Internal
@@ -240,9 +240,8 @@ def _kernel(
 ) -> NcuKernel:
     """Return the figures of the longest launch of a kernel."""
     longest = max(launches, key=lambda kernel: kernel.metrics.get(m.DURATION, 0))
-    judgement, point, moved = judge(longest), point_of(longest), bytes_of(longest)
+    point, moved = point_of(longest), bytes_of(longest)
     seconds = longest.metrics.get(m.DURATION)
-    stall, stall_percent = judgement.stall or (None, None)
     traced = None if top is None else _traced(longest.name, top.kernels)
     operator, stage = launchers.get(traced.name if traced else "", (None, None))
     percent = None
@@ -250,21 +249,14 @@ def _kernel(
         stage = stage or top.stage
         percent = share(traced.ms, top.total_ms) if top.total_ms else None
     return NcuKernel(
+        **asdict(judge(longest)),
         name=longest.name,
-        bound=judgement.bound,
-        reasons=list(judgement.reasons),
         operator=operator,
         stage=stage,
         traced_ms=None if traced is None else traced.ms,
         traced_percent=percent,
         launches_measured=len(launches),
         duration_us=None if seconds is None else seconds * 1e6,
-        compute_percent=judgement.compute,
-        memory_percent=judgement.memory,
-        memory_level=judgement.level,
-        occupancy_percent=judgement.occupancy,
-        stall=stall,
-        stall_percent=stall_percent,
         dram_bytes=moved,
         dram_bytes_per_second=moved / seconds if moved and seconds else None,
         operations=None if point is None else point.operations,

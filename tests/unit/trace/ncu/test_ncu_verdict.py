@@ -51,9 +51,9 @@ def test_each_bound_by_throughput() -> None:
     assert [each.bound for each in found] == [
         "memory-bound", "compute-bound", "latency-bound", "balanced",
     ]  # fmt: skip
-    assert (found[0].level, found[1].level) == ("device memory", "L2")
-    assert found[0].reasons == ("device memory is the busiest part",)
-    assert found[1].reasons == ("the arithmetic pipes are the busiest part",)
+    assert (found[0].memory_level, found[1].memory_level) == ("device memory", "L2")
+    assert found[0].reasons == ["device memory is the busiest part"]
+    assert found[1].reasons == ["the arithmetic pipes are the busiest part"]
 
 
 def test_the_thresholds() -> None:
@@ -73,35 +73,35 @@ def test_why_a_kernel_waits() -> None:
     found = judge(measured(WAITS))
     # THEN each of these is a reason, with its figure
     lost = "it reaches 22.0 % of the possible occupancy of 50.0 %: "
-    assert found.reasons == (
+    assert found.reasons == [
         "its grid fills the device only 0.12 times: too few blocks",
         "its occupancy is limited to 50.0 %, by shared memory",
         f"{lost}blocks differ in length, or there are too few",
         "its warps spend 70.0 % of the time waiting for data from L1, L2 or device memory",
-    )
-    assert found.stall == ("long_scoreboard", 70.0)
-    assert found.occupancy == 22.0
+    ]
+    assert (found.stall, found.stall_percent) == ("long_scoreboard", 70.0)
+    assert found.occupancy_percent == 22.0
 
 
 def test_no_reason_is_invented() -> None:
     # GIVEN a full grid, full occupancy and a busy scheduler
     found = at(50, 40, **{WAVES: 1.0, THEORETICAL: 80.0, ACHIEVED: 70.0, WHOLE: 10.0, LONG: 9.0,
                           ISSUED: 0.8})  # fmt: skip
-    assert found.reasons == ("neither computing nor memory is in use for most of the time",)
+    assert found.reasons == ["neither computing nor memory is in use for most of the time"]
     # AND a stall below the threshold is not a reason
     found = at(50, 40, **{WHOLE: 10.0, BARRIER: 2.9})
-    assert found.reasons == ("neither computing nor memory is in use for most of the time",)
-    assert found.stall == ("barrier", 29.0)
+    assert found.reasons == ["neither computing nor memory is in use for most of the time"]
+    assert (found.stall, found.stall_percent) == ("barrier", 29.0)
     found = at(50, 40, **{WHOLE: 10.0, BARRIER: 3.0})
     assert "other warps at a barrier" in found.reasons[0]
 
 
 def test_without_throughput_nothing_is_claimed() -> None:
     found = judge(measured({"gpu__time_duration.sum": 5, DRAM: 99.0, L2: 4.0}))
-    assert (found.bound, found.compute, found.memory) == ("cannot tell", None, 99.0)
-    assert found.reasons == (
+    assert (found.bound, found.compute_percent, found.memory_percent) == ("cannot tell", None, 99.0)
+    assert found.reasons == [
         "the file has no throughput of computing: let ncu collect the section SpeedOfLight",
-    )
+    ]
     assert judged().bound == "cannot tell"
 
 
