@@ -98,13 +98,8 @@ class Calls(StructResult, frozen=True):
                     numbers={"time_ns": time, "percent": percent, "calls": calls},
                 )
             )
-        if self.differences:
-            found.append(
-                disagreement(
-                    "low", f"{API_STATISTIC} and the trace", self.differences, "ascend.calls_differ"
-                )
-            )
-        return found
+        files = f"{API_STATISTIC} and the trace"
+        return found + disagreement("low", files, self.differences, "ascend.calls_differ")
 
     def tables(self) -> list[Table]:
         """Functions with the columns of api_statistic.csv."""

@@ -155,46 +155,38 @@ class CollectiveStats(StructResult, frozen=True):
                     numbers=waited.numbers,
                 )
             )
-        if self.differences:
-            found.append(
-                disagreement(
-                    "low",
-                    f"{COMMUNICATION_JSON} and the trace",
-                    self.differences,
-                    "ascend.collectives_differ",
-                )
-            )
-        return found
+        files = f"{COMMUNICATION_JSON} and the trace"
+        return found + disagreement("low", files, self.differences, "ascend.collectives_differ")
 
     def tables(self) -> list[Table]:
         """Operations, then links."""
-        tables = []
-        if self.operations:
-            note = f"From {COMMUNICATION_JSON}."
-            if self.compared:
-                agree = f"{len(self.differences):,} differ" if self.differences else "all agree"
-                note += f" {counted(self.compared, 'operation')} in the trace too: {agree}."
-            times = [
-                (name, title.removesuffix("(ms)").lower(), "ns") for name, title in _TIMES.items()
-            ]
-            shown = self.operations[:_TOP]
-            columns = (("name", "operation", ""), ("step", "step", ""), *times)
-            tables.append(Table.of("Collectives", shown, *columns, note=note))
-        if self.links:
-            tables.append(
-                Table.of(
-                    "Links between ranks",
-                    self.links[:_TOP],
-                    (lambda link: f"{link.source} to {link.target}", "ranks", ""),
-                    ("transport", "transport", ""),
-                    ("step", "step", ""),
-                    ("megabytes", "sent", "MB"),
-                    ("transit_ns", "transit", "ns"),
-                    ("gb_per_s", "bandwidth", "GB/s"),
-                    note=f"From {MATRIX_JSON}.",
-                )
-            )
-        return tables
+        note = f"From {COMMUNICATION_JSON}."
+        if self.compared:
+            agree = f"{len(self.differences):,} differ" if self.differences else "all agree"
+            note += f" {counted(self.compared, 'operation')} in the trace too: {agree}."
+        times = [(name, title.removesuffix("(ms)").lower(), "ns") for name, title in _TIMES.items()]
+        tables = (
+            Table.of(
+                "Collectives",
+                self.operations[:_TOP],
+                ("name", "operation", ""),
+                ("step", "step", ""),
+                *times,
+                note=note,
+            ),
+            Table.of(
+                "Links between ranks",
+                self.links[:_TOP],
+                (lambda link: f"{link.source} to {link.target}", "ranks", ""),
+                ("transport", "transport", ""),
+                ("step", "step", ""),
+                ("megabytes", "sent", "MB"),
+                ("transit_ns", "transit", "ns"),
+                ("gb_per_s", "bandwidth", "GB/s"),
+                note=f"From {MATRIX_JSON}.",
+            ),
+        )
+        return [table for table in tables if table.rows]
 
 
 def collectives(

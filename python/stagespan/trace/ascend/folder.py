@@ -257,12 +257,13 @@ def _nothing(folder: Path, output: Path, problems: list[str]) -> str:
 # --- Disagreement between two files ---
 
 
-def disagreement(severity: Severity, what: str, differences: Sequence[str], code: str) -> Finding:
-    """Return the finding that two sources differ. `what` names them; `differences` is not empty."""
-    return Finding(
-        severity,
-        f"{what} do not agree: {differences[0]}.",
-        tuple(Evidence(each, None, None, "") for each in differences[:5]),
-        code,
-        numbers={"differences": len(differences)},
-    )
+def disagreement(
+    severity: Severity, what: str, differences: Sequence[str], code: str
+) -> list[Finding]:
+    """Return the finding that two sources, which `what` names, differ; [] without differences."""
+    if not differences:
+        return []
+    sentence = f"{what} do not agree: {differences[0]}."
+    evidence = tuple(Evidence(each, None, None, "") for each in differences[:5])
+    numbers = {"differences": len(differences)}
+    return [Finding(severity, sentence, evidence, code, numbers=numbers)]

@@ -111,16 +111,8 @@ class Operators(StructResult, frozen=True):
                     gain=Gain(time, at_most=True, how="none of them is necessary"),
                 )
             )
-        if self.differences:
-            found.append(
-                disagreement(
-                    "medium",
-                    f"{KERNEL_DETAILS} and {OP_STATISTIC}",
-                    self.differences,
-                    "ascend.operators_differ",
-                )
-            )
-        return found
+        files = f"{KERNEL_DETAILS} and {OP_STATISTIC}"
+        return found + disagreement("medium", files, self.differences, "ascend.operators_differ")
 
     def tables(self) -> list[Table]:
         """Types with the columns of op_statistic.csv."""
