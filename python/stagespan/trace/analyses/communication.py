@@ -449,29 +449,32 @@ class Communication(StructResult, frozen=True):
         calls = self.details
         mine = np.flatnonzero(calls.is_small)
         steps = max(self.base.steps, 1)
-        exposed = int(calls.exposed_ns[mine].sum())
-        severity = _SMALL_SHARES.severity(share(exposed, self.base.whole_ns))
+        # The rest of a long call is not the cost of a call: it waited.
+        costs = np.minimum(calls.exposed_ns[mine], _CALL_NS)
+        cost = int(costs.sum())
+        percent = share(cost, self.base.whole_ns)
+        severity = _SMALL_SHARES.severity(percent)
         if severity is None or len(mine) < 2 * steps:
             return None
-        # One call of each step remains, the longest.
-        spared = calls.exposed_ns[mine] * (1 - steps / len(mine))
+        # One call of each step remains.
+        spared = costs * (1 - steps / len(mine))
         known = bool((calls.bytes_in[mine] >= 0).all())
         what = "less than 1 MiB" if known else "so little data that they take less than 20 µs"
         return Finding(
-            of_size(severity, exposed),
-            f"{len(mine):,} of {counted(len(calls.rows), 'collective')} carry {what}. Nothing"
-            f" computed for {in_words(exposed, 'ns')} of their time"
-            f" ({share(exposed, self.base.whole_ns):.1f} % of {self.base.label}). A call costs"
-            " about the same for a few bytes as for some 100 KB: join their tensors into one call,"
-            " for example with larger buckets, or by flattening.",
+            of_size(severity, cost),
+            f"{len(mine):,} of {counted(len(calls.rows), 'collective')} carry {what}. While nothing"
+            f" computed, they took {in_words(cost, 'ns')} ({percent:.1f} % of {self.base.label})."
+            f" At most {in_words(_CALL_NS, 'ns')} of each count, because longer calls waited for"
+            " other ranks. A call costs about the same for a few bytes as for some 100 KB: join"
+            " their tensors into one call, for example with larger buckets, or by flattening.",
             (
                 evidence(calls.trace, int(calls.rows[mine[np.argmax(calls.dur_ns[mine])]])),
                 Evidence("small collectives", None, len(mine), "events"),
             ),
             "communication.small_calls",
             numbers={
-                "time_ns": exposed,
-                "percent": share(exposed, self.base.whole_ns),
+                "time_ns": cost,
+                "percent": percent,
                 "calls": len(mine),
                 "of": len(calls.rows),
             },

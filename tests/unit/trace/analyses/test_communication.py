@@ -221,3 +221,12 @@ def test_bus_bytes_are_counted_as_in_the_tests_of_nccl(op: str, factor: float) -
     assert bus_bytes(op, 1_000, 4) == factor * 1_000
     assert bus_bytes(op, -1, 4) is None
     assert bus_bytes(op, 1_000, 1) is None
+
+
+def test_a_small_call_that_waits_long_does_not_cost_that_much(tmp_path: Path) -> None:
+    # GIVEN small calls of 60 µs, and two that wait for milliseconds
+    found = planted(tmp_path, [(60.0, 1_000)] * 6 + [(3_000.0, 1_000)] * 2)
+    finding = finding_of(found, "communication.small_calls")
+    assert finding.numbers["time_ns"] == (6 * 60 + 2 * 100) * US
+    assert finding.gain is not None
+    assert finding.gain.time_ns == (6 * 60 + 2 * 100) * US * 7 // 8
