@@ -68,7 +68,7 @@ def test_files(folder: Path, tmp_path: Path) -> None:
     assert ranks["collectives"][0]["most_often_last"] == 4
     assert ranks["collectives"][0]["most_waited_for"] == 4
     assert ranks["collectives"][0]["most_waited_for_us"] == 11 * 2_400
-    assert ranks["verdict"]["verdict"] == "cannot tell"
+    assert ranks["verdict"]["verdict"] == "communication-bound"
     for row in ranks["ranks"]:
         assert sum(row["parts_us"].values()) == pytest.approx(row["time_us"])
     for finding in written["findings"]:
@@ -78,7 +78,7 @@ def test_files(folder: Path, tmp_path: Path) -> None:
     assert late in files["markdown"].read_text()
     page = files["html"].read_text()
     assert late in page
-    assert '"verdict":{"word":"cannot tell"' in page
+    assert '"verdict":{"word":"communication-bound"' in page
     assert "<script>.json" not in page
 
 
