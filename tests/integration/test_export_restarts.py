@@ -43,6 +43,23 @@ def end_by(process: Any, how: str) -> None:
         end(process)
 
 
+def test_an_exporter_goes_on_after_it_was_suspended(folder: Path) -> None:
+    # GIVEN an exporter that is suspended for longer than it waits between two readings
+    process = start(REQUESTS, "30", STAGESPAN_JOB="svc")
+    with exporter() as (first, port):
+        ready(process)
+        first.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        first.send_signal(signal.SIGCONT)
+        # THEN it goes on, and ends when it is told to
+        time.sleep(1.5)
+        assert of(scraped(port), "stagespan_stage_duration_seconds_count", stage="decode") == 30
+        assert first.poll() is None
+        first.terminate()
+        assert first.wait(20) == 0
+    end(process)
+
+
 @pytest.mark.parametrize("how", ["return", "kill", "live"])
 def test_a_killed_exporter_loses_no_request(folder: Path, how: str) -> None:
     # GIVEN an exporter whose collector never answers, and a process that ends or does not

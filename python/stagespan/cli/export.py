@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import select
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from stagespan.export.otlp import Otlp
 
 _LEAST_PAUSE_S = 0.5
-_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -142,8 +143,7 @@ def command(
         )
     if genai is not None and otlp is None:
         raise click.UsageError("--genai adds to what --otlp sends: pass --otlp URL too.")
-    # Blocked in all threads, and waited for below: a handler could run while a lock is held.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    stops = _stops()
     from stagespan.export.node import Node
     from stagespan.export.requests import AWAITED_KEEP, AWAITED_OTLP
     from stagespan.export.traces import Rules
@@ -186,7 +186,7 @@ def command(
         if keeper is not None:
             click.echo(f"Requests of {node.folder}: kept in {keep}")
         pause_s = _LEAST_PAUSE_S
-        while signal.sigtimedwait(_STOPS, pause_s) is None:
+        while not select.select([stops], [], [], pause_s)[0]:
             began_s = time.process_time()
             node.poll()
             _hand_over(node, sender, keeper)
@@ -194,6 +194,19 @@ def command(
             pause_s = max(_LEAST_PAUSE_S, 20 * (time.process_time() - began_s))
         node.poll()
         _hand_over(node, sender, keeper, at_end=True)
+
+
+def _stops() -> int:
+    """Return a file descriptor that can be read once SIGTERM or SIGINT has come.
+
+    A handler that takes a lock could run while its thread has it. `signal.sigtimedwait` returns a
+    signal that has not come if it was interrupted for longer than its timeout, as by SIGSTOP.
+    """
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return reader
 
 
 def _url(host: str, port: int) -> str:
