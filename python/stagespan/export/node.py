@@ -218,7 +218,7 @@ class Node:
         if is_due:
             self._memory_at = now
         memory = is_due and not settings.get("STAGESPAN_RECORDING_DIR")
-        known = {_inode(one.handle): one for one in self._processes.values()}
+        known = {one.inode for one in self._processes.values()}
         done = {one.inode for one in self._folded.values() if one is not None}
         folders = set(_folders())
         paths = [
@@ -250,6 +250,7 @@ class Node:
         if first.identity in self._processes:
             return False
         process = Process(first, handle)
+        process.inode = inode
         self._totals.roles.learn(first)
         process.group = self._totals.admitted(process.group)
         self._processes[first.identity] = self._resume(process)
@@ -284,8 +285,7 @@ class Node:
         """Add the figures of a process that has ended to the totals."""
         self._totals.fold(process)
         del self._processes[process.identity]
-        self._folded[process.identity] = _leftover(process.latest, _inode(process.handle))
-        os.close(process.handle)
+        self._folded[process.identity] = _leftover(process.latest, process.inode)
 
     def _read_all(self) -> None:
         for process in self._processes.values():
@@ -301,10 +301,11 @@ class Node:
                 # Another program has cut it off. The process does not record any more.
                 self._lost["unreadable"] += 1
                 _LOGGER.warning("%s", error)
-                process.has_ended = True
+                process.end()
                 continue
             self._totals.update(process, copy)
-            process.has_ended = copy.has_gone
+            if copy.has_gone:
+                process.end()
         self._fold_ended()
 
     def _fold_ended(self) -> None:
@@ -495,8 +496,10 @@ class Node:
                 self._fold_ended()
                 self._write_state()
                 self._tidy()
-            for handle in [*self._locks.values(), *(p.handle for p in self._processes.values())]:
+            for handle in self._locks.values():
                 os.close(handle)
+            for process in self._processes.values():
+                process.end()
             self._locks.clear()
             self._processes.clear()
 

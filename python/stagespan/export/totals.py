@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import os
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -64,6 +65,8 @@ class Process:
         self.identity = first.identity
         self.handle = handle
         """Its open file, which stays readable after it was removed; -1 if it is not held open."""
+        self.inode = (0, 0)
+        """The device and the number of the file, if it is held open."""
         self.path = first.path
         # Rounded far below the width of a bucket, so that it is the same for all processes.
         self.ns_per_tick = float(f"{first.snapshot().ns_per_tick:.4g}")
@@ -83,6 +86,13 @@ class Process:
     def read(self, *, spans: bool) -> Recording:
         """Return a new copy, also if the file has been removed. Raises StagespanError."""
         return Recording(self.path, everything=spans, handle=self.handle)
+
+    def end(self) -> None:
+        """Read it no more, and close its file."""
+        self.has_ended = True
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
 
     def rest(self) -> Figures:
         """Return the figures that belong to the present group."""
