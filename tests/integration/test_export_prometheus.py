@@ -284,6 +284,44 @@ def test_a_prometheus_agrees_over_restarts(folder: Path, tmp_path: Path, workers
             prometheus.close()
 
 
+def test_a_prometheus_agrees_with_a_process_that_serves_itself(
+    folder: Path, tmp_path: Path
+) -> None:
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("no Prometheus on PATH: install the Debian package prometheus")
+    # GIVEN a Prometheus that scrapes a program that serves its own figures
+    process = start(
+        """
+        import random, stagespan, time
+        from prometheus_client import CollectorRegistry, start_http_server
+        from stagespan.export import prometheus
+        registry = CollectorRegistry()
+        prometheus.register(registry)
+        server, _ = start_http_server(0, "127.0.0.1", registry)
+        drawn, now = random.Random(5), time.time_ns()
+        for _ in range(5000):
+            stagespan.record("decode", now - int(drawn.lognormvariate(15, 1)), now)
+        print(server.server_port, flush=True)
+        input()
+        """,
+        STAGESPAN_JOB="svc",
+    )
+    target = int(ready(process))
+    stats = recording.open(process.pid).stats()["decode"]
+    prometheus = Prometheus(program, tmp_path, target, free_port())
+    try:
+        # WHEN it has scraped THEN the count is that of the statistics, and so are quantiles
+        until(lambda: prometheus.query(f"sum({DURATION}_count)") == [({}, stats.count)])
+        for q, exact_ns in ((0.5, stats.p50_ns), (0.95, stats.p95_ns), (0.99, stats.p99_ns)):
+            ((_, found),) = prometheus.query(f"histogram_quantile({q}, {DURATION}_bucket)")
+            assert exact_ns is not None
+            assert exact_ns / 1.19 < found * 1e9 < exact_ns * 1.19
+    finally:
+        prometheus.close()
+        end(process)
+
+
 def test_a_process_serves_its_own_figures(folder: Path) -> None:
     # GIVEN a program that registers its figures, and a forked child
     program = """
