@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import select
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from stagespan.export.otlp import Otlp
 
 _LEAST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 1.0
+"""While requests are sent or kept. A recording has room for those of a second or two only."""
 
 
 class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -186,12 +189,14 @@ def command(
         if keeper is not None:
             click.echo(f"Requests of {node.folder}: kept in {keep}")
         pause_s = _LEAST_PAUSE_S
+        longest_s = _LONGEST_PAUSE_S if awaited else math.inf
         while not select.select([stops], [], [], pause_s)[0]:
             began_s = time.process_time()
             node.poll()
             _hand_over(node, sender, keeper)
-            # Reading takes at most a twentieth of a core.
+            # Reading figures takes at most a twentieth of a core.
             pause_s = max(_LEAST_PAUSE_S, 20 * (time.process_time() - began_s))
+            pause_s = min(pause_s, longest_s)
         node.poll()
         _hand_over(node, sender, keeper, at_end=True)
 
