@@ -164,7 +164,7 @@ _HOST_CAUSES = (
 
 @check("verdict")
 def verdict(page: Page) -> Iterator[Claim]:
-    """The verdict's word: the largest part of the time, and for idle time, its main cause."""
+    """The verdict's word: the largest loss if it takes a quarter, or else the largest part."""
     told = page.told["verdict"]
     if not page.raw.device or page.base is None or "verdict" not in told:
         return
@@ -175,13 +175,23 @@ def verdict(page: Page) -> Iterator[Claim]:
     idle = (page.base[1] - page.base[0]) / 1000 - found["busy"]
     busy = {name: found[name] for name in ("computing", "communicating", "copying")}
     largest = max(busy, key=lambda name: busy[name])
-    if word in _OF_VERDICT:
-        state = RIGHT if largest == _OF_VERDICT[word] and busy[largest] >= 0.5 * idle else WRONG
-        text = f"{largest} {busy[largest]:,.1f}, idle {idle:,.1f}"
+    much = 0.25 * (page.base[1] - page.base[0]) / 1000
+    if word == "device-busy":
+        late = _Idle(page, *page.base)
+        host = late.host_least / 1000
+        alone = busy["computing"] >= 0.5 * idle and largest == "computing"
+        state = RIGHT if alone and max(host, *list(busy.values())[1:]) < much else WRONG
+        text = (
+            f"{largest} {busy[largest]:,.1f}, idle {idle:,.1f}, for the host at least {host:,.1f}"
+        )
+    elif word in _OF_VERDICT:
+        lost = busy[_OF_VERDICT[word]]
+        state = RIGHT if lost >= min(much, busy[largest]) and lost >= 0.5 * idle else WRONG
+        text = f"{_OF_VERDICT[word]} {lost:,.1f}, idle {idle:,.1f}"
     elif word in ("host-bound", "launch-bound"):
         late = _Idle(page, *page.base)
         host = (late.host_most + late.before + late.after) / 1000
-        state = RIGHT if host >= 0.5 * idle and idle > busy[largest] else WRONG
+        state = RIGHT if host >= 0.5 * idle and idle > min(busy[largest], much) else WRONG
         text = f"idle {idle:,.1f}, of this for the host at most {host:,.1f}"
     else:
         late = _Idle(page, *page.base)

@@ -209,7 +209,9 @@ def _idle(page: Page, finding: dict[str, Any]) -> Found:
             for each in page.told["findings"]
             if each["code"] == "idle.start_up"
         )
-        part = told["parts_us"][cause]
+        # A finding on several causes of one kind has a figure for each.
+        several = [each for each in told["parts_us"] if f"{each}_us" in finding["figures"]]
+        part = sum(told["parts_us"][each] for each in several or [cause])
         found["time_us"] = (part - start_up / 2, start_up / 2 + 0.01)
     if "median_kernel_us" in finding["figures"]:
         best = None
