@@ -29,6 +29,7 @@ from stagespan.trace.analyses import (
     rates,
     stages,
     steps,
+    structure,
     training,
     verdict,
 )
@@ -71,6 +72,7 @@ ANALYSES: dict[str, Analyze] = {
     "steps": steps.analyze,
     "critical_path": critical_path.analyze,
     "stages": stages.analyze,
+    "structure": structure.analyze,
     "layers": layers.analyze,
     "memory": memory.analyze,
     "flame": flame.analyze,

@@ -382,6 +382,7 @@ Lack = Literal[
     "no_training",
     "no_waits",
     "not_compiled",
+    "nothing_repeats",
     "shared_correlations",
     "too_many_events",
 ]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stagespan.text.amounts import in_words
 from stagespan.trace.derived.device import device_work, launch_of, streams
 from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.kernel_kinds import ATTENTION, kind_of
 from stagespan.trace.derived.launch_sources import launch_sources
 from stagespan.trace.derived.step_ranges import (
     Repeat,
@@ -56,6 +57,12 @@ _MOST_MORE = 2
 # The most layers in a block, and the fraction of it that belongs to only one of them.
 _MOST_PARTS = 4
 _FEW = 0.1
+# The most layers by calls of attention, relative to the repetitions.
+_MOST_MORE_BY_ATTENTION = 2.0
+# The largest difference of the time of an attention call from that in the block.
+_ALIKE = 0.5
+# Percent: a page names layers that take at least so much of the time.
+_LEAST_NAMED = 50.0
 # The least fraction of the events' time: shorter repetitions do not count as layers.
 _LEAST_SHARE = 0.05
 
@@ -142,6 +149,21 @@ class Layers(StructResult, frozen=True):
                     )
                 )
         return found[:2]
+
+    def line(self) -> str:
+        """The block with the most time, if the layers were found by repetition."""
+        if self.blocks is None:
+            return ""
+        most = max(self.blocks.blocks, key=lambda block: block.total_ns)
+        percent = share(most.total_ns, self.blocks.total_ns)
+        if percent < _LEAST_NAMED:
+            return ""
+        where = "the trace" if self.step is None else shortened(self.step)
+        return (
+            f"{most.layers:,}, by {most.times:,} repetitions of"
+            f" {most.length:,} {self.blocks.what}, {in_words(most.block_ns.median, 'ns')} each in"
+            f" the median: {percent:.1f} % of the {self.blocks.what}' time in {where}"
+        )
 
     def tables(self) -> list[Table]:
         """The modules, or the blocks."""
@@ -261,7 +283,7 @@ def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> Laye
         heaviest=trace.names[heaviest],
         length=length,
         times=len(each),
-        layers=_layers(events.name[rows], here.reshape(-1, length)[0], len(each), trace),
+        layers=_layers(rows, here.reshape(-1, length)[0], len(each), trace),
         begin_ns=int(events.begin_ns[here[0]]) - origin_ns,
         total_ns=int(each.sum()),
         block_ns=Spread(int(each.min()), int(np.median(each)), int(each.max())),
@@ -269,16 +291,19 @@ def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> Laye
     )
 
 
-def _layers(names: NDArray[np.int32], block: Rows, times: int, trace: Trace) -> int:
-    """The number of layers in a repeated block.
+def _layers(rows: Rows, block: Rows, times: int, trace: Trace) -> int:
+    """The number of layers in a repeated block, counted by calls of attention if it has any.
 
     The work at the beginning or end of the model can be adjacent to the first or last layer, which
     then does not repeat exactly, but still contains most of a block's events. Layers that
     alternate, such as two kinds of attention, form one block, in which almost every event occurs
     several times.
+
+    Layers that are not part of a repetition at all are found by their attention, which takes about
+    as long as that in the block.
     """
     inside, each = np.unique(trace.events.name[block], return_counts=True)
-    found, counts = np.unique(names, return_counts=True)
+    found, counts = np.unique(trace.events.name[rows], return_counts=True)
     total = counts[np.searchsorted(found, inside)]
     layers = times
     for more in range(times + 1, times + _MOST_MORE + 1):
@@ -287,8 +312,39 @@ def _layers(names: NDArray[np.int32], block: Rows, times: int, trace: Trace) -> 
     for parts in range(_MOST_PARTS, 1, -1):
         single = each[each % parts != 0].sum()
         if single <= _FEW * len(block):
-            return layers * parts
-    return layers
+            return max(layers * parts, _by_attention(rows, block, times, parts, trace))
+    return max(layers, _by_attention(rows, block, times, 1, trace))
+
+
+def _attends(name: str) -> bool:
+    return kind_of(name) == ATTENTION
+
+
+def _is_softmax(name: str) -> bool:
+    return "softmax" in name.lower()
+
+
+def _by_attention(rows: Rows, block: Rows, times: int, parts: int, trace: Trace) -> int:
+    """Return the number of layers by the calls of the heaviest attention; 0 if it has none.
+
+    `parts` is the number of layers in the block, which repeats `times` times among `rows`.
+    """
+    events = trace.events
+    # A model without fused attention has a softmax in each layer.
+    for kind in (_attends, _is_softmax):
+        mine = [row for row in block.tolist() if kind(trace.names[int(events.name[row])])]
+        if mine:
+            break
+    else:
+        return 0
+    heaviest = max(mine, key=lambda row: int(events.dur_ns[row]))
+    same = events.name[rows] == events.name[heaviest]
+    usual = float(events.dur_ns[heaviest])
+    alike = np.abs(events.dur_ns[rows] - usual) <= _ALIKE * usual
+    in_block = int((events.name[block] == events.name[heaviest]).sum())
+    found = int((same & alike).sum()) * parts // in_block
+    # Far more than the repetitions are calls of another model.
+    return found if found <= _MOST_MORE_BY_ATTENTION * times * parts else 0
 
 
 def _outermost(trace: Trace) -> Rows:
@@ -362,7 +418,7 @@ def modules_of(trace: Trace) -> Modules | None:
     tree, owners, thread = tree_of(trace, rows)
     codes, instance = np.unique(events.name[rows], return_inverse=True)
     instance = instance.reshape(-1).astype(np.int64)
-    classes = [_class(trace.names[code]) for code in codes]
+    classes = [class_of_module(trace.names[code]) or trace.names[code] for code in codes]
     number = {name: at for at, name in enumerate(dict.fromkeys(classes))}
     word = np.array([number[name] for name in classes], dtype=np.int64)[instance]
     paths = Paths(tree.parent, word)
@@ -422,9 +478,10 @@ def modules_of(trace: Trace) -> Modules | None:
     )
 
 
-def _class(name: str) -> str:
+def class_of_module(name: str) -> str | None:
+    """Return the class of a module's call, such as "Linear" of "nn.Module: Linear_3"; or None."""
     found = _CLASS.match(name)
-    return found[1] if found else name
+    return found[1] if found else None
 
 
 def _at(trace: Trace, tree: Tree, owners: NDArray[np.int64], times: Numbers, rows: Rows) -> Rows:

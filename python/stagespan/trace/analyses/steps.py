@@ -15,6 +15,7 @@ from stagespan.trace.derived.device import (
     launches,
 )
 from stagespan.trace.derived.gaps import profiler_time
+from stagespan.trace.derived.phases import PHASES, phase_of
 from stagespan.trace.derived.recording_cost import StackCost, stack_cost
 from stagespan.trace.derived.step_ranges import PROFILER_STEP, Source, StepRanges, step_ranges
 from stagespan.trace.derived.step_times import (
@@ -85,6 +86,7 @@ def analyze(trace: Trace) -> Steps | Unavailable:
         step_ns=_quartiles(times.end_ns - times.begin_ns),
         parts={part: int(time.sum()) for part, time in times.parts.items()},
         steps=steps,
+        phases=_phases(steps),
         steps_left_out=max(len(steps) - _MOST_IN_JSON, 0) + ranges.overlapping,
         without_work=len(steps_without_work(trace)) if on_device else None,
         gaps=step_gaps(trace, ranges, times, origin),
@@ -116,6 +118,8 @@ class Steps(StructResult, frozen=True):
     parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
     """All steps' time by part."""
     steps: Annotated[list[Step], first(_MOST_IN_JSON)]
+    phases: list[PhaseTime]
+    """The steps of an inference server by what they do; [] for other steps."""
     steps_left_out: Count
     """Those that are not in the JSON, and marks that overlap an earlier step."""
     without_work: Count | None = msgspec.field(name="steps_without_device_events")
@@ -225,6 +229,18 @@ class Steps(StructResult, frozen=True):
                 f"The first {_STEPS_SHOWN} of {count:,}." if count > _STEPS_SHOWN else "",
             )
         )
+        if self.phases:
+            tables.append(
+                Table.of(
+                    "Prefill and decode",
+                    self.phases,
+                    ("phase", "phase", ""),
+                    ("steps", "steps", ""),
+                    ("median_ns", "median", "ns"),
+                    ("total_ns", "time", "ns"),
+                    (lambda phase: share(phase.total_ns, whole), _of(count), "%"),
+                )
+            )
         gaps = self.gaps.table()
         return tables if gaps is None else [*tables, gaps]
 
@@ -250,11 +266,41 @@ class Steps(StructResult, frozen=True):
         is_plain = self.source == "profiler" and not self.ranges.overlapping
         how = "" if is_plain else f". {self.how}"
         if len(self.steps) == 1:
-            return f"1, {in_words(float(self.total_ns), 'ns')}{how}"
+            what = f" of {self.phases[0].phase}" if self.phases else ""
+            return f"1{what}, {in_words(float(self.total_ns), 'ns')}{how}"
+        if len(self.phases) > 1:
+            listed = (
+                f"{each.steps:,} of {each.phase}, {in_words(each.median_ns, 'ns')} in the median"
+                for each in self.phases
+            )
+            return f"{len(self.steps):,}: {'; '.join(listed)}{how}"
         return (
             f"{len(self.steps):,}, {in_words(spread.median, 'ns')} in the median"
             f" ({in_words(spread.min, 'ns')} to {in_words(spread.max, 'ns')}){how}"
         )
+
+
+class PhaseTime(Figures, frozen=True):
+    """The steps of one phase of an inference server; times in ns."""
+
+    phase: Annotated[str, one_of(PHASES)]
+    steps: Count
+    median_ns: Ns
+    total_ns: Ns
+
+
+def _phases(steps: list[Step]) -> list[PhaseTime]:
+    """Sum up the steps by phase, the one with the most time first."""
+    times: dict[str, list[int]] = {}
+    for step in steps:
+        phase = phase_of(step.name)
+        if phase is not None:
+            times.setdefault(phase, []).append(step.dur_ns)
+    found = [
+        PhaseTime(phase, len(each), int(np.median(each)), sum(each))
+        for phase, each in times.items()
+    ]
+    return sorted(found, key=lambda each: -each.total_ns)
 
 
 class StepGap(Figures, frozen=True):

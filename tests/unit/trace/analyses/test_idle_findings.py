@@ -17,6 +17,7 @@ from stagespan.trace import Trace, device_use, read_trace
 from stagespan.trace.analyses import idle
 from stagespan.trace.analyses.idle import Idle
 from stagespan.trace.analyses.launches import Launches
+from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import COMPUTE, COPY, NOT_DEVICE, device_work
@@ -291,6 +292,112 @@ def test_the_same_lost_time_is_one_finding() -> None:
         "stages.launch",
         "memory.growth",
     ]
+
+
+# Causes of one kind, and the profiler's own time
+
+
+@pytest.mark.parametrize("pause", [150, 250])
+def test_slow_launches_and_other_work_between_them_are_one_finding(
+    pause: int, tmp_path: Path
+) -> None:
+    # GIVEN a program that launches a kernel after 60 µs of operators or after `pause` of Python
+    program = Program()
+    for _ in range(40):
+        with program.within("train.py(3): step", "python_function"):
+            program.operator("aten::add", us=150, before=160)
+            program.work(pause)
+            program.operator("aten::mul", us=100, before=10)
+        program.wait()
+    # WHEN its idle time is analysed
+    found = idle_of(program.trace(tmp_path))
+    # THEN one finding is about both, no matter which of them the length of the pause makes it
+    (finding,) = [f for f in found.findings() if f.code in ("idle.launch", "idle.host_work")]
+    # In the steps or the trace, the first launch counts too.
+    first = (CALL + LATENCY) * US
+    total = sum(found.by_cause.get(cause, 0) for cause in causes.PACE) + first
+    assert (finding.code, finding.numbers["time_ns"]) == ("idle.launch", total)
+    assert finding.gain is not None
+    assert finding.gain.time_ns == total
+    if pause > 200:
+        assert finding.numbers["launch_ns"] == found.by_cause[causes.LAUNCH] + first
+        assert finding.numbers["host_work_ns"] == found.by_cause[causes.HOST_WORK] > 0
+
+
+def test_one_long_gap_is_not_a_part_of_slow_launches(tmp_path: Path) -> None:
+    # GIVEN slow launches, and once 5 ms of other work
+    program = Program()
+    for number in range(40):
+        with program.within("train.py(3): step", "python_function"):
+            program.operator("aten::add", us=10, before=90)
+        if number == 20:
+            with program.within("train.py(9): save", "python_function"):
+                program.work(5_000)
+    # WHEN the idle time is analysed THEN each has its own finding
+    found = idle_of(program.trace(tmp_path))
+    assert set(codes(found)) == {"idle.launch", "idle.host_work"}
+
+
+def buffers(program: Program, us: int) -> None:
+    """The profiler takes time, within whatever the host does."""
+    begin = program.now
+    program.event("Activity Buffer Request", "overhead", begin, begin + us)
+    program.work(us)
+
+
+@pytest.mark.parametrize("where", ["before", "between", "within a call"])
+def test_the_time_of_the_profiler_is_a_part_of_its_own(where: str, tmp_path: Path) -> None:
+    # GIVEN a step in which the profiler takes 400 µs for its buffers
+    program = Program()
+    with program.within("ProfilerStep#1", "user_annotation"):
+        if where == "before":
+            buffers(program, 400)
+        program.operator(us=300)
+        program.wait()
+        if where == "between":
+            buffers(program, 400)
+        if where == "within a call":
+            begin = program.now + 1
+            program.event("Activity Buffer Request", "overhead", begin, begin + 400)
+            program.launch("gemm", 300, call_us=402)
+        program.operator(us=300)
+        program.wait()
+    trace = program.trace(tmp_path)
+    # WHEN the verdict is determined
+    results = analyze(trace, ["verdict", "idle", "steps"])
+    judged = results.results["verdict"]
+    assert isinstance(judged, Verdict)
+    # THEN this time is a part of its own, and the device is not idle because of the host
+    assert judged.parts_ns["profiler"] == 400 * US
+    assert judged.times_ns["profiler"] == 400 * US
+    assert judged.verdict == "device-busy"
+    # AND the findings do not give advice on it
+    assert {finding.code for finding in results.findings()} <= {"idle.profiler"}
+
+
+def test_findings_about_the_host_estimate_what_recorded_stacks_cost(tmp_path: Path) -> None:
+    # GIVEN launches 100 µs apart, between which 100 short calls of Python were recorded, each for
+    # 0.5 µs, and 0.5 µs apart
+    def run(stacks: bool) -> Finding:
+        program = Program()
+        for _ in range(30):
+            program.operator(us=10, before=0)
+            for number in range(100):
+                begin = program.now + number
+                if stacks:
+                    program.event("f.py(1): g", "python_function", begin, begin + 0.5)
+            program.work(100)
+        (finding,) = idle_of(program.trace(tmp_path)).findings()
+        return finding
+
+    with_stacks, without = run(True), run(False)
+    # WHEN findings about the host are made
+    # THEN the one of the trace with stacks has an estimate: 0.5 µs for each begin and each end
+    took = with_stacks.numbers["recording_ns"]
+    assert "recording_ns" not in without.numbers
+    assert "calls per ms)" in with_stacks.sentence
+    assert took == pytest.approx(29 * (100 - 10) * US, rel=0.15)
+    assert took <= with_stacks.numbers["time_ns"]
 
 
 # Devices that are not GPUs
