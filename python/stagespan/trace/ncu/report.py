@@ -12,6 +12,7 @@ from stagespan.trace.ncu import reading as m
 from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, without_parameters
 from stagespan.trace.ncu.limits import (
     CANNOT_TELL,
+    LATENCY_BELOW,
     Roofs,
     bytes_of,
     judge,
@@ -135,10 +136,11 @@ class NcuReport(StructResult, Titled, frozen=True):
         return notes
 
     def findings(self) -> list[Finding]:
-        """One sentence for each kernel with a verdict, the most severe first."""
+        """One sentence for each kernel with a verdict or a low rate, the most severe first."""
         found = []
         for each in self.kernels:
             if each.bound == CANNOT_TELL:
+                found += self._of_rate(each)
                 continue
             percent = each.traced_percent
             severity = None if percent is None else _SHARES.severity(percent)
@@ -157,6 +159,33 @@ class NcuReport(StructResult, Titled, frozen=True):
                 )
             )
         return by_severity(found)
+
+    def _of_rate(self, each: NcuKernel) -> list[Finding]:
+        """Return a finding on a kernel without a verdict, if it computes slowly.
+
+        The device's peak is at least the rate of the fastest kernel in the file.
+        """
+        alike = [
+            other
+            for other in self.kernels
+            if other.precision == each.precision and other.operations_per_second is not None
+        ]
+        if each.operations_per_second is None or not alike:
+            return []
+        fastest = max(alike, key=lambda other: other.operations_per_second or 0.0)
+        peak, rate = fastest.operations_per_second or 0.0, each.operations_per_second
+        percent = share(rate, peak)
+        if percent >= LATENCY_BELOW:
+            return []
+        sentence = (
+            f"{base_name(each.name)} computes {in_words(rate, 'FLOP/s')}, at most {percent:.1f} %"
+            f" of the device's peak in {each.precision} precision, because"
+            f" {base_name(fastest.name)} reaches {in_words(peak, 'FLOP/s')}."
+            " So arithmetic does not limit it."
+        )
+        numbers = {"percent": percent, "rate_flop_s": rate, "peak_flop_s": peak}
+        shown = _evidence(each) + _evidence(fastest)
+        return [Finding("low", sentence, shown, "ncu.low_rate", numbers)]
 
     def _sentence(self, each: NcuKernel) -> str:
         of = ""

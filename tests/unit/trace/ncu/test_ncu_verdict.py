@@ -235,6 +235,27 @@ def test_the_report_links_stage_and_operator() -> None:
     ]  # fmt: skip
 
 
+def test_a_file_with_counts_alone_is_answered_by_its_fastest_kernel() -> None:
+    # GIVEN four kernels of which only the time, the bytes and the operations were measured: one
+    # that computes at a tenth of the rate of the fastest, one at 80 %, and one without operations
+    counts = {"dram__bytes.sum": 1_000_000, "sm__sass_thread_inst_executed_op_ffma_pred_on.sum": 0}
+    ffma = "sm__sass_thread_inst_executed_op_ffma_pred_on.sum"
+    kernels = [
+        ("slow", counts | {"gpu__time_duration.sum": 10_000_000, ffma: 1_000_000_000}),
+        ("near", counts | {"gpu__time_duration.sum": 1_000_000, ffma: 800_000_000}),
+        ("fast", counts | {"gpu__time_duration.sum": 1_000_000, ffma: 1_000_000_000}),
+        ("copy", counts | {"gpu__time_duration.sum": 1_000_000}),
+    ]
+    # WHEN they are judged
+    found = report(parse(long_file(kernels), "counts.csv"))
+    # THEN the slow one is known not to be limited by arithmetic: 200 GFLOP/s of 2 TFLOP/s or more
+    assert {each.bound for each in found.kernels} == {"cannot tell"}
+    (finding,) = found.findings()
+    assert finding.code == "ncu.low_rate"
+    assert finding.sentence.startswith("slow computes 200.000 GFLOP/s, at most 10.0 % of")
+    assert finding.evidence[0].event == "slow"
+
+
 def test_hostile_names_do_not_reach_the_page() -> None:
     name = "</svg><script>alert(1)</script>\x1b&\"'" + "x" * 9_999
     found = report(parse(long_file([(name, {**STREAMS, **MULTIPLIES})]), "ncu.csv"))
