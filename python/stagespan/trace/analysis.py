@@ -54,6 +54,7 @@ from stagespan.trace.result import (
     together_ns,
     window_of,
     without_repeats,
+    without_restatements,
 )
 
 SCHEMA_VERSION = 1
@@ -167,7 +168,8 @@ class Analysis:
         events whose times cannot be true are one grade less severe.
         """
         found = [finding for result in self.results.values() for finding in result.findings()]
-        return by_severity(without_repeats(with_doubt(self.trace, found), _REPEATS))
+        joined = without_repeats(with_doubt(self.trace, found), _REPEATS)
+        return by_severity(map(without_restatements, joined))
 
     def together(self) -> str | None:
         """Return a sentence about what all findings win together; None for fewer than two gains."""

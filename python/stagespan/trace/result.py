@@ -8,6 +8,7 @@ package; every written figure names its unit.
 from __future__ import annotations
 
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,8 +58,11 @@ Cell = str | int | float | None
 Column = tuple[str | Callable[[Any], Cell], str, str]
 """A column of `Table.of`: the field of the rows or a function of a row, the heading, the unit."""
 _T = TypeVar("_T")
+_FOLDERS = re.compile(r"(?:^|(?<=, ))[^\s,]*/(?=[^/\s,]+\.py\(\d+\): )")
+"""The folders before the file name of a frame: those in "a/b/model.py(3): forward"."""
 MOST_LETTERS = 60
 """The number of characters of a name in a table."""
+_LONGEST_EVIDENCE = 90
 LONGEST_NAME = 160
 """The number of characters of a name in a picture."""
 
@@ -84,9 +88,18 @@ class Evidence(Figures, frozen=True):
         return written
 
     def __str__(self) -> str:
+        return self.within(_LONGEST_EVIDENCE)
+
+    @property
+    def details(self) -> str:
+        """When it was, and the figure: " at 1.200 ms: 30.000 µs"."""
         at = "" if self.time_ns is None else f" at {in_words(self.time_ns, 'ns')}"
         figure = "" if self.figure is None else f": {in_words(self.figure, self.unit)}"
-        return f"{shortened(self.event, 90)}{at}{figure}"
+        return f"{at}{figure}"
+
+    def within(self, most: int) -> str:
+        """Return the evidence as text; the name is shortened to at most `most` characters."""
+        return f"{shortened(self.event, min(most, _LONGEST_EVIDENCE))}{self.details}"
 
 
 class Spared:
@@ -160,6 +173,21 @@ def without_repeats(findings: Sequence[Finding], repeats: Mapping[str, str]) -> 
             structs.replace(finding, severity=severity, evidence=tuple(dict.fromkeys(shown)))
         )
     return kept
+
+
+def without_restatements(finding: Finding) -> Finding:
+    """Return a finding without evidence that only repeats a figure of its sentence.
+
+    This is evidence without a time. One piece of evidence always remains.
+    """
+    kept = tuple(
+        each
+        for each in finding.evidence
+        if each.time_ns is not None
+        or each.figure is None
+        or in_words(each.figure, each.unit) not in finding.sentence
+    )
+    return structs.replace(finding, evidence=kept) if kept else finding
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
@@ -466,9 +494,12 @@ def evidence(trace: Trace, row: int, figure: float | None = None, unit: str = "n
 
 
 def shortened(name: str, most: int = 60) -> str:
-    """Return a name with at most `most` characters; long kernel names become a `kernel_label`."""
+    """Return a name with at most `most` characters.
+
+    Long kernel names become a `kernel_label`, and long paths of Python frames lose their folders.
+    """
     if len(name) > most:
-        name = names.kernel_label(name)
+        name = _FOLDERS.sub("", names.kernel_label(name))
     name = one_line(name)
     return name if len(name) <= most else name[: most - 3] + "..."
 

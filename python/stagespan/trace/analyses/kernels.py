@@ -675,7 +675,7 @@ def _dominant(kernels: Kernels) -> Finding | None:
         f"The kernel {name}{launched} takes {in_words(first.time_ns, 'ns')}"
         f" ({percent:.1f} % of device work) in {counted(first.count, 'launch', 'launches')}."
         f" {tool} shows whether it uses the device well.",
-        (_longest(kernels, mine), Evidence("all its launches", None, first.time_ns, "ns")),
+        tuple(_longest_two(kernels, mine)),
         "kernels.dominant",
         numbers={"time_ns": first.time_ns, "percent": percent, "launches": first.count},
     )
@@ -722,16 +722,13 @@ def _fusible(kernels: Kernels) -> Finding | None:
     least = _ELEMENTWISE_LEAST
     if severity is None or share(int(kernels.time_ns[elementwise].sum()), total) < least:
         return None
-    first = grouped(kernels.name[chosen], kernels.time_ns[chosen])[0]
+    groups = grouped(kernels.name[chosen], kernels.time_ns[chosen])
     return Finding(
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
         f" {int(chosen.sum()):,} memory-bound kernels (elementwise, copies, norms, reductions), and"
         " no code in the trace was compiled. torch.compile would fuse many of them.",
-        (
-            Evidence(names[first.code], None, first.time_ns, "ns"),
-            Evidence("memory-bound kernels", None, percent, "%"),
-        ),
+        tuple(Evidence(names[each.code], None, each.time_ns, "ns") for each in groups[:2]),
         "kernels.memory_bound",
         numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
         gain=_gain(kernels, chosen, "all of them become part of other kernels"),
@@ -762,7 +759,7 @@ def _layout(kernels: Kernels) -> Finding | None:
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
         f" {int(chosen.sum()):,} kernels that only change the layout of tensors: {advice}.",
-        (_longest(kernels, chosen), Evidence("changes of layout", None, percent, "%")),
+        tuple(_longest_two(kernels, chosen)),
         "kernels.layout",
         numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
         gain=_gain(kernels, chosen, "none of them is necessary"),
@@ -787,7 +784,7 @@ def _single_precision(kernels: Kernels) -> Finding | None:
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into products and"
         " convolutions in single precision that, by the kernels' names, do not use the device's"
         f" matrix units. If lower precision is sufficient, {advice} uses them.",
-        (_longest(kernels, chosen), Evidence("products without matrix units", None, percent, "%")),
+        tuple(_longest_two(kernels, chosen)),
         "kernels.single_precision",
         numbers={"time_ns": time, "percent": percent},
         gain=_gain_of_precision(kernels, chosen),
@@ -854,6 +851,15 @@ def _codes(kernels: Kernels, pattern: re.Pattern[str]) -> list[int]:
 def _named(kernels: Kernels, pattern: re.Pattern[str]) -> Mask:
     codes = [c for c in np.unique(kernels.name).tolist() if pattern.search(kernels.trace.names[c])]
     return np.isin(kernels.name, codes)
+
+
+def _longest_two(kernels: Kernels, chosen: Mask) -> list[Evidence]:
+    """Return the longest launch and, if there is one, the longest of another kernel or the next."""
+    rows, names = kernels.rows[chosen], kernels.name[chosen]
+    order = np.argsort(-kernels.time_ns[chosen], kind="stable")
+    others = order[names[order] != names[order[0]]]
+    shown = [order[0], *(others[:1] if len(others) else order[1:2])]
+    return [evidence(kernels.trace, int(rows[at])) for at in shown]
 
 
 def _longest(kernels: Kernels, chosen: Mask) -> Evidence:

@@ -39,6 +39,8 @@ _FEWEST_LINES = 20
 # The lines for findings if the figures above would fill the screen.
 _FOR_FINDINGS = 6
 _BAR = 25
+# The width of the column of severities, with the blank after it.
+_SEVERITY = 7
 # The width of a page, unless COLUMNS is set.
 _WIDTH = 100
 # The characters of a name in a table; longer names are shortened.
@@ -88,7 +90,7 @@ def print_page(analysis: Analysis, console: Console | None = None) -> None:
     tail = [text_block(note, "dim") for note in notes]
     summaries = one_liners(analysis)
     width = max((len(name) for name, _ in summaries), default=0) + 2
-    lines = [text_block(f"{name:{width}}{line}") for name, line in summaries]
+    lines = [_named_line(name, line, width) for name, line in summaries]
     blocks = [*laid_out(head, console), text_block("")]
     print_blocks(blocks, analysis.findings(), tail, console, lines)
 
@@ -142,7 +144,7 @@ def print_blocks(
     console = screen(console)
     limit = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
     # The first finding is shown in any case, and one line says how many others there are.
-    first = _heights([finding_block(findings[0], 0)], console) + 1 if findings else 0
+    first = _heights([finding_block(findings[0], 0, console.width)], console) + 1 if findings else 0
     kept = max(_FOR_FINDINGS, first)
     blocks = _that_fit(blocks, limit - _heights(tail, console) - kept, console)
     left = limit - _heights([*blocks, *tail], console)
@@ -150,11 +152,12 @@ def print_blocks(
     for finding in findings:
         # One line is reserved for the number of findings that do not fit.
         most = left - (shown + 1 < len(findings))
-        block = finding_block(finding, 2)
+        block = finding_block(finding, 2, console.width)
         if not shown:
-            fitting = (finding_block(finding, count) for count in (2, 1, 0))
+            fitting = (finding_block(finding, count, console.width) for count in (2, 1, 0))
             block = next(
-                (b for b in fitting if _heights([b], console) <= most), finding_block(finding, 0)
+                (b for b in fitting if _heights([b], console) <= most),
+                finding_block(finding, 0, console.width),
             )
         elif _heights([block], console) > most:
             break
@@ -263,18 +266,34 @@ def text_table(table: Table, width: int) -> RenderableType:
     return grid
 
 
-def finding_block(finding: Finding, evidence: int) -> RenderableType:
-    """Return severity and sentence of a finding, with at most `evidence` lines of evidence."""
+def finding_block(finding: Finding, evidence: int, width: int = _WIDTH) -> RenderableType:
+    """Return severity and sentence of a finding, with at most `evidence` lines of evidence.
+
+    `width` is that of the screen.
+    """
     from rich.table import Table as Grid
     from rich.text import Text
 
-    text = Text(one_line(finding.text))
-    for each in finding.evidence[:evidence]:
-        text.append(f"\n- {each}", "dim")
     grid = Grid.grid(padding=(0, 1))
-    grid.add_column(width=6)
+    grid.add_column(width=_SEVERITY - 1)
     grid.add_column()
+    text = Text(one_line(finding.text))
     grid.add_row(Text(finding.severity, _COLOURS[finding.severity]), text)
+    for each in finding.evidence[:evidence]:
+        # Each on one line: a long path would leave its dash on a line of its own.
+        most = max(width - _SEVERITY - len("- ") - len(each.details), _LEAST_NAME)
+        grid.add_row("", Text(f"- {each.within(most)}", "dim"))
+    return grid
+
+
+def _named_line(name: str, line: str, width: int) -> RenderableType:
+    """Return a summary after its name; if it needs several lines, they begin below each other."""
+    from rich.table import Table as Grid
+
+    grid = Grid.grid(padding=0)
+    grid.add_column(width=width)
+    grid.add_column()
+    grid.add_row(text_block(name), text_block(line))
     return grid
 
 

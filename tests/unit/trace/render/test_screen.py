@@ -10,9 +10,11 @@ import pytest
 from html_pages import a_trace
 from rich.console import Console
 
+from stagespan.text.amounts import in_words
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.paths import analyze_path
-from stagespan.trace.render.terminal import one_liners, print_page
+from stagespan.trace.render.terminal import finding_block, one_liners, print_block, print_page
+from stagespan.trace.result import Evidence, Finding
 
 SIZES = [(24, 80), (40, 120), (24, 200)]
 REAL = [
@@ -98,3 +100,38 @@ def test_a_real_comparison_fits(traces: Path) -> None:
     analysis = analyze_path(after, before)
     for height, width in SIZES:
         assert len(printed(analysis, height, width)) < height, (height, width)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_evidence_does_not_repeat_the_sentence(name: str, traces: Path) -> None:
+    # GIVEN the findings of a real trace
+    found = analyze_path(traces / name).findings()
+    # WHEN a finding has several pieces of evidence
+    # THEN none only repeats a figure of its sentence
+    for finding in found:
+        repeated = [
+            each
+            for each in finding.evidence
+            if each.time_ns is None
+            and each.figure is not None
+            and in_words(each.figure, each.unit) in finding.sentence
+        ]
+        assert len(finding.evidence) == 1 or repeated == []
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_piece_of_evidence_has_one_line(width: int) -> None:
+    # GIVEN evidence whose name is a long path, and one that is a short name
+    frame = f"/{'folder/' * 20}model.py(12): {'forward' * 9}"
+    shown = (Evidence(frame, 1_500_000, 2_500.0, "ns"), Evidence("gemm", 10, 3_000.0, "ns"))
+    finding = Finding("high", "A sentence.", shown, "a.b")
+    text = io.StringIO()
+    console = Console(file=text, width=width, height=40, no_color=True)
+    # WHEN the finding is printed
+    print_block(finding_block(finding, 2, width), console)
+    # THEN each has a line with its file, its time and its figure
+    first, second = [line for line in text.getvalue().splitlines() if line.strip()[:1] == "-"]
+    assert first.strip().startswith("- model.py(12): forward")
+    assert first.endswith(" at 1.500 ms: 2.500 µs")
+    assert len(first) <= width
+    assert second.strip() == "- gemm at 0.010 µs: 3.000 µs"
