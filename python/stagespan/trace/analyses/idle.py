@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.analyses.steps import mostly_filled_by
@@ -39,6 +40,7 @@ from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (
+    SEVERITIES,
     Block,
     Chart,
     Evidence,
@@ -456,9 +458,24 @@ class IdleFindings:
         for cause, time in times.items():
             if cause not in pace and (severity := self._severity(time)) is not None:
                 found.append(self._of_cause(cause, time, severity))
+        found = self._with_the_family(found, times)
         if not found and (severity := self._severity(self.idle_ns)):
             found.append(self._of_all(severity))
         return found
+
+    def _with_the_family(self, found: list[Finding], times: dict[str, int]) -> list[Finding]:
+        """Return the findings; the largest about the host is as severe as all its causes."""
+        codes = {CODES[cause] for cause in causes.STARVED}
+        mine = [at for at, finding in enumerate(found) if finding.code in codes]
+        severity = self._severity(sum(times.get(cause, 0) for cause in causes.STARVED))
+        if not mine or severity is None:
+            return found
+        largest = max(mine, key=lambda at: found[at].numbers["time_ns"])
+        more = min((severity, found[largest].severity), key=SEVERITIES.index)
+        return [
+            structs.replace(finding, severity=more) if at == largest else finding
+            for at, finding in enumerate(found)
+        ]
 
     def _together(self, times: dict[str, int]) -> dict[str, int]:
         """Return the causes of one kind that one finding is about, the longest first.
@@ -594,7 +611,7 @@ class IdleFindings:
             return f" (the median gap is {in_words(self.queued_gap_ns, 'ns')})"
         if cause == causes.LAUNCH and self.kernel_ns is not None:
             return f", while the median kernel takes {in_words(self.kernel_ns, 'ns')}"
-        if self.evidence[cause] and cause != causes.GRAPH:
+        if self.evidence[cause] and cause not in (causes.GRAPH, causes.UNSEEN_WAIT):
             where = "after" if cause == causes.DEPENDENCY else "at"
             return f" (the longest gap is {where} {shortened(self.evidence[cause][0].event)})"
         return ""

@@ -284,12 +284,17 @@ def test_the_causes_on_the_host_decide_together(tmp_path: Path) -> None:
         program.call("cudaMalloc", 130)
     program.operator(us=600)
     # WHEN the verdict is determined
-    found = judged(program.trace(tmp_path))
+    trace = program.trace(tmp_path)
+    found = judged(trace)
     # THEN it is the host, although each cause takes less than a quarter, and computing most
     assert max(t for part, t in found.parts_ns.items() if part != "computing") < found.whole_ns / 4
     assert found.parts_ns["computing"] > found.whole_ns / 2
     assert found.verdict == "host-bound"
     assert found.time_ns == found.whole_ns - found.parts_ns["computing"]
+    # AND the largest finding is as severe as all of it
+    idle = analyze(trace, ["idle"]).findings()
+    assert [each.severity for each in idle] == ["high", *(["medium"] * (len(idle) - 1))]
+    assert len(idle) == 3
 
 
 def test_time_before_and_after_all_work_of_a_trace_without_steps(tmp_path: Path) -> None:
