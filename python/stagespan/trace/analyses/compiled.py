@@ -269,9 +269,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
     on_device = bool(device_work(compiled.forest.trace).kind.any())
     if severity == "high" and on_device:
         severity = "medium"
-    gain = None
-    if time and not on_device:
-        gain = Gain(time, at_most=True, how="one graph does the work of all")
+    gain = _gain_on_host(compiled, time, "one graph does the work of all")
     return Finding(
         severity,
         f"{sentence} {advice}",
@@ -321,6 +319,13 @@ def _gain(compiled: Compiled, compilations: list[Compilation], how: str) -> Gain
     rows = np.array([each.row for each in compilations], dtype=np.intp)
     time = np.array([each.time_ns for each in compilations], dtype=np.int64)
     return gain_of_rows(compiled.forest.trace, rows, time, how)
+
+
+def _gain_on_host(compiled: Compiled, time_ns: int | None, how: str) -> Gain | None:
+    """Return the gain of host time; None with a device, which may be busy in that time."""
+    if not time_ns or device_work(compiled.forest.trace).kind.any():
+        return None
+    return Gain(time_ns, at_most=True, how=how)
 
 
 def _variants(compiled: Compiled) -> Finding | None:
@@ -500,6 +505,7 @@ def _lookups(compiled: Compiled) -> Finding | None:
         (evidence(forest.trace, int(forest.nodes.rows[longest])),),
         "compiled.guards",
         numbers={"time_ns": time, "percent": percent, "lookups": count},
+        gain=_gain_on_host(compiled, time, "no call looks up compiled code"),
     )
 
 

@@ -703,6 +703,7 @@ def _tiny(kernels: Kernels) -> Finding | None:
         ),
         "kernels.tiny",
         numbers={"kernels": count, "percent": percent, "time_ns": time},
+        gain=_gain(kernels, tiny, "few kernels do their work in next to no time"),
     )
 
 

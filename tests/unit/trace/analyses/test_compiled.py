@@ -113,6 +113,9 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
         "percent": pytest.approx(100 * 48 / whole),
     }
     assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
+    # AND all of this time can be won, because no device is busy in it
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (48_000, True)
 
 
 def test_the_line_counts_all_graph_breaks(tmp_path: Path) -> None:
@@ -278,6 +281,11 @@ def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> 
     assert again.numbers["time_ns"] == single * 1_000
     assert first.numbers["frames"] == 1
     assert first.numbers["time_ns"] == (2 * 5_651 - single) * 1_000
+    # AND each can win the time of its compilation, but not 2 µs around it
+    assert again.gain is not None
+    assert first.gain is not None
+    assert again.gain.time_ns == again.numbers["time_ns"]
+    assert first.numbers["time_ns"] - first.gain.time_ns in (0, 2_000)
     # AND the longest phase of the first compilation is a part of its time
     assert first.numbers["longest_phase_ns"] == 5_000_000
     # Operators that ran during compilation are not work of the program.

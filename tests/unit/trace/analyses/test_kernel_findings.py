@@ -193,6 +193,9 @@ def test_tens_of_thousands_of_tiny_kernels(tmp_path: Path) -> None:
         "percent": pytest.approx(100 * 12_000 / 12_200),
         "time_ns": 24_000_000,
     }
+    # AND fewer kernels can win all of their time
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (24_000_000, True)
 
 
 def test_findings_on_real_traces(traces: Path) -> None:
