@@ -146,3 +146,29 @@ def test_the_benchmark_of_kept_requests_gets_equal_answers(tmp_path: Path) -> No
     found = json.loads(target.read_text())["figures"]
     assert "Python, JSON lines" in found
     assert all(one["cpu_s"] > 0 for (one,) in found.values())
+
+
+@pytest.mark.slow
+def test_gains_are_predicted_for_programs_with_known_problems(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("rich")
+    # GIVEN two programs whose problem takes most of the step
+    target = tmp_path / "gains.json"
+    command = [sys.executable, "-m", "benchmarks.gains", "--turns", "1", "--steps", "3"]
+
+    # WHEN they are recorded with and without the fix
+    done = subprocess.run(
+        [*command, "--json", target, "float64", "recompilation"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+    # THEN the findings have a gain (whether it is close depends on the machine's load)
+    assert done.returncode in (0, 1), done.stderr
+    found = {each["name"]: each for each in json.loads(target.read_text())}
+    assert found.keys() == {"float64", "recompilation"}
+    for each in found.values():
+        assert each["predicted_ms"] > 0
+        assert each["before_ms"] > 0
