@@ -276,7 +276,7 @@ def plain_user(session: nox.Session) -> None:
         copy_sources(session, clone)
         for compiler, others in (
             ("g++", ("clang*",)),
-            ("clang++", ("*gcc*", "*g++*", "cc", "c++")),
+            ("clang++", ("gcc*", "*-gcc*", "g++*", "*-g++*", "cc", "c++")),
         ):
             # What is on PATH; apt-get is not, as if this user had no right to it.
             missing = ("apt*", "sudo", "cmake", "ninja", *others)
