@@ -38,7 +38,7 @@ from stagespan.trace.result import StructResult, Table, Unavailable, share, shor
 # The most events of the step that is described, and of the other steps together: the times of a
 # graph are computed point by point.
 _MOST_EVENTS = 60_000
-_MOST_OF_OTHERS = 20_000
+_MOST_OF_OTHERS = 10_000
 _MOST_STEPS = 100
 _MOST_PREDICTED = 12
 _SHOWN = 50
@@ -241,7 +241,7 @@ def _segments(edges: Edges) -> list[tuple[int, int, int]]:
 
     An event that begins before the end of the one that it waited for gets the time of both.
     """
-    times = edges.times()
+    times = edges.times
     until = edges.end_ns
     found = []
     for edge in edges.path()[::-1].tolist():
@@ -331,7 +331,7 @@ def _parts(
 def _off_path(edges: Edges, path: list[tuple[int, int, int]], names: list[str]) -> list[OffPath]:
     on_path = {names[edge] for edge, _, _ in path}
     slack = edges.slack_ns().tolist()
-    begins = edges.times()
+    begins = edges.times
     found: dict[str, OffPath] = {}
     for edge in np.flatnonzero(edges.kind == _NAMES.index(WORK)).tolist():
         name = names[edge]

@@ -33,7 +33,7 @@ from stagespan.trace.rates.limits import (
     unaligned_sizes,
 )
 from stagespan.trace.rates.peaks import Peaks, device_names, device_peaks, host_peaks
-from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.groups import grouped, pairs
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
@@ -345,7 +345,7 @@ class _Found:
     def _find(self) -> None:
         """Set the kind of the call of each row; -1 without a call."""
         self._columns = [_Column(self._trace, key) for key in _ARGUMENTS]
-        called = np.unique(self._call[self._call >= 0])
+        called = self._different_calls()
         kind = self._kinds_of(called, self._call)
         self._wraps = np.zeros(0, dtype=np.intp)
         other, wraps = self._around(called, kind)
@@ -353,20 +353,28 @@ class _Found:
             moved = self._call >= 0
             self._call[moved] = other[np.searchsorted(called, self._call[moved])]
             self._kinds = []
-            called = np.unique(self._call[moved])
+            called = self._different_calls()
             kind = self._kinds_of(called, self._call)
         self._called, self._kind, self._wraps = called, kind, wraps
+
+    def _different_calls(self) -> Rows:
+        is_called = np.zeros(len(self._trace.events), dtype=np.bool_)
+        is_called[self._call[self._call >= 0]] = True
+        return np.flatnonzero(is_called)
 
     def _kinds_of(self, called: Rows, launched: Rows) -> Numbers:
         """Add the different kinds of some calls, and return the kind of each call."""
         if len(called) == 0:
             return np.empty(0, dtype=np.int64)
-        codes = [self._trace.events.name[called].astype(np.int64)]
-        codes += [column.code[called] for column in self._columns]
-        different, kind = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)
-        kind = kind.reshape(-1)
+        codes = [self._trace.events.name[called], *(each.code[called] for each in self._columns)]
+        kind = np.zeros(len(called), dtype=np.int64)
+        for code in codes:
+            _, kind = pairs(kind, code.astype(np.int64))
+        places = np.empty(int(kind.max()) + 1, dtype=np.intp)
+        places[kind] = np.arange(len(called))
+        different = zip(*(code[places].tolist() for code in codes), strict=True)
         kernels = self._kernels_of(called, kind, launched)
-        for number, (name, *arguments) in enumerate(different.tolist()):
+        for number, (name, *arguments) in enumerate(different):
             dims, types, strides, values = (
                 column.text(code) for column, code in zip(self._columns, arguments, strict=True)
             )
@@ -622,7 +630,7 @@ class _Column:
 
     def __init__(self, trace: Trace, key: str) -> None:
         found = trace.argument(key)
-        self.code = np.full(len(trace.events), -1, dtype=np.int64)
+        self.code = np.full(len(trace.events), -1, dtype=np.int32)
         self._texts: list[str] = []
         if found is not None and found.numbers is None:
             self.code[found.rows] = found.codes

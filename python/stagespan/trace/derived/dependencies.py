@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,7 @@ _OF_THREADS = ("cpu_op", "user_annotation", "python_function")
 _WAITS_FOR_ALL = re.compile("device|context", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Edges:
     """The edges of a window, ordered so that all edges into a point precede those out of it."""
 
@@ -75,8 +76,9 @@ class Edges:
     end_ns: int
     points: int
 
+    @cached_property
     def times(self) -> list[int]:
-        """Return the time of each point."""
+        """The time of each point."""
         found = [self.begin_ns] * self.points
         for source, target, lag in self._rows():
             found[target] = max(found[target], found[source] + lag)
@@ -101,7 +103,7 @@ class Edges:
 
         If several edges determine the time of a point, work of the device is preferred.
         """
-        times = self.times()
+        times = self.times
         binding = [-1] * self.points
         order = np.argsort(self.kind, kind="stable")[::-1].tolist()
         rows = list(self._rows())
@@ -118,7 +120,7 @@ class Edges:
 
     def slack_ns(self) -> Numbers:
         """Return how much longer each edge could take without a later end of the window."""
-        times = self.times()
+        times = self.times
         latest = [times[-1]] * self.points
         for source, target, lag in reversed(list(self._rows())):
             latest[source] = min(latest[source], latest[target] - lag)
@@ -131,9 +133,9 @@ class Edges:
 def _indices(trace: Trace) -> tuple[TimeIndex, TimeIndex]:
     """Return the device's events, and the calls that matter for their times, by time."""
     found = gaps(trace)
-    others = waiting_calls(trace, found.rows, found.calls) | _other_calls(trace)
-    calls = np.union1d(found.calls[found.calls >= 0], np.flatnonzero(others))
-    return TimeIndex(trace, found.rows), TimeIndex(trace, calls)
+    calls = waiting_calls(trace, found.rows, found.calls) | _other_calls(trace)
+    calls[found.calls[found.calls >= 0]] = True
+    return TimeIndex(trace, found.rows), TimeIndex(trace, np.flatnonzero(calls))
 
 
 def _other_calls(trace: Trace) -> Mask:
@@ -151,8 +153,9 @@ def _activity_by_thread(trace: Trace) -> dict[tuple[int, int], Numbers]:
     owners, thread = threads(trace, rows)
     begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
     groups = by_group(thread, len(owners))
+    # Stable, because that is many times as fast for times that are almost in order.
     return {
-        (int(pid), int(tid)): np.sort(np.concatenate((begin[mine], end[mine])))
+        (int(pid), int(tid)): np.sort(np.concatenate((begin[mine], end[mine])), kind="stable")
         for (pid, tid), mine in zip(owners, groups, strict=True)
     }
 
