@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -37,6 +41,28 @@ def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int
     return jobs
 
 
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Show on a terminal how many ranks are done."""
+    with ExitStack() as stack:
+        bars: list[Any] = []
+
+        def show(done: int, total: int) -> None:
+            if not sys.stderr.isatty():
+                return
+            if not bars:
+                from rich.console import Console
+                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+                columns = (TextColumn("ranks read"), BarColumn(), MofNCompleteColumn())
+                bar = Progress(*columns, console=Console(stderr=True), transient=True)
+                bars.append(stack.enter_context(bar))
+                bar.add_task("", total=total)
+            bars[0].update(bars[0].task_ids[0], completed=done)
+
+        yield show
+
+
 @click.command()
 @click.argument("path", metavar="PATH")
 @click.option(
@@ -59,6 +85,12 @@ def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int
     default=-1,
     show_default="one per core",
     help="For a folder: how many traces to read at a time (needs joblib).",
+)
+@click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="For a folder: let a Dask cluster (tcp://HOST:PORT) or a Ray cluster (ray://HOST:PORT, or "
+    "ray for one on this machine) read the traces.",
 )
 @click.option(
     "--json",
@@ -99,6 +131,7 @@ def command(
     against: str | None,
     merge_file: Path | None,
     jobs: int,
+    cluster: str | None,
     json_file: str | None,
     markdown_file: str | None,
     html_file: str | None,
@@ -113,7 +146,8 @@ def command(
     that runs with stagespan, or a folder of timing reports or recordings. URLs such as
     s3://bucket/run are read with fsspec, and archives are unpacked.
     """
-    analysis = analyze(path, against, jobs=jobs)
+    with _progress() as progress:
+        analysis = analyze(path, against, jobs=jobs, cluster=cluster, progress=progress)
     if merge_file is not None:
         merge_ranks(analysis, merge_file)
     if path_file is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from stagespan.recording.analysis import analyze_recording, analyze_recordings, is_recording
 from stagespan.report import analysis as reports
@@ -17,6 +18,8 @@ def analyze(
     against: str | os.PathLike[str] | None = None,
     *,
     jobs: int | None = None,
+    cluster: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Analysis:
     """Analyse a trace, or what stagespan itself writes, as `stagespan analyze` does.
 
@@ -24,8 +27,13 @@ def analyze(
     folder with the traces of many ranks, a timing report, a recording, or the id of a process that
     runs with stagespan. A URL such as ``s3://bucket/run`` is read with fsspec, and an archive is
     unpacked first. With ``against``, an earlier trace of the same program, the analysis says what
-    changed since then. Traces of many ranks are read by ``jobs`` processes (default: one for each
-    core; needs joblib).
+    changed since then.
+
+    Traces of many ranks are read by ``jobs`` processes (default: one for each core; needs joblib),
+    or by the workers of a Dask or Ray ``cluster``: the address of its scheduler, such as
+    ``tcp://host:8786`` or ``ray://host:10001``. ``progress`` is called after each rank with the
+    number of ranks that are done, and of all. Ranks that cannot be read are left out, with the
+    reason (``analysis.results["ranks"].unreadable``).
 
     The result has the findings (``analysis.findings()``), the results by name
     (``analysis.results``), and everything as a dict for JSON with times in microseconds
@@ -44,4 +52,4 @@ def analyze(
     if without_traces:
         return reports.analyze_reports(found, without_traces)
     of_ranks = analyze_recordings(found, jobs)
-    return analyze_path(found, None, jobs) if of_ranks is None else of_ranks
+    return analyze_path(found, None, jobs, cluster, progress) if of_ranks is None else of_ranks

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from stagespan.errors import StagespanError, TraceError
 from stagespan.trace.analysis import Analysis, analyze, analyze_ascend
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
+
+Progress = Callable[[int, int], None]
+"""A function that is called with the number of ranks that are done, and of all ranks."""
 
 
 def open_trace(path: str | os.PathLike[str]) -> Trace:
@@ -24,10 +28,12 @@ def analyze_path(
     path: str | os.PathLike[str],
     against: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
+    cluster: str | None = None,
+    progress: Progress | None = None,
 ) -> Analysis:
     """Analyse the file or folder at a path; with `against`, also compare it with that trace.
 
-    Traces of many ranks are read by `jobs` worker processes, see `summarise_all`.
+    Traces of many ranks are read by `jobs` worker processes or a `cluster`, see `summarise_all`.
 
     Raises TraceError if the path cannot be read.
     """
@@ -37,7 +43,7 @@ def analyze_path(
         return _compared(path, against)
     only = _only_trace(path)
     if only is None:
-        return analyze_ranks(path, jobs)
+        return analyze_ranks(path, jobs, cluster, progress)
     return analyze_ascend(read_ascend_folder(only)) if only.is_dir() else analyze(open_trace(only))
 
 
@@ -71,15 +77,21 @@ def _one_trace(path: str | os.PathLike[str]) -> Path:
     return only
 
 
-def analyze_ranks(folder: str | os.PathLike[str], jobs: int | None = None) -> Analysis:
-    """Analyse the traces of a folder together; `jobs` as in `summarise_all`.
+def analyze_ranks(
+    folder: str | os.PathLike[str],
+    jobs: int | None = None,
+    cluster: str | None = None,
+    progress: Progress | None = None,
+) -> Analysis:
+    """Analyse the traces of a folder together; the other arguments are those of `summarise_all`.
 
     Raises TraceError if no trace in the folder contains its rank.
     """
     from stagespan.trace.ranks import ranks_of, summarise_all
     from stagespan.trace.ranks.find import traces_in
 
-    ranks = ranks_of(folder, summarise_all(traces_in(folder), jobs, folder))
+    summaries = summarise_all(traces_in(folder), jobs, folder, cluster=cluster, progress=progress)
+    ranks = ranks_of(folder, summaries)
     entries = sum(each.entries for each in ranks.summaries)
     return Analysis(without_events(str(folder), entries), {"ranks": ranks})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from stagespan.errors import TraceError
-from stagespan.text.amounts import MOST_LISTED, listed
+from stagespan.text.amounts import MOST_LISTED, counted, listed
 from stagespan.trace.ranks.collectives import MOST_COLLECTIVES
 from stagespan.trace.ranks.find import ranks_by_place
 from stagespan.trace.ranks.match import UNKNOWN_CLOCK, Clocks, Matched, align, match
@@ -209,9 +209,10 @@ def _about_files(
     if without_rank:
         names = [Path(path).name for path in without_rank]
         remarks.append(f"Skipped, because their rank is unknown: {listed(names)}.")
-    if unreadable:
-        names = [Path(each.path).name for each in unreadable]
-        remarks.append(f"Skipped, because they cannot be read as traces: {listed(names)}.")
+    remarks += [f"Skipped: {each.reason}" for each in unreadable[:MOST_LISTED]]
+    if len(unreadable) > MOST_LISTED:
+        more = counted(len(unreadable) - MOST_LISTED, "more file")
+        remarks.append(f"Skipped: {more} that could not be read (`unreadable` in JSON).")
     cut = [each.rank for each in summaries if each.incomplete]
     if cut:
         remarks.append(

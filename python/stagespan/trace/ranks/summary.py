@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -331,38 +330,3 @@ def _backend(trace: Trace) -> str:
         if any(pattern.match(trace.names[code]) for code in calls):
             return backend
     return "device"
-
-
-# --- Many traces, in parallel ---
-
-
-# Below this size, reading takes less time than starting worker processes.
-_SMALL_BYTES = 8 << 20
-
-
-def summarise_all(
-    paths: Sequence[str | os.PathLike[str]],
-    jobs: int | None = None,
-    folder: str | os.PathLike[str] | None = None,
-) -> list[RankSummary | UnreadableFile]:
-    """Summarise each trace, in the order of `paths`; `folder` as in `summarise`.
-
-    With joblib (the extra `ranks`), `jobs` workers run at a time; -1 means one for each core. None
-    means the setting of `joblib.parallel_config`, which can select a Dask or Ray cluster. Workers
-    return only summaries. Without joblib, the traces are read one after another.
-    """
-    if len(paths) < 2 or jobs == 1 or (jobs == -1 and _size(paths) < _SMALL_BYTES):
-        return [summarise(path, folder) for path in paths]
-    try:
-        from joblib import Parallel, delayed
-    except ImportError:
-        return [summarise(path, folder) for path in paths]
-    found: list[RankSummary | UnreadableFile] = Parallel(n_jobs=jobs)(
-        delayed(summarise)(str(path), folder) for path in paths
-    )
-    return found
-
-
-def _size(paths: Sequence[str | os.PathLike[str]]) -> int:
-    """The files' total size in bytes; each folder counts as `_SMALL_BYTES`."""
-    return sum(os.stat(path).st_size if os.path.isfile(path) else _SMALL_BYTES for path in paths)

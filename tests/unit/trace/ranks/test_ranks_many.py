@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from planted_ranks import US, finding_in, ranks_in, together, write_rank
 
+from stagespan import analyze
+from stagespan.cli import command
+from stagespan.errors import StagespanError
 from stagespan.trace.ranks import ranks_of, summarise_all
 from stagespan.trace.ranks.find import traces_in
-from stagespan.trace.ranks.summary import RankSummary, summarise
+from stagespan.trace.ranks.summary import RankSummary, UnreadableFile, summarise
 
 
 def test_many_ranks(tmp_path: Path) -> None:
@@ -73,6 +79,90 @@ def test_the_backend_of_joblib_is_used(folder: Path) -> None:
     # THEN it did the work
     assert taken
     assert [each.rank for each in found if isinstance(each, RankSummary)] == list(range(6))
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_reads_the_traces(folder: Path) -> None:
+    # GIVEN a cluster, and a trace that cannot be read
+    distributed = pytest.importorskip("distributed")
+    (folder / "rank5.json.gz").write_bytes(b"no trace")
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    done: list[tuple[int, int]] = []
+    with distributed.LocalCluster(host="127.0.0.1", **options) as cluster:
+        # WHEN its workers read the traces
+        analysis = analyze(
+            folder,
+            cluster=cluster.scheduler_address,
+            progress=lambda *numbers: done.append(numbers),
+        )
+        printed = CliRunner().invoke(
+            command, ["analyze", str(folder), "--cluster", cluster.scheduler_address]
+        )
+    # THEN the result is that of one process
+    ranks = analysis.results["ranks"]
+    assert ranks.to_dict() == analyze(folder, jobs=1).results["ranks"].to_dict()
+    assert ranks.to_dict()["found"] == list(range(5))
+    assert done == [(number, 6) for number in range(1, 7)]
+    # AND the page says why a trace was left out
+    assert printed.exit_code == 0
+    (remark,) = [each for each in ranks.to_dict()["remarks"] if each.startswith("Skipped")]
+    assert "rank5.json.gz" in remark
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://x"])
+def test_a_cluster_that_does_not_answer(
+    address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("stagespan.trace.ranks.workers._CONNECT_S", 0.2)
+    with pytest.raises(StagespanError, match=re.escape(repr(address))):
+        analyze(folder, cluster=address)
+
+
+def test_a_cluster_without_its_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(StagespanError, match="pip install 'ray'"):
+        analyze(folder, cluster="ray://127.0.0.1:10001")
+
+
+def test_a_killed_worker_costs_only_its_trace(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN workers, of which one is killed whenever it reads rank 3
+    joblib = pytest.importorskip("joblib")
+
+    def read(path: str, where: str | None) -> Any:
+        if "rank3" in path:
+            raise BrokenProcessPool("killed")
+        return summarise(path, where)
+
+    monkeypatch.setattr("stagespan.trace.ranks.workers.summarise", read)
+    # WHEN the traces are summarised
+    with joblib.parallel_config(backend="threading", n_jobs=2):
+        found = summarise_all(traces_in(folder))
+    # THEN the others are there, and one sentence says what happened
+    assert [each.rank for each in found if isinstance(each, RankSummary)] == [0, 1, 2, 4, 5]
+    assert isinstance(found[3], UnreadableFile)
+    assert "its worker was killed" in found[3].reason
+    assert len(ranks_of(folder, found).to_dict()["unreadable"]) == 1
+
+
+@pytest.mark.full
+def test_a_thousand_ranks_need_the_memory_of_one(tmp_path: Path) -> None:
+    # GIVEN 1,000 ranks with 200 kernels each
+    arrivals = [[1_000.0 * n + rank % 7 for n in range(5)] for rank in range(1_000)]
+    computing = [(20.0 + 4 * n, 22.0 + 4 * n) for n in range(200)]
+    for rank, calls in enumerate(together(arrivals)):
+        write_rank(tmp_path, rank, calls, world=1_000, computing=computing)
+    paths = traces_in(tmp_path)
+    # WHEN they are summarised
+    summaries = summarise_all(paths, 1)
+    # THEN what is kept of each rank is small and does not depend on their number
+    sizes = [len(pickle.dumps(each)) for each in summaries]
+    assert max(sizes) < 4_000
+    assert len(pickle.dumps(summaries)) < 1_000 * 4_000
+    # AND the result covers all of them
+    assert ranks_of(tmp_path, summaries).to_dict()["found"] == list(range(1_000))
 
 
 def test_without_joblib_ranks_are_read_one_after_another(

@@ -1,0 +1,172 @@
+"""Summarises many traces at a time: in this process, in others, or on a Dask or Ray cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
+from typing import Any
+
+from stagespan.errors import StagespanError
+from stagespan.trace.ranks.summary import RankSummary, UnreadableFile, summarise
+
+Summary = RankSummary | UnreadableFile
+# Below this size, reading takes less time than starting worker processes.
+_SMALL_BYTES = 8 << 20
+# The longest time to wait for the scheduler of a cluster.
+_CONNECT_S = 30
+_RAY = "ray"
+
+
+def summarise_all(
+    paths: Sequence[str | os.PathLike[str]],
+    jobs: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    cluster: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Summary]:
+    """Summarise each trace, in the order of `paths`; `folder` as in `summarise`.
+
+    With joblib (the extra `ranks`), `jobs` workers run at a time; -1 means one for each core. None
+    means the setting of `joblib.parallel_config`. Without joblib, the traces are read one after
+    another. With `cluster`, the workers of a Dask cluster (the address of its scheduler, such as
+    "tcp://host:8786") or of a Ray cluster ("ray://host:10001", or "ray" for one that runs here)
+    read them, at the same paths. Workers return only summaries.
+
+    A trace whose worker fails is an `UnreadableFile` with the reason; the others are summarised.
+    `progress` is called after each trace with the number of traces that are done, and of all.
+
+    Raises StagespanError if the cluster cannot be used.
+    """
+    found: list[Summary | None] = [None] * len(paths)
+    names = [str(path) for path in paths]
+    where = None if folder is None else str(folder)
+    for done, (at, summary) in enumerate(_results(names, jobs, where, cluster), 1):
+        found[at] = summary
+        if progress is not None:
+            progress(done, len(names))
+    return [each for each in found if each is not None]
+
+
+def _results(
+    paths: list[str], jobs: int | None, folder: str | None, cluster: str | None
+) -> Iterator[tuple[int, Summary]]:
+    if cluster is not None:
+        in_cluster = _in_ray if cluster.split("://", 1)[0] == _RAY else _in_dask
+        return in_cluster(cluster, paths, folder)
+    if len(paths) < 2 or jobs == 1 or (jobs == -1 and _size(paths) < _SMALL_BYTES):
+        return _here(paths, folder)
+    try:
+        from joblib import Parallel, delayed
+    except ImportError:
+        return _here(paths, folder)
+
+    def run(which: Sequence[int], workers: int | None) -> Iterator[tuple[int, Summary]]:
+        tasks = [delayed(_summarised)(paths[at], folder) for at in which]
+        return zip(which, Parallel(n_jobs=workers, return_as="generator")(tasks), strict=True)
+
+    return _in_processes(paths, jobs, run)
+
+
+def _summarised(path: str, folder: str | None) -> Summary:
+    """Summarise a trace. A lack of memory or a file that vanished is the trace's own problem."""
+    try:
+        return summarise(path, folder)
+    except MemoryError:
+        return UnreadableFile(path, f"{path} needs more memory than its worker has.")
+    except OSError as error:
+        return UnreadableFile(path, f"{path} cannot be read ({error.strerror or error}).")
+
+
+def _here(paths: list[str], folder: str | None) -> Iterator[tuple[int, Summary]]:
+    for at, path in enumerate(paths):
+        yield at, _summarised(path, folder)
+
+
+def _in_processes(
+    paths: list[str],
+    jobs: int | None,
+    run: Callable[[Sequence[int], int | None], Iterator[tuple[int, Summary]]],
+) -> Iterator[tuple[int, Summary]]:
+    """Run all tasks. If a worker is killed, run the rest one by one, to find for which it was."""
+    done = 0
+    try:
+        for at, summary in run(range(len(paths)), jobs):
+            yield at, summary
+            done = at + 1
+    except BrokenProcessPool:
+        for at in range(done, len(paths)):
+            try:
+                yield from run([at], 2)  # with 1, it would run in this process
+            except BrokenProcessPool:
+                yield at, UnreadableFile(
+                    paths[at], f"{paths[at]} was not read: its worker was killed, perhaps for"
+                    " lack of memory.",
+                )  # fmt: skip
+
+
+def _in_dask(address: str, paths: list[str], folder: str | None) -> Iterator[tuple[int, Summary]]:
+    distributed = _module("distributed", "Dask", "dask[distributed]")
+    try:
+        client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise _unreachable(address, error) from error
+    with client, client.as_current():
+        futures = {
+            client.submit(_summarised, path, folder, pure=False): at
+            for at, path in enumerate(paths)
+        }
+        for future in distributed.as_completed(list(futures)):
+            at = futures[future]
+            failure = future.exception()
+            yield at, future.result() if failure is None else _failed(paths[at], failure)
+            # The cluster need not keep the summary.
+            future.release()
+
+
+def _in_ray(address: str, paths: list[str], folder: str | None) -> Iterator[tuple[int, Summary]]:
+    ray = _module(_RAY, "Ray", _RAY)
+    try:
+        ray.init(address="auto" if address == _RAY else address, ignore_reinit_error=True)
+    except (OSError, ValueError) as error:
+        raise _unreachable(address, error) from error
+    task = ray.remote(_summarised)
+    waiting = {task.remote(path, folder): at for at, path in enumerate(paths)}
+    while waiting:
+        ready, _ = ray.wait(list(waiting), num_returns=1)
+        at = waiting.pop(ready[0])
+        try:
+            summary = ray.get(ready[0])
+        except ray.exceptions.RayError as error:
+            summary = _failed(paths[at], error)
+        yield at, summary
+
+
+def _failed(path: str, error: BaseException) -> UnreadableFile:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return UnreadableFile(path, f"{path} was not read: its worker failed ({reason[:200]}).")
+
+
+def _unreachable(address: str, error: Exception) -> StagespanError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return StagespanError(
+        f"The cluster at {address!r} cannot be used ({reason[:200]}): check the address of its"
+        " scheduler, such as tcp://host:8786."
+    )
+
+
+def _module(name: str, what: str, package: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise StagespanError(
+            f"A cluster of {what} needs the package {name!r}: install it with"
+            f" `pip install '{package}'`."
+        ) from error
+
+
+def _size(paths: Sequence[str | os.PathLike[str]]) -> int:
+    """The files' total size in bytes; each folder counts as `_SMALL_BYTES`."""
+    return sum(os.stat(path).st_size if os.path.isfile(path) else _SMALL_BYTES for path in paths)
