@@ -172,32 +172,23 @@ def verdict(page: Page) -> Iterator[Claim]:
         return
     word = told["verdict"]
     found = _uses(page.raw, *page.base)
-    idle = (page.base[1] - page.base[0]) / 1000 - found["busy"]
-    busy = {name: found[name] for name in ("computing", "communicating", "copying")}
-    largest = max(busy, key=lambda name: busy[name])
-    much = 0.25 * (page.base[1] - page.base[0]) / 1000
+    whole = (page.base[1] - page.base[0]) / 1000
+    idle = whole - found["busy"]
+    late = _Idle(page, *page.base)
+    outside = late.before + late.after
+    least, most = (late.host_least + outside) / 1000, (late.host_most + outside) / 1000
+    text = f"{found['computing']:,.1f} computing, {idle:,.1f} idle, {least:,.1f} to {most:,.1f}"
+    # A loss counts if it takes more time than computing, or a quarter of all time.
+    enough = min(found["computing"], 0.25 * whole)
     if word == "device-busy":
-        late = _Idle(page, *page.base)
-        host = late.host_least / 1000
-        alone = busy["computing"] >= 0.5 * idle and largest == "computing"
-        state = RIGHT if alone and max(host, *list(busy.values())[1:]) < much else WRONG
-        text = (
-            f"{largest} {busy[largest]:,.1f}, idle {idle:,.1f}, for the host at least {host:,.1f}"
-        )
+        losses = (found["communicating"], found["copying"], late.host_least / 1000)
+        state = RIGHT if max(losses) <= max(enough, 0.25 * whole) else WRONG
     elif word in _OF_VERDICT:
-        lost = busy[_OF_VERDICT[word]]
-        state = RIGHT if lost >= min(much, busy[largest]) and lost >= 0.5 * idle else WRONG
-        text = f"{_OF_VERDICT[word]} {lost:,.1f}, idle {idle:,.1f}"
+        state = RIGHT if found[_OF_VERDICT[word]] >= enough else WRONG
     elif word in ("host-bound", "launch-bound"):
-        late = _Idle(page, *page.base)
-        host = (late.host_most + late.before + late.after) / 1000
-        state = RIGHT if host >= 0.5 * idle and idle > min(busy[largest], much) else WRONG
-        text = f"idle {idle:,.1f}, of this for the host at most {host:,.1f}"
+        state = RIGHT if most >= enough else WRONG
     else:
-        late = _Idle(page, *page.base)
-        host = (late.host_least + late.before + late.after) / 1000
-        state = RIGHT if host < 0.5 * idle else WRONG
-        text = f"idle {idle:,.1f}, of this for the host at least {host:,.1f}"
+        state = RIGHT if least < 0.5 * idle else WRONG
     yield Claim("verdict", word, text, state)
 
 

@@ -199,20 +199,21 @@ def _idle(page: Page, finding: dict[str, Any]) -> Found:
     whole = told["whole_us"]
     time = finding["figures"]["time_us"]
     found: Found = {"whole_us": (whole, 0.01), "percent": (100 * time / whole, 0.01)}
-    cause = {"memory_allocation": "memory_allocation", "unexplained": "not_traced"}.get(
-        finding["code"].partition(".")[2], finding["code"].partition(".")[2]
+    # A part of the time can be in the finding about the start of the program.
+    start_up = sum(
+        each["figures"]["time_us"]
+        for each in page.told["findings"]
+        if each["code"] == "idle.start_up"
     )
-    if cause in told["parts_us"]:
-        # A part of it can be in the finding about the start of the program.
-        start_up = sum(
-            each["figures"]["time_us"]
-            for each in page.told["findings"]
-            if each["code"] == "idle.start_up"
-        )
-        # A finding on several causes of one kind has a figure for each.
-        several = [each for each in told["parts_us"] if f"{each}_us" in finding["figures"]]
-        part = sum(told["parts_us"][each] for each in several or [cause])
-        found["time_us"] = (part - start_up / 2, start_up / 2 + 0.01)
+    name = finding["code"].partition(".")[2]
+    causes = [cause for cause in told["parts_us"] if f"{cause}_us" in finding["figures"]]
+    causes = causes or [{"unexplained": "not_traced"}.get(name, name)]
+    if all(cause in told["parts_us"] for cause in causes):
+        total = sum(told["parts_us"][cause] for cause in causes)
+        found["time_us"] = (total - start_up / 2, start_up / 2 + 0.01)
+        for cause in causes:
+            part = told["parts_us"][cause]
+            found[f"{cause}_us"] = (part - start_up / 2, start_up / 2 + 0.01)
     if "median_kernel_us" in finding["figures"]:
         best = None
         for events in _events(page):

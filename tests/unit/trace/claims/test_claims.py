@@ -1,6 +1,6 @@
 """Every claim of the pages of real traces, compared with what plain scripts find in raw events.
 
-`STAGESPAN_CLAIMS=claims.json` writes the list of all claims to a file.
+`TRACE_CLAIMS=claims.json` writes the list of all claims to a file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def listed() -> Iterator[list[tuple[str, Claim]]]:
     """Return the list to which the tests add all claims; it is written at the end."""
     found: list[tuple[str, Claim]] = []
     yield found
-    file = os.environ.get("STAGESPAN_CLAIMS")
+    file = os.environ.get("TRACE_CLAIMS")
     if file:
         counts: dict[str, Counter[str]] = {}
         for _, claim in found:
