@@ -38,6 +38,7 @@ from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (
+    Chart,
     Evidence,
     Finding,
     Gain,
@@ -52,6 +53,7 @@ from stagespan.trace.result import (
 
 _SHOWN = 15
 _WRITTEN = 50
+_DRAWN = 100
 _ARGUMENTS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 NO_SHAPES, GRAPH, NO_OPERATOR = "no_shapes", "device_graph", "no_operator"
 NO_FORMULA, UNKNOWN, COMMUNICATES, WRAPS = "no_formula", "unknown", "communication", "wrapper"
@@ -181,6 +183,26 @@ class Rates(StructResult, frozen=True):
         """Products that are slow because of their sizes."""
         found = [_unaligned(self)]
         return [each for each in found if each is not None]
+
+    def chart(self) -> Chart | None:
+        """Return a roofline: operations per second against operations per byte.
+
+        Its points are the shapes with both, and its roofs are the peaks of the first device with a
+        known memory, of the types that the points have.
+        """
+        shown = [each for each in self.by_shape[:_DRAWN] if each.flops and each.bytes]
+        if not shown:
+            return None
+        known = next((each for each in self.devices if each.memory_tb_s), None)
+        types = dict.fromkeys(each.type for each in shown)
+        roofs = [] if known is None else [t for t in types if t in known.tflop_s]
+        return {
+            "kind": "roofline",
+            "device": "" if known is None else known.known_as or known.device,
+            "bytes_s": None if known is None else (known.memory_tb_s or 0.0) * 1e12,
+            "roofs": [(name, known.tflop_s[name] * 1e12) for name in roofs] if known else [],
+            "points": [_point(each) for each in shown],
+        }
 
     def tables(self) -> list[Table]:
         """By shape, by operator, by stage, and what has no rate."""
@@ -638,6 +660,21 @@ class _Column:
 
     def text(self, code: int) -> str:
         return self._texts[code] if code >= 0 else ""
+
+
+def _point(rate: ShapeRate) -> tuple[str, float, float, float, list[str]]:
+    """Return operator, operations per byte and per second, percent of the time, and a text."""
+    flops, moved = rate.flops or 0.0, rate.bytes or 0.0
+    per_byte, per_s = flops / moved, flops / max(rate.time_ns, 1) * 1e9
+    at_most = "at most " if rate.bytes_at_least else ""
+    peak = "" if rate.peak_percent is None else f", {rate.peak_percent:.1f} % of the peak"
+    text = [
+        f"{rate.operator} {rate.shape}",
+        f"{in_words(per_s, 'FLOP/s')}{peak}",
+        f"{at_most}{per_byte:,.1f} FLOP per byte",
+        f"{in_words(rate.time_ns, 'ns')} in {counted(rate.calls, 'call')}",
+    ]
+    return rate.operator, per_byte, per_s, rate.percent, text
 
 
 def _why(kind: _Kind) -> tuple[str, str]:

@@ -84,6 +84,30 @@ def test_rates_by_shape_operator_stage_and_step(tmp_path: Path) -> None:
     fits(found.to_dict(), json_schema()["properties"]["rates"])
 
 
+def test_the_roofline_has_the_peaks_and_the_products(tmp_path: Path) -> None:
+    # GIVEN a product, and a softmax, of which no operations are counted
+    program = Program()
+    operator(program, "aten::mm", "nvjet_tst", 100, [[512, 1024], [1024, 2048]], **TWO)
+    operator(program, "aten::_softmax", "softmax", 50, [[1024, 1024]], **ONE)
+    # WHEN the roofline is drawn
+    found = rates_of(written(program, tmp_path))
+    chart = found.chart()
+    # THEN it has the product below the peaks of its type and of the memory
+    assert chart is not None
+    assert (chart["device"], chart["roofs"]) == ("H100 SXM", [("bf16", 989.4e12)])
+    assert chart["bytes_s"] == pytest.approx(3.352e12)
+    ((name, per_byte, per_s, percent, text),) = chart["points"]
+    flops, moved = 2 * 512 * 1024 * 2048, 2 * (512 * 1024 + 1024 * 2048 + 512 * 2048)
+    assert (name, percent) == ("aten::mm", pytest.approx(100 * 100 / 150))
+    assert (per_byte, per_s) == (pytest.approx(flops / moved), pytest.approx(flops / 100e-6))
+    assert text[-1] == "100.000 µs in 1 call"
+    # AND without a known device, it has no roofs
+    unknown = rates_of(written(program, tmp_path, {"id": 0, "name": "Mystery 9"})).chart()
+    assert unknown is not None
+    assert (unknown["bytes_s"], unknown["roofs"]) == (None, [])
+    assert [point[:3] for point in unknown["points"]] == [point[:3] for point in chart["points"]]
+
+
 def test_an_operator_with_several_kernels_is_counted_once(tmp_path: Path) -> None:
     # GIVEN a product that fills its result, and sums up parts
     program = Program()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from browser import Browser
 from html_pages import a_trace
+from kernel_programs import operator
 from planted import Program
 
 from stagespan.trace.analyses.steps import MOST_DRAWN
@@ -119,6 +120,29 @@ def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
     assert "train.py(2): f2" in browser.evaluate(
         "document.querySelector('#analysis-flame .chart').textContent"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peaks", ["H100 80GB HBM3", "Mystery 9"])
+def test_a_browser_draws_a_roofline(peaks: str, browser: Browser, tmp_path: Path) -> None:
+    # GIVEN the page of products of a known device, and of an unknown one
+    program = Program()
+    bf16 = {"Input type": ["c10::BFloat16"] * 2}
+    for size in (64, 1024):
+        operator(program, "aten::mm", "gemm", 100, [[size, 1024], [1024, 2048]], **bf16)
+    trace = tmp_path / "trace.json"
+    device = {"id": 0, "name": peaks}
+    trace.write_text(json.dumps({"traceEvents": program.events, "deviceProperties": [device]}))
+    page = tmp_path / "page.html"
+    page.write_text(html.html_page(analyze_path(trace)))
+    # WHEN it is opened
+    browser.open(page)
+    # THEN both points are drawn, below the roofs if they are known
+    points = "document.querySelectorAll('#analysis-rates .chart .points path').length"
+    assert browser.evaluate(points) == 2
+    lines = "document.querySelectorAll('#analysis-rates .chart .lines > path').length"
+    assert browser.evaluate(lines) == (2 if peaks.startswith("H100") else 0)
+    assert browser.complaints == []
 
 
 @pytest.mark.slow

@@ -114,7 +114,46 @@ function idleCauses(parent, { causes }) {
   }], false);
 }
 
-// The roofs of a device by operations per byte, and the kernels below them.
+// The roofs of a device by operations per byte, and the operators below them.
+function roofline(parent, { device, bytes_s: bandwidth, roofs, points }) {
+  const operators = [...new Set(points.map(([name]) => name))];
+  const across = points.map(([, each]) => each);
+  const highest = Math.max(...roofs.map(([, peak]) => peak), 0);
+  const [size, unit] = Math.max(highest, ...points.map(([, , each]) => each)) >= 1e12 ? [1e12, "TFLOP/s"] : [1e9, "GFLOP/s"];
+  const edges = [...across, ...(bandwidth && highest ? [highest / bandwidth] : [])];
+  const [first, last] = [Math.min(...edges) / 2, Math.max(...edges) * 4];
+  const line = (name, x, y) => ({
+    type: "scatter", mode: "lines+text", x, y: y.map((each) => each / size), text: ["", name], textposition: "top left",
+    textfont: { size: 11 }, line: { color: variable("--soft"), width: 1.5 }, showlegend: false,
+    hoverinfo: "skip",
+  });
+  const limits = roofs.map(([name, peak]) => line(`peak of ${plain(name)}`, [peak / bandwidth, last], [peak, peak]));
+  // Without a known peak, nothing says where the memory's roof ends.
+  if (bandwidth && highest) {
+    limits.push({ ...line("", [first, highest / bandwidth], [first * bandwidth, highest]), mode: "lines" });
+  }
+  parent.append(element("h3", {}, `Roofline${device ? ` of ${device}` : ""}`));
+  chart(parent, "Roofline", () => [[...limits, ...operators.map((operator, at) => {
+    const own = points.filter(([name]) => name === operator);
+    return {
+      type: "scatter", mode: "markers", name: plain(operator),
+      x: own.map(([, each]) => each), y: own.map(([, , each]) => each / size),
+      marker: { color: STAGE_COLOURS[at % 10], opacity: 0.8, line: { color: variable("--panel"), width: 1 },
+        size: own.map(([, , , percent]) => 7 + 3 * Math.sqrt(percent)) },
+      customdata: own.map(([, , , , texts]) => texts.map((each) => plain(wrapped(each))).join("<br>").replaceAll("\n", "<br>")),
+      hovertemplate: "%{customdata}<extra></extra>",
+    };
+  })], {
+    height: 420, hovermode: "closest", showlegend: true,
+    legend: { orientation: "h", y: -0.2, yanchor: "top", x: 0, itemsizing: "constant" },
+    xaxis: { type: "log", title: { text: "FLOP per byte" }, tickformat: ",~g",
+      range: [Math.log10(first), Math.log10(last)], dtick: 1 },
+    yaxis: { type: "log", title: { text: unit }, tickformat: ",~g", dtick: 1 },
+  }], false);
+  parent.append(element("p", { class: "note" }, "Each point is an operator with one shape of inputs; "
+    + "its size shows its share of the time. Below the slope, the memory limits it; below a horizontal line, computing."));
+}
+
 // The time of each step by part; the parts sum to the step.
 function steps(parent, { names, parts, on_device: onDevice, note }) {
   const colours = onDevice ? PART_COLOURS : HOST_PART_COLOURS;
@@ -223,4 +262,4 @@ function change(parent, { before, after, parts, per }) {
   }], false);
 }
 
-const PICTURES = { idle_causes: idleCauses, steps, memory, flame, ranks, change };
+const PICTURES = { idle_causes: idleCauses, roofline, steps, memory, flame, ranks, change };
