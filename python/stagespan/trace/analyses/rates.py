@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from stagespan.trace.analyses.kernels import Kernels
 from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.kernel_kinds import COMMUNICATION, KINDS
 from stagespan.trace.derived.missing import needs_operators
-from stagespan.trace.derived.threads import ThreadIndex
+from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting, with_those_below
 from stagespan.trace.derived.windows import BaseWindow, base_window, steps_of
 from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns, one_of
@@ -53,6 +54,8 @@ from stagespan.trace.result import (
 
 _SHOWN = 15
 _WRITTEN = 50
+_MODULE = re.compile(r"^nn\.Module: ")
+_INSTANCE = re.compile(r"_\d+$")
 _DRAWN = 100
 _ARGUMENTS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 NO_SHAPES, GRAPH, NO_OPERATOR = "no_shapes", "device_graph", "no_operator"
@@ -157,6 +160,9 @@ class Rates(StructResult, frozen=True):
     """By the kernel that takes most of the time of calls with the same shapes."""
     by_stage: list[PartRate] | None
     """By the innermost stage around the launch; None without stages."""
+    by_layer: list[PartRate] | None
+    """By the classes of the two innermost modules around the operator, such as "Block > Linear";
+    None without modules. Operators of the backward pass are in no module."""
     by_step: list[PartRate] | None
     """Rates while the calls ran, not over the whole step; None without steps."""
     left_out: list[LeftOut]
@@ -229,6 +235,7 @@ class Rates(StructResult, frozen=True):
             ("operator", self.by_operator),
             ("kernel", self.by_kernel),
             ("stage", self.by_stage),
+            ("layer", self.by_layer),
             ("step", self.by_step),
         ]
         for what, rows in parts:
@@ -478,6 +485,7 @@ class _Found:
                 (each.call.kernels[0], each) for each in work if each.call.kernels
             ),
             by_stage=self._by_code(self._stage, self._trace.names),
+            by_layer=self._by_layer(),
             by_step=self._by_step(),
             left_out=self._left_out(),
             on_device=self._on_device,
@@ -519,6 +527,30 @@ class _Found:
             for code, parts in work.items()
             for each in parts
         )
+
+    def _by_layer(self) -> list[PartRate] | None:
+        trace, called = self._trace, self._called
+        modules = np.flatnonzero(named(trace, _MODULE) & trace.rows_of(["python_function"]))
+        index = ThreadIndex(trace, modules, called)
+        if len(modules) == 0 or len(called) == 0 or not index.fits:
+            return None
+        forest = Nesting.of(trace, index.axis, modules, index.of[0])
+        at = forest.at(index.axis.place(index.of[1], trace.events.begin_ns[called]))
+        inside = at >= 0
+        own = trace.events.name[forest.rows[at]]
+        above = forest.parent[at]
+        around = np.where(above >= 0, trace.events.name[forest.rows[above]], np.int64(-1))
+        keys, of = pairs(around[inside], own[inside].astype(np.int64))
+        names = [
+            " > ".join(_class_of(trace.names[code]) for code in key if code >= 0)
+            for key in keys.tolist()
+        ]
+        layer = np.full(len(called), -1, dtype=np.int64)
+        layer[inside] = of
+        of_row = np.full(len(self._call), -1, dtype=np.int64)
+        known = self._call >= 0
+        of_row[known] = layer[np.searchsorted(called, self._call[known])]
+        return self._by_code(of_row, names)
 
     def _by_step(self) -> list[PartRate] | None:
         steps = steps_of(self._trace)
@@ -660,6 +692,11 @@ class _Column:
 
     def text(self, code: int) -> str:
         return self._texts[code] if code >= 0 else ""
+
+
+def _class_of(module: str) -> str:
+    """Return the class in the name of a module's event: "nn.Module: Linear_3" is "Linear"."""
+    return _INSTANCE.sub("", _MODULE.sub("", module))
 
 
 def _point(rate: ShapeRate) -> tuple[str, float, float, float, list[str]]:

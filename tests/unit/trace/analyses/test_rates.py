@@ -84,6 +84,57 @@ def test_rates_by_shape_operator_stage_and_step(tmp_path: Path) -> None:
     fits(found.to_dict(), json_schema()["properties"]["rates"])
 
 
+def test_rates_by_layer(tmp_path: Path) -> None:
+    # GIVEN two blocks of a linear layer, a product outside of them, and one of the backward pass
+    program = Program()
+
+    def product() -> None:
+        operator(program, "aten::mm", "nvjet_tst", 100, [[512, 1024], [1024, 2048]], **TWO)
+
+    with program.within("nn.Module: Model_0", "python_function"):
+        for number in range(2):
+            with program.within(f"nn.Module: Block_{number}", "python_function"):
+                program.work(1)
+                with program.within(f"nn.Module: Linear_{number}", "python_function"):
+                    product()
+                program.work(1)
+        product()
+    program.thread = 200
+    product()
+    # WHEN rates are computed
+    found = rates_of(written(program, tmp_path))
+    # THEN they are summed up by the classes of the modules
+    flops = 2 * 512 * 1024 * 2048
+    assert found.by_layer is not None
+    rows = {row.name: (row.calls, row.flops, row.tflop_s) for row in found.by_layer}
+    rate = pytest.approx(flops / 100e-6 / 1e12)
+    assert rows == {
+        "Block > Linear": (2, 2 * flops, rate),
+        "Model": (1, flops, rate),
+        None: (1, flops, rate),
+    }
+    assert "Rates by layer" in [table.title for table in found.tables()]
+
+
+def test_a_step_that_begins_late_does_not_change_rates(tmp_path: Path) -> None:
+    # GIVEN a step whose device is at first busy with work that the trace does not contain
+    program = Program()
+    with program.within("ProfilerStep#1", "user_annotation"):
+        program.free[7] = program.now + 5_000
+        operator(program, "aten::mm", "nvjet_tst", 100, [[512, 1024], [1024, 2048]], **TWO)
+        program.wait()
+    # WHEN rates are computed
+    found = rates_of(written(program, tmp_path))
+    # THEN they are those of the call, not of the time since the step's mark began
+    flops = 2 * 512 * 1024 * 2048
+    rate = pytest.approx(flops / 100e-6 / 1e12)
+    assert found.base.unrecorded_ns > 4_000_000
+    assert found.by_shape[0].tflop_s == rate
+    assert found.by_step is not None
+    assert [part.tflop_s for part in found.by_step] == [rate]
+    assert found.rated.tflop_s == rate
+
+
 def test_the_roofline_has_the_peaks_and_the_products(tmp_path: Path) -> None:
     # GIVEN a product, and a softmax, of which no operations are counted
     program = Program()
