@@ -53,6 +53,7 @@ def formula_of(operator: str) -> Formula | None:
     return (
         _REGISTERED.get(operator)
         or _TABLE.get(operator)
+        or products.formula_of(operator)
         or attention.formula_of(operator)
         or memory.formula_of(operator)
         or triton.formula_of(operator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -110,21 +111,44 @@ def _linear_backward(call: Call) -> Cost:
     return Cost(2 * rows * n * k * sum(wanted), moved, weight.type, (1, rows, n, k))
 
 
-def _fused_experts(call: Call) -> Cost:
-    """fused_experts(tokens [t, h], first [e, n, h], second [e, h, i], weights [t, k], ...)."""
-    (tokens, hidden), (_, wide, _), (_, _, inner) = (
-        call.dims(0, 2),
-        call.dims(1, 3),
-        call.dims(2, 3),
-    )
-    _, chosen = call.dims(3, 2)
-    experts = min(call.dims(1, 3)[0], tokens * chosen)
-    per_expert = sum(call.tensor(at).bytes / max(call.dims(at, 3)[0], 1) for at in (1, 2))
+# Operators of inference servers that run all chosen experts of a mixture.
+_EXPERTS = re.compile(
+    r"^(?:_?vllm\w*|sgl_kernel|sglang|aiter|_moe_C|_C|flashinfer)::\w*"
+    r"(?:fused_?moe|fused_experts|moe_forward|fmoe|ck_moe|moe_fused)"
+)
+_NO_EXPERTS = "the weights of the experts are not among its arguments"
+
+
+def formula_of(operator: str) -> Callable[[Call], Cost] | None:
+    """Return the formula for operators that are known by a part of their name."""
+    return _experts if _EXPERTS.search(operator) else None
+
+
+def _experts(call: Call) -> Cost:
+    """Products of each token with the experts that are chosen for it.
+
+    The arguments are found by their shapes: tokens [t, h], the first weights [e, n, h] (gate and
+    up), the second ones [e, h, i], and the weights or numbers of the chosen experts [t, k].
+    """
+    tensors = call.all_tensors()
+    weights = [each for each in tensors if len(each.dims) == 3]
+    flat = [each for each in tensors if len(each.dims) == 2]
+    if len(weights) < 2 or not flat:
+        raise CostUnknownError(_NO_EXPERTS)
+    tokens, first, second = flat[0], weights[0], weights[1]
+    (count, hidden), (experts, wide, _), (_, _, inner) = tokens.dims, first.dims, second.dims
+    if first.dims[2] != hidden or second.dims[:2] != (experts, hidden):
+        raise CostUnknownError("the weights of the experts do not fit the tokens")
+    chosen = [each.dims[1] for each in flat[1:] if each.dims[0] == count]
+    if not chosen or min(chosen) > experts:
+        raise CostUnknownError("the number of experts of a token is not in the trace")
+    pairs = count * min(chosen)
+    read = min(experts, pairs) / max(experts, 1) * (first.bytes + second.bytes)
     return Cost(
-        2 * tokens * chosen * (wide * hidden + hidden * inner),
-        2 * call.tensor(0).bytes + experts * per_expert,
-        call.tensor(1).type,
-        (1, tokens * chosen, wide, hidden),
+        2 * pairs * (wide * hidden + hidden * inner),
+        2 * tokens.bytes + read,
+        first.type,
+        (1, pairs, wide, hidden),
     )
 
 
@@ -284,11 +308,6 @@ FORMULAS: dict[str, Callable[[Call], Cost]] = {
         *("mkldnn::_linear_pointwise", "aten::_mixed_dtypes_linear"),
     ),
     "aten::linear_backward": _linear_backward,
-    **_named(
-        _fused_experts,
-        *("vllm::inplace_fused_experts", "vllm::outplace_fused_experts"),
-        *("sglang::inplace_fused_experts", "sglang::outplace_fused_experts"),
-    ),
     **_named(_ATEN, "aten::convolution", "aten::_convolution", "aten::convolution_overrideable"),
     **_named(_HIGH_LEVEL, "aten::conv1d", "aten::conv2d", "aten::conv3d"),
     **_named(

@@ -74,13 +74,30 @@ def test_a_product_in_eight_bits_writes_two_bytes() -> None:
     assert (found.flops, found.bytes) == (128, 32 + 16 + 2 * 8)
 
 
-def test_products_of_experts() -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("vllm::inplace_fused_experts", []), ("sglang::outplace_fused_experts", [[3, 10, 1]]),
+     ("aiter::fused_moe_", [[3]]), ("_moe_C::fused_moe_w8a8", [])],
+)  # fmt: skip
+def test_products_of_experts(name: str, more: list[Any]) -> None:
     # GIVEN 6 tokens of 4, 2 of 3 experts for each, 10 rows of gate and up, 5 inner values
-    dims = [[6, 4], [3, 10, 4], [3, 4, 5], [6, 2], [6, 2]]
-    found = cost("vllm::inplace_fused_experts", dims)
+    dims = [[6, 4], [3, 10, 4], [3, 4, 5], [6, 2], [6, 2], *more]
+    found = cost(name, dims)
     # THEN each pair of a token and an expert has both products, and each expert is read once
     assert found.flops == 2 * 12 * (10 * 4 + 4 * 5)
     assert found.bytes == 2 * (2 * 24 + 120 + 60)
+
+
+def test_experts_without_their_weights_are_unknown() -> None:
+    # GIVEN tokens and the router's values, as vLLM's operator has them
+    why = unknown("vllm::moe_forward", [[888, 2880], [888, 128]])
+    assert why == "the weights of the experts are not among its arguments"
+    # AND weights of another size than the tokens
+    assert "do not fit" in unknown("aiter::fused_moe_", [[6, 4], [3, 10, 8], [3, 4, 5], [6, 2]])
+
+
+def test_the_choice_of_experts_is_not_a_product() -> None:
+    assert cost_of(called("_moe_C::topk_softmax", [[6, 2], [6, 2], [6, 2], [6, 3]])) is None
 
 
 CONVOLUTION = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
