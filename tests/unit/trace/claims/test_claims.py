@@ -75,7 +75,7 @@ def test_no_claim_is_wrong(
     wrong = [claim for claim in claims if claim.state == WRONG]
     assert wrong == []
     assert len(claims) >= FEWEST
-    assert sum(claim.state == UNCHECKED for claim in claims) <= 0.1 * len(claims)
+    assert sum(claim.state == UNCHECKED for claim in claims) <= 0.2 * len(claims)
 
 
 def test_every_real_trace_is_checked(every_trace: list[Path]) -> None:
