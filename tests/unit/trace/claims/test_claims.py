@@ -16,8 +16,9 @@ import pytest
 from claims import CHECKS, RIGHT, UNCHECKED, WRONG, Claim, Page
 from raw_trace import RawTrace
 
-from stagespan.trace import Trace
+from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import analyze
+from stagespan.trace.paths import analyze_path
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +77,42 @@ def test_no_claim_is_wrong(
     assert wrong == []
     assert len(claims) >= FEWEST
     assert sum(claim.state == UNCHECKED for claim in claims) <= 0.2 * len(claims)
+
+
+@pytest.mark.parametrize("rank", range(8))
+def test_no_claim_about_a_rank_is_wrong(
+    rank: int, traces: Path, listed: list[tuple[str, Claim]]
+) -> None:
+    path = traces / f"nccl_dlrm_8rank/rank{rank}.json.gz"
+    page = Page(path.parent.name, analyze(read_trace(path)).to_dict(), RawTrace(path))
+    claims = [claim for check in CHECKS.values() for claim in check(page)]
+    listed += [(f"{page.name}/rank{rank}", claim) for claim in claims]
+    assert [claim for claim in claims if claim.state == WRONG] == []
+    assert len(claims) >= FEWEST
+
+
+def test_the_late_rank_of_a_job_is_late_in_the_raw_events(traces: Path) -> None:
+    # GIVEN the kernels of NCCL of eight ranks, in the order in which each rank ran them
+    folder = traces / "nccl_dlrm_8rank"
+    ranks = [RawTrace(folder / f"rank{rank}.json.gz") for rank in range(8)]
+    kernels = [[e for e in raw.device if raw.kind(e) == "communication"] for raw in ranks]
+    # WHEN the ranks are analysed together
+    job = analyze_path(folder, jobs=1)
+    told = job.to_dict()["ranks"]
+    # THEN as many collectives are matched as the shortest trace has
+    matched = told["matched_collectives"]
+    assert matched == min(map(len, kernels))
+    # AND the rank that is said to be late came last, and so had the shortest kernels
+    calls = list(zip(*(each[-matched:] for each in kernels), strict=True))
+    shortest = [min(range(8), key=lambda rank: call[rank].duration) for call in calls]
+    (late,) = [each for each in job.findings() if each.code == "ranks.late"]
+    assert late.numbers["rank"] == max(set(shortest), key=shortest.count)
+    assert abs(shortest.count(late.numbers["rank"]) - late.numbers["last"]) <= 1
+    # AND the others waited for as long as their kernels are longer
+    longer = sum(
+        event.duration - min(each.duration for each in call) for call in calls for event in call
+    )
+    assert told["waited_us"] == pytest.approx(longer / 1000, rel=0.05)
 
 
 def test_every_real_trace_is_checked(every_trace: list[Path]) -> None:
