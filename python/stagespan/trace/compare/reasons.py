@@ -10,6 +10,7 @@ from stagespan.text.amounts import counted, in_words, listed
 from stagespan.trace.compare.cost_table import COMMUNICATING, Cells, CostCell
 from stagespan.trace.figures import Figures, Ns, one_of
 from stagespan.trace.rates.calls import inputs_in_words
+from stagespan.trace.result import shortened
 
 SHAPES, LAUNCHES, RATE, OVERLAP = "shapes", "launches", "rate", "overlap"
 KINDS_OF_REASONS = {
@@ -21,8 +22,9 @@ KINDS_OF_REASONS = {
 """The kinds of reasons. Those of an operator sum to its change."""
 COMMUNICATION = "communication"
 """The name of all communication together, whose reasons are not by operator."""
-# Shapes that are named.
-_NAMED = 2
+# Shapes that are named, and the number of characters of each.
+_NAMED, _LETTERS = 2, 40
+_NO_LAUNCH = "0 launches"
 
 
 class Reason(Figures, frozen=True):
@@ -41,6 +43,10 @@ class Reason(Figures, frozen=True):
         if self.kind == SHAPES:
             return f"{self.operator} has inputs of other shapes: {self.after}, before {self.before}"
         if self.kind == LAUNCHES:
+            if self.before == _NO_LAUNCH:
+                return f"{self.operator} is new, with {self.after}"
+            if self.after == _NO_LAUNCH:
+                return f"{self.operator}, which had {self.before}, is gone"
             return f"{self.operator} has {self.after}, before {self.before}"
         if self.kind == OVERLAP:
             return f"computation hides {self.after} of {self.operator}, before {self.before}"
@@ -128,7 +134,7 @@ def counted_launches(count: float) -> str:
 
 def _shapes(shapes: list[str]) -> str:
     words = [inputs_in_words(shape) or "unknown shapes" for shape in shapes]
-    return listed(list(dict.fromkeys(words)), _NAMED)
+    return listed([shortened(each, _LETTERS) for each in dict.fromkeys(words)], _NAMED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,20 @@ def test_other_shapes_are_the_reason_if_they_changed(tmp_path: Path) -> None:
     assert (reason.before, reason.after) == ("64x64, 64x64", "256x64, 64x64")
 
 
+def test_new_and_removed_operators_are_named_so(tmp_path: Path) -> None:
+    def more(program: Program) -> None:
+        products(4, 100, SMALL)(program)
+        operator(program, "aten::softmax", "softmax", 400, [[64, 64]])
+
+    found = compared(tmp_path, products(4, 100, SMALL), more)
+    (reason,) = found.why
+    assert (reason.kind, reason.change_ns) == (LAUNCHES, 400 * US)
+    assert reason.sentence == "aten::softmax is new, with 1 launch"
+    (tmp_path / "back").mkdir()
+    (reason,) = compared(tmp_path / "back", more, products(4, 100, SMALL)).why
+    assert reason.sentence == "aten::softmax, which had 1 launch, is gone"
+
+
 def test_shapes_that_only_one_trace_contains_are_not_compared(tmp_path: Path) -> None:
     def without(program: Program) -> None:
         operator(program, "aten::relu", "relu", 30)
