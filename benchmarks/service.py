@@ -325,6 +325,9 @@ def measure(cases: dict[str, Case], turns: int, requests: int) -> dict[str, Meas
                 for name in order:
                     found[name].append(engines[name].take_turn(requests))
             if any(cases[name].one_in for name in order):
+                for one in engines.values():
+                    if one.side_car is not None:
+                        one.side_car.send_signal(signal.SIGCONT)
                 time.sleep(_END_S)
             memory = {name: one.memory_mb() for name, one in engines.items()}
             beside = {
