@@ -537,8 +537,8 @@ def time_unit(columns_ns: Iterable[float]) -> tuple[float, str]:
     """
     longest = [each for each in columns_ns if each > 0]
     most, least = max(longest, default=0.0), min(longest, default=0.0)
-    # A column of short times would lose its digits if another one is in ms.
-    if most < 1e6 or (most < 1e9 and least < 1e5):
+    # A column of times below 10 µs would lose its digits if another one is in ms.
+    if most < 1e6 or (most < 1e8 and least < 1e4):
         return 1e3, "µs"
     return (1e6, "ms") if most < 1e12 else (1e9, "s")
 

@@ -154,19 +154,16 @@ def _candidates(trace: Trace, inside: Mask) -> tuple[Rows, NDArray[np.int64], li
     rows = np.flatnonzero(
         inside & (events.dur_ns > 0) & (marks | regions | graphs | (frames & modules[events.name]))
     )
+    kinds, of_kind = np.unique(
+        np.stack((events.name[rows], marks[rows]), axis=1), axis=0, return_inverse=True
+    )
     numbers: dict[str, int] = {}
-    of_name: dict[tuple[int, bool], int] = {}
-    codes = np.empty(len(rows), dtype=np.int64)
-    for at, (code, is_mark) in enumerate(
-        zip(events.name[rows].tolist(), marks[rows].tolist(), strict=True)
-    ):
-        number = of_name.get((code, is_mark))
-        if number is None:
-            name = trace.names[code]
-            word = class_of_module(name) or (_DIGITS.sub("#", name) if is_mark else name)
-            number = of_name[code, is_mark] = numbers.setdefault(word, len(numbers))
-        codes[at] = number
-    return rows, codes, list(numbers)
+    number_of = np.empty(len(kinds), dtype=np.int64)
+    for at, (code, is_mark) in enumerate(kinds.tolist()):
+        name = trace.names[code]
+        word = class_of_module(name) or (_DIGITS.sub("#", name) if is_mark else name)
+        number_of[at] = numbers.setdefault(word, len(numbers))
+    return rows, number_of[of_kind.reshape(-1)], list(numbers)
 
 
 def _outer(trace: Trace, rows: Rows) -> Rows:

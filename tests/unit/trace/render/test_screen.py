@@ -14,7 +14,7 @@ from stagespan.text.amounts import in_words
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.paths import analyze_path
 from stagespan.trace.render.terminal import finding_block, one_liners, print_block, print_page
-from stagespan.trace.result import Evidence, Finding
+from stagespan.trace.result import Evidence, Finding, time_unit
 
 SIZES = [(24, 80), (40, 120), (24, 200)]
 REAL = [
@@ -135,3 +135,31 @@ def test_a_piece_of_evidence_has_one_line(width: int) -> None:
     assert first.endswith(" at 1.500 ms: 2.500 µs")
     assert len(first) <= width
     assert second.strip() == "- gemm at 0.010 µs: 3.000 µs"
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_first_change_and_its_gain_are_on_the_smallest_screen(name: str, traces: Path) -> None:
+    # GIVEN a real trace
+    analysis = analyze_path(traces / name)
+    # WHEN it is printed on a terminal of 80 columns and 24 lines
+    text = " ".join(" ".join(printed(analysis, 24, 80)).split())
+    # THEN what the time went into is there, and all of the first finding, with its gain
+    assert analysis.to_dict()["verdict"]["sentence"] in text
+    first = analysis.findings()[0]
+    assert first.text in text
+    assert first.gain is None or str(first.gain) in text
+
+
+@pytest.mark.parametrize(
+    ("longest", "unit"),
+    [
+        ([999_999], "µs"),
+        ([5_000_000], "ms"),
+        # A column of at most 50 µs beside one of 50 ms keeps its digits in ms.
+        ([50_000_000, 50_000], "ms"),
+        ([50_000_000, 5_000], "µs"),
+        ([900_000_000, 5_000], "ms"),
+    ],
+)
+def test_a_table_is_in_microseconds_only_if_it_must(longest: list[int], unit: str) -> None:
+    assert time_unit(longest)[1] == unit
