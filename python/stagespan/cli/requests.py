@@ -111,8 +111,9 @@ def command(
             _print_timeline(one)
         return
     _print_requests(shown, len(found) if count is None else count)
-    _print_stages(found, "all" if count is None else "these")
-    _print_hops(found)
+    which = "all" if count is None else "these"
+    _print_stages(found, which)
+    _print_hops(found, which)
     if any(lost.values()):
         texts = (f"{cause} {n:,}" for cause, n in lost.items() if n)
         click.echo(f"lost: {', '.join(texts)}")
@@ -185,11 +186,11 @@ def _print_stages(found: Sequence[Timeline], which: str) -> None:
     _print_table(columns)
 
 
-def _print_hops(found: Sequence[Timeline]) -> None:
+def _print_hops(found: Sequence[Timeline], which: str) -> None:
     rows = request_summary.hops(found)
     if not rows:
         return
-    click.echo("Hand-offs of all requests:")
+    click.echo(f"Hand-offs of {which} requests:")
     columns = [
         Column("queue", [row["queue"] for row in rows], is_flexible=True),
         Column("count", [f"{row['count']:,}" for row in rows], is_number=True),
@@ -248,7 +249,7 @@ def _print_timeline(one: Timeline) -> None:
             Column("", [line[3] for line in lines]),
         ]
     )
-    _print_hops([one])
+    _print_hops([one], "all")
     if one.chunks:
         first = (
             "" if one.first_chunk_ns is None else f", the first after {_ms(one.first_chunk_ns)} ms"
