@@ -48,8 +48,8 @@ def write_rank(folder: Path, rank: int, ranks: int) -> None:
         "distributedInfo": {"rank": rank, "world_size": ranks, "backend": "nccl"},
         "traceEvents": events,
     }
-    with gzip.open(folder / f"rank{rank}.json.gz", "wt", compresslevel=1) as file:
-        json.dump(content, file)
+    text = json.dumps(content).encode()
+    (folder / f"rank{rank}.json.gz").write_bytes(gzip.compress(text, 1))
 
 
 def analyse(folder: Path) -> dict[str, float]:

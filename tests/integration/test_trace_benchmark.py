@@ -104,3 +104,21 @@ def test_the_analysis_of_a_large_trace_is_measured_three_times(tmp_path: Path) -
     assert len(rows) == 3
     assert len({row[0] for row in rows}) == 1
     assert " x small: " in rows[0][0]
+
+
+@pytest.mark.slow
+def test_the_memory_of_many_ranks_is_measured() -> None:
+    # GIVEN a benchmark that makes its traces itself
+    # WHEN it runs on few of them (its figures are not checked)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.ranks", "--quick"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    # THEN it has printed the figures of each folder
+    assert done.returncode == 0, done.stderr
+    rows = done.stdout.splitlines()
+    assert [row.split(" ranks: ")[0].strip() for row in rows[:-1]] == ["2", "4", "8"]
+    assert rows[-1].startswith("Each further rank: ")
