@@ -588,10 +588,17 @@ class IdleFindings:
         """
         text = advice_on(cause, self.facts)
         numbers: dict[str, float] = {}
+        region = self.facts.region_in(blamed) if cause in causes.PACE else None
+        if region is not None:
+            name, calls, inside = region
+            where = f"{counted(calls, 'call')} of {shortened(name)}"
+            text = f"{in_words(inside, 'ns')} of this is in {where}. {text}".rstrip()
+            numbers["region_ns"] = inside
         found = self.facts.stack_cost_in(blamed) if cause in _SLOWED_BY_STACKS else None
         if found is not None:
             cost, took, of = found
-            caveat, numbers = cost.caveat(took, of)
+            caveat, more = cost.caveat(took, of)
+            numbers |= more
             text = f"{text} {caveat}".lstrip()
         return text, numbers
 

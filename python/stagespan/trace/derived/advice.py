@@ -20,6 +20,7 @@ from stagespan.trace.read.model import Trace
 _COMPILED = re.compile(
     r"^(?:Torch-Compiled Region|CompiledFunction|## Call CompiledFxGraph|CompiledFxGraph)"
 )
+_REGION = re.compile(r"^Torch-Compiled Region")
 _GENERATED = re.compile(r"torchinductor_|^## Call CompiledFxGraph")
 _ONE_PROCESS = re.compile(r"_SingleProcessDataLoaderIter")
 _WORKERS = re.compile(r"_MultiProcessingDataLoaderIter")
@@ -80,6 +81,27 @@ class Facts:
         time = self._parts.parts[:, [NAMES.index(cause) for cause in blamed]].sum(axis=1)
         took = np.minimum(cost.within(self._gaps.begin_ns, self._gaps.end_ns), time)
         return cost, int(took.sum()), int(time.sum())
+
+    def region_in(self, blamed: Sequence[str]) -> tuple[str, int, int] | None:
+        """Return the compiled region in which most of these causes' time is, or None.
+
+        It is its name, the number of its calls, and the time in it in ns.
+        """
+        if self._gaps is None or self._parts is None:
+            return None
+        events, gaps = self._trace.events, self._gaps
+        time = self._parts.parts[:, [NAMES.index(cause) for cause in blamed]].sum(axis=1)
+        known = (gaps.first_origin >= 0) & (time > 0)
+        at, time = events.begin_ns[gaps.first_origin[known]], time[known]
+        rows = np.flatnonzero(named(self._trace, _REGION))
+        best: tuple[str, int, int] | None = None
+        for code in np.unique(events.name[rows]).tolist():
+            mine = rows[events.name[rows] == code]
+            inside = Cover(events.begin_ns[mine], events.end_ns[mine]).within(at, at + 1) > 0
+            spent = int(time[inside].sum())
+            if best is None or spent > best[2]:
+                best = self._trace.names[code], len(mine), spent
+        return best if best is not None and 2 * best[2] > int(time.sum()) else None
 
     @cached_property
     def loads_in_main_process(self) -> bool:

@@ -324,6 +324,30 @@ def test_slow_launches_and_other_work_between_them_are_one_finding(
         assert finding.numbers["host_work_ns"] == found.by_cause[causes.HOST_WORK] > 0
 
 
+@pytest.mark.parametrize("launches", [30, 3])
+def test_slow_launches_within_a_compiled_region_name_it(launches: int, tmp_path: Path) -> None:
+    # GIVEN two calls of a compiled region with slow launches, and 15 such launches outside
+    program = Program()
+    for _ in range(2):
+        with program.within("Torch-Compiled Region: 0/0"):
+            for _ in range(launches):
+                program.operator("aten::mm", us=10, before=90)
+    for _ in range(15):
+        program.operator("aten::add", us=10, before=90)
+    # WHEN the idle time is analysed
+    found = idle_of(program.trace(tmp_path))
+    (finding,) = [each for each in found.findings() if each.code == "idle.launch"]
+    # THEN the region is named if most of the time is in it
+    if launches == 30:
+        # Without the first launch, which ends no gap.
+        assert (
+            finding.numbers["region_ns"] == (2 * 30 - 1) * (90 + CALL + LATENCY - 10 - LATENCY) * US
+        )
+        assert "of this is in 2 calls of Torch-Compiled Region: 0/0." in finding.sentence
+    else:
+        assert "region_ns" not in finding.numbers
+
+
 def test_one_long_gap_is_not_a_part_of_slow_launches(tmp_path: Path) -> None:
     # GIVEN slow launches, and once 5 ms of other work
     program = Program()
