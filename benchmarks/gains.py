@@ -5,9 +5,11 @@
 Each pair is a program with a known problem and the same program with its fix. Both are recorded
 with torch.profiler on the CPU, in alternating turns, and the traces of the program with the problem
 are analysed. The table has the gain of the finding about the problem, the measured gain (the
-difference of the mean steps) and its spread (from the least to the most of the turns), per step, in
-the median of the turns. The exit status is 1 if a prediction differs from the measurement by more
-than 20 % and by more than the spread. Needs torch; pairs that compile need a C++ compiler.
+difference of the median steps), and its spread (from the least to the most of the turns), per step,
+in the median of the turns. "Fastest" is the difference of the fastest steps of all turns, which
+other programs on the machine disturb least. The exit status is 1 if a prediction differs from the
+measurement by more than 20 % and by more than the spread. Traces that `--keep` has kept are used
+again. Needs torch; pairs that compile need a C++ compiler.
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ class Outcome:
     at_most: bool
     measured_ms: float
     spread_ms: float
+    fastest_ms: float
+    """The difference of the fastest steps."""
     before_ms: float
     after_ms: float
 
@@ -242,6 +246,9 @@ def _record_elsewhere(name: str, fixed: bool, steps: int, folder: Path) -> Path:
     """Record one side in processes of its own, one for each rank; return the trace or folder."""
     ranks = PAIRS[name].ranks
     side = folder / f"{name.replace(' ', '_')}-{'after' if fixed else 'before'}"
+    trace = side if ranks > 1 else side / "rank0.json"
+    if side.is_dir():
+        return trace
     side.mkdir()
     found = []
     for rank in range(ranks):
@@ -264,7 +271,7 @@ def _record_elsewhere(name: str, fixed: bool, steps: int, folder: Path) -> Path:
     errors = [each.communicate()[1].decode(errors="replace") for each in found]
     if any(each.returncode for each in found):
         sys.exit(f"Recording {name} failed: {errors[0][-2000:]}")
-    return side if ranks > 1 else side / "rank0.json"
+    return trace
 
 
 def _record_here(name: str, fixed: bool, steps: int, path: Path) -> None:
@@ -294,36 +301,40 @@ def steps_ms(trace: Path) -> list[float]:
 def compared(name: str, steps: int, turns: int, folder: Path) -> Outcome:
     """Record both sides of a pair in alternating turns, and compare the gains."""
     pair = PAIRS[name]
-    before: list[float] = []
-    after: list[float] = []
+    before: list[list[float]] = []
+    after: list[list[float]] = []
     predicted: list[float] = []
     at_most = False
     for turn in range(turns):
         here = folder / str(turn)
         here.mkdir(exist_ok=True)
         slow = _record_elsewhere(name, False, steps, here)
-        before.append(statistics.mean(steps_ms(slow)))
-        after.append(statistics.mean(steps_ms(_record_elsewhere(name, True, steps, here))))
+        before.append(steps_ms(slow))
+        after.append(steps_ms(_record_elsewhere(name, True, steps, here)))
         for finding in stagespan.analyze(slow).findings():
             if finding.code == pair.code and finding.gain is not None:
-                predicted.append(finding.gain.time_ns / 1e6 / steps)
+                predicted.append(finding.gain.time_ns / 1e6 / len(before[-1]))
                 at_most = finding.gain.at_most
-    measured = [a - b for a, b in zip(before, after, strict=True)]
+    medians = [[statistics.median(each) for each in side] for side in (before, after)]
+    measured = [slow - fast for slow, fast in zip(*medians, strict=True)]
     return Outcome(
         name=name,
         code=pair.code,
-        predicted_ms=statistics.median(predicted) if len(predicted) == turns else None,
+        predicted_ms=statistics.median(predicted) if predicted else None,
         at_most=at_most,
         measured_ms=statistics.median(measured),
         spread_ms=max(measured) - min(measured),
-        before_ms=statistics.median(before),
-        after_ms=statistics.median(after),
+        fastest_ms=min(map(min, before)) - min(map(min, after)),
+        before_ms=statistics.median(medians[0]),
+        after_ms=statistics.median(medians[1]),
     )
 
 
 def show(outcomes: list[Outcome]) -> None:
     """Print the table."""
-    table = Table("pair", "finding", "before", "after", "predicted", "measured", "spread", "")
+    table = Table(
+        "pair", "finding", "before", "after", "predicted", "measured", "spread", "fastest", ""
+    )
     for each in outcomes:
         predicted = "none" if each.predicted_ms is None else f"{each.predicted_ms:.3f}"
         bound = "at most " if each.at_most else ""
@@ -335,9 +346,11 @@ def show(outcomes: list[Outcome]) -> None:
             bound + predicted,
             f"{each.measured_ms:.3f}",
             f"{each.spread_ms:.3f}",
+            f"{each.fastest_ms:.3f}",
             "" if each.agrees else "differs",
         )
-    Console().print(table, "Times in ms of a step.")
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    console.print(table, "Times in ms of a step.")
 
 
 def main() -> int:

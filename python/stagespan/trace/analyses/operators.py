@@ -95,6 +95,21 @@ class _Operators:
         pause = np.append(begin[1:] - end[:-1], 0)
         return np.where(pause < QUIET_NS, pause, 0)
 
+    @cached_property
+    def is_small(self) -> Mask:
+        """Which of `outer` do little work: at least half of the calls with its name are short."""
+        name = self.trace.events.name[self.rows[self.outer]]
+        durations = self.dur_ns[self.outer]
+        _, which = np.unique(name, return_inverse=True)
+        which = which.reshape(-1)
+        order = np.lexsort((durations, which))
+        count = np.bincount(which)
+        firsts = np.concatenate(([0], np.cumsum(count)[:-1]))
+        medians = durations[order][firsts + (count - 1) // 2]
+        # A single call can be longer, because another program or a page fault interrupted it.
+        small: Mask = (medians[which] < SMALL_NS) & (durations < _PAUSE_NS)
+        return small
+
     def are(self, pattern: re.Pattern[str]) -> Mask:
         """Which have a name that contains the pattern."""
         found: Mask = named(self.trace, pattern)[self.rows]
@@ -262,7 +277,7 @@ def _often(operators: _Operators, of: Rows) -> Rows:
 def _reads_of_one(operators: _Operators) -> Rows:
     """Return operators that read one value of a tensor, and those that chose it, by begin."""
     outer = operators.outer
-    small = operators.dur_ns[outer] < SMALL_NS
+    small = operators.is_small
     reads = operators.are(_READS_ONE)[outer] & small
     chooses = operators.are(_CHOOSES_ONE)[outer] & small
     followed = np.append(reads[1:], False) & chooses & (operators.pause_ns < _PAUSE_NS)
@@ -274,7 +289,7 @@ def _reads_of_one(operators: _Operators) -> Rows:
 def _of_small(operators: _Operators, read: Rows) -> list[Finding | None]:
     """Return findings about values that are read one by one, and about other small operators."""
     outer = operators.outer
-    small = outer[(operators.dur_ns[outer] < SMALL_NS) & ~np.isin(outer, read)]
+    small = outer[operators.is_small & ~np.isin(outer, read)]
     small = _often(operators, operators.in_base(small))
     return [_one_by_one(operators, read), _small(operators, small)]
 
@@ -319,9 +334,9 @@ def _small(operators: _Operators, of: Rows) -> Finding | None:
     names = operators.names(of)
     return Finding(
         of_size(severity, time),
-        f"{counted(len(of), 'operator')} took less than {in_words(SMALL_NS, 'ns')} each. With the"
-        f" short times between them, this is {in_words(time, 'ns')} of {operators.base.whose}"
-        f" ({share(time, whole):.1f} %), mostly {listed(name for name, _, _ in names[:_NAMED])}."
+        f"{counted(len(of), 'operator')}, which usually take less than {in_words(SMALL_NS, 'ns')},"
+        f" took {in_words(time, 'ns')} of {operators.base.whose} ({share(time, whole):.1f} %) with"
+        f" the short times between them, mostly {listed(name for name, _, _ in names[:_NAMED])}."
         " One operator on a larger tensor, a torch._foreach_ operator on a list, or torch.compile"
         " replaces many of them.",
         (
@@ -344,9 +359,9 @@ def _not_fused(operators: _Operators) -> Finding | None:
     trace = operators.trace
     if operators.are(_COMPILED).any() or named(trace, _COMPILED).any():
         return None
-    of = operators.in_base(operators.outer)
     # Small operators and views between two others do not keep a compiler from fusing these.
-    of = of[(operators.dur_ns[of] >= SMALL_NS) & ~operators.are(_VIEWS)[of]]
+    of = operators.in_base(operators.outer[~operators.is_small])
+    of = of[~operators.are(_VIEWS)[of]]
     kinds = {code: kind_of(trace.names[code]) for code in np.unique(_name(operators, of)).tolist()}
     fusible = np.array([kinds[code] == ELEMENTWISE for code in _name(operators, of).tolist()])
     if not fusible.any():

@@ -177,3 +177,13 @@ def test_the_same_time_is_not_won_twice(tmp_path: Path) -> None:
     together = analysis.together()
     assert together is not None
     assert "2.800 ms" in together
+
+
+def test_an_interrupted_call_of_a_small_operator_counts_too(tmp_path: Path) -> None:
+    def step(program: Program) -> None:
+        operator(program, "aten::mm", 100)
+        for number in range(50):
+            operator(program, "aten::mul_", 30 if number == 7 else 3, pause=2)
+
+    analysis = in_steps(step, tmp_path)
+    assert gain_of(analysis, "operators.small") == (STEPS * (50 * 5 + 27) * US, True)
