@@ -109,6 +109,20 @@ def test_a_dask_cluster_reads_the_traces(folder: Path) -> None:
     assert "rank5.json.gz" in remark
 
 
+@pytest.mark.slow
+def test_a_ray_cluster_reads_the_traces(folder: Path) -> None:
+    # GIVEN a cluster of Ray on this machine
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000)
+    try:
+        # WHEN its workers read the traces
+        found = analyze(folder, cluster="ray").results["ranks"]
+    finally:
+        ray.shutdown()
+    # THEN the result is that of one process
+    assert found.to_dict() == analyze(folder, jobs=1).results["ranks"].to_dict()
+
+
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://x"])
 def test_a_cluster_that_does_not_answer(
     address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
