@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Callable
 
 from stagespan.trace.derived.kernel_kinds import inductor_kind
 from stagespan.trace.rates.calls import Call, Cost, CostUnknownError
 
 _GENERATED = frozenset({"poi", "red", "per", "unnamed"})
+# A template's kernel computes one product, whose operator is in its name.
+_PRODUCT = re.compile(r"^triton_tem_fused_(?:\w*_)?(?:add|badd)?b?mm(?:_|$)|^triton_b?mm_")
 
 
 def formula_of(operator: str) -> Callable[[Call], Cost] | None:
-    """Return the formula of a pointwise kernel or a reduction of Inductor, by its name."""
-    return _moved if inductor_kind(operator) in _GENERATED else None
+    """Return the formula of a kernel of Inductor, by its name.
+
+    It is known for pointwise kernels, reductions, and templates of matrix products.
+    """
+    kind = inductor_kind(operator)
+    if kind in _GENERATED:
+        return _moved
+    return _product if kind == "tem" and _PRODUCT.search(operator) else None
+
+
+def _product(call: Call) -> Cost:
+    """[..., m, k] x [..., k, n] to the last tensor, [..., m, n], which fit only in one way.
+
+    Other tensors are read by what Inductor has fused with the product.
+    """
+    tensors = call.all_tensors()
+    found = set()
+    if tensors and len(tensors[-1].dims) in (2, 3):
+        *batch, m, n = tensors[-1].dims
+        for one, two in itertools.permutations(tensors[:-1], 2):
+            k = one.dims[-1] if one.dims else 0
+            if one.dims == (*batch, m, k) and two.dims == (*batch, k, n):
+                found.add((math.prod(batch), m, n, k))
+    if len(found) != 1:
+        raise CostUnknownError("the shapes of the kernel's arguments do not show its product")
+    ((count, m, n, k),) = found
+    moved = sum(each.bytes for each in tensors)
+    return Cost(2 * count * m * n * k, moved, tensors[0].type, (count, m, n, k))
 
 
 def _moved(call: Call) -> Cost:

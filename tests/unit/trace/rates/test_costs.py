@@ -274,6 +274,33 @@ def test_kernels_of_triton_have_at_least_the_bytes_of_their_arguments() -> None:
     assert (found.flops, found.bytes, found.bytes_at_least) == (None, 2 * (32 + 8 + 32), True)
 
 
+@pytest.mark.parametrize(
+    ("name", "dims", "flops", "moved"),
+    [
+        ("triton_tem_fused_mm_0", [[3, 5], [5, 7], [3, 7]], 2 * 105, 2 * (15 + 35 + 21)),
+        # A bias and an activation are fused with the product.
+        ("triton_tem_fused_addmm_relu_4", [[7], [3, 5], [5, 7], [3, 7]], 210, 2 * (7 + 71)),
+        ("triton_tem_fused_bmm_1", [[2, 3, 5], [2, 5, 7], [2, 3, 7]], 420, 4 * 71),
+        ("triton_tem_fused__to_copy_mm_2", [[4, 4], [4, 4], [4, 4]], 128, 2 * 48),
+    ],
+)  # fmt: skip
+def test_templates_of_products(name: str, dims: list[Any], flops: int, moved: int) -> None:
+    found = cost(name, [*dims, []], [BF16] * len(dims) + ["Scalar"], ["" for _ in dims] + ["64"])
+    assert (found.flops, found.bytes) == (flops, moved)
+
+
+@pytest.mark.parametrize(
+    "dims", [[[3, 5], [5, 7]], [[3, 5], [6, 7], [3, 7]], [[3, 5], [5, 7], [3, 9], [9, 7], [3, 7]]]
+)
+def test_templates_whose_product_is_not_clear_are_unknown(dims: list[Any]) -> None:
+    assert "do not show its product" in unknown("triton_tem_fused_mm_0", dims)
+
+
+def test_other_templates_have_no_formula() -> None:
+    dims = [[2, 4, 16, 8]] * 4
+    assert cost_of(called("triton_tem_fused_flex_attention_0", dims)) is None
+
+
 def test_an_operator_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN an operator that stagespan does not know
     monkeypatch.setattr("stagespan.trace.rates.costs._REGISTERED", {})
