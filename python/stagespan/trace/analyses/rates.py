@@ -440,6 +440,8 @@ class _Found:
         if len(rows) == 0 or len(called) == 0 or not index.fits:
             return called, called[:0]
         forest = Nesting.of(trace, index.axis, rows, index.of[0])
+        if len(forest) == 0:
+            return called, called[:0]
         costs = [each.cost for each in self._kinds]
         rated = np.array([isinstance(each, Cost) for each in costs])[kind]
         computes = np.array([isinstance(each, Cost) and each.flops is not None for each in costs])

@@ -10,7 +10,7 @@ import numpy as np
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.gains import gain_of_rows, gain_shared_by
-from stagespan.trace.derived.launch_sources import host_operators, launch_sources
+from stagespan.trace.derived.launch_sources import host_operators, launch_sources, values_at
 from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.derived.windows import BaseWindow, base_window
@@ -283,7 +283,7 @@ def _optimizers(
     forest = Nesting.of(trace, index.axis, marks, index.of[0])
     around = forest.at(index.axis.place(index.of[1], events.begin_ns[operators]))
     of_operator = np.full(len(events), -1, dtype=np.intp)
-    of_operator[operators] = np.where(around >= 0, forest.rows[around], -1)
+    of_operator[operators] = values_at(forest.rows, around)
     if on_device:
         rows = device_work(trace).rows
         sources = launch_sources(trace, rows)

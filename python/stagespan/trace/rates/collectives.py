@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work, launch_of
 from stagespan.trace.derived.idle_causes import COMMUNICATES, MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
+from stagespan.trace.derived.launch_sources import values_at
 from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.rates.calls import CostUnknownError, call_of
@@ -131,8 +132,8 @@ def annotations_of(trace: Trace, rows: Rows) -> Rows:
     around = nesting.at(index.axis.place(index.of[1], events.begin_ns[calls[known]]))
     # `record_param_comms` has shapes of its arguments, which are not those of the message.
     named_so = named(trace, _WITH_SHAPES)[nesting.rows]
-    around = np.where(around >= 0, nesting.first_around(named_so)[around], -1)
-    found[known] = np.where(around >= 0, nesting.rows[around], -1)
+    around = values_at(nesting.first_around(named_so), around)
+    found[known] = values_at(nesting.rows, around)
     return found
 
 
