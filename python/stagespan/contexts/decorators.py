@@ -154,7 +154,7 @@ def _refuse(span: Span, function: Any) -> None:
 
 def _decorate_function(span: Span, function: FunctionType) -> FunctionType:
     synchronous = not function.__code__.co_flags & _NOT_SYNCHRONOUS
-    if not _INTERCEPTS_CALLS and synchronous and span.kind != "debug":
+    if not _intercepts(function) and synchronous and span.kind != "debug":
         return fresh_function(function, *wrapper.wrapper_parts(span, function))
     spans = (*_spans_of(function), span)
     fresh = fresh_function(function)
@@ -162,6 +162,21 @@ def _decorate_function(span: Span, function: FunctionType) -> FunctionType:
     if timed.active() or len(spans) > 1:
         _apply(fresh, timed)
     return fresh
+
+
+def _intercepts(function: FunctionType) -> bool:
+    """Whether all calls of a function go through its entry, which can be replaced.
+
+    Python 3.11 never uses the entry. Python 3.14 does not use that of a property's getter where an
+    attribute is read for the second time; every function with one parameter may become a getter.
+    """
+    code = function.__code__
+    return _INTERCEPTS_CALLS and not (
+        sys.version_info >= (3, 14)
+        and code.co_argcount == 1
+        and code.co_kwonlyargcount == 0
+        and not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    )
 
 
 def fresh_function(
@@ -256,7 +271,7 @@ def _apply(function: FunctionType, timed: _Timed) -> None:
 
 
 def _time_by(function: FunctionType, timed: _Timed, active: tuple[Span, ...]) -> None:
-    if sys.version_info < (3, 11) or sys.version_info >= (3, 12):
+    if (sys.version_info < (3, 11) or sys.version_info >= (3, 12)) and _intercepts(function):
         _core.time_function(function, active)
         return
     code, _ = trampoline.layers(function.__code__)

@@ -12,7 +12,8 @@ import sys
 # The commands with which multiprocessing, libraries derived from it, and loky start workers and the
 # servers that fork them.
 _COMMAND = re.compile(
-    r"from (?:multiprocessing|multiprocess|billiard)\.(\w+) import \w+; *\w+\(|.*\bpopen_loky_\w+$"
+    r"(?:import sys; *)?from (?:multiprocessing|multiprocess|billiard)\.(\w+) import \w+; *\w+\("
+    r"|.*\bpopen_loky_\w+$"
 )
 _MOST_ANCESTORS = 16
 

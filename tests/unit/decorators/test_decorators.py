@@ -233,6 +233,23 @@ class Methods(Base):
     add_one = functools.partialmethod(add, 1)
 
 
+@pytest.mark.parametrize("kind", [stagespan.span, always, debug])
+def test_a_getter_is_timed_each_time(kind: Any) -> None:
+    # GIVEN a getter
+    class Thing:
+        @property
+        @kind("timed getter")
+        def size(self) -> int:
+            return 3
+
+    # WHEN the same line reads it many times, so that the interpreter can specialise it
+    thing, before = Thing(), runs("timed getter")
+    assert sum(thing.size for _ in range(100)) == 300
+
+    # THEN each time counts
+    assert runs("timed getter") == before + 100
+
+
 def test_methods_of_every_kind() -> None:
     # GIVEN an object whose methods are decorated
     thing = Methods()

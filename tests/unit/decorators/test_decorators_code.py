@@ -44,6 +44,9 @@ def test_functions_made_in_a_loop_are_freed() -> None:
 
 
 def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
+    # The code of functions that can be getters is also replaced on Python 3.14.
+    is_replaced = not INTERCEPTS_CALLS or sys.version_info >= (3, 14)
+
     # GIVEN two timed functions with the same code, each with its own closure
     def make(number: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         def original(value: int = 5) -> int:
@@ -61,7 +64,7 @@ def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
     found = [decorators.decorated_function(target) for target in targets]
 
     # THEN the right function is found, for its signature and its attributes
-    if not INTERCEPTS_CALLS:
+    if is_replaced:
         assert found == [timed for _, timed in pairs]
     assert [decorators.decorated_function(timed) for _, timed in pairs] == [
         timed for _, timed in pairs
@@ -73,7 +76,7 @@ def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
     known = len(decorators._by_parts)
     pairs.clear()
     gc.collect()
-    assert len(decorators._by_parts) == (known if INTERCEPTS_CALLS else known - 2)
+    assert len(decorators._by_parts) == (known - 2 if is_replaced else known)
     assert decorators.decorated_function(targets[0]) is targets[0]
 
 
