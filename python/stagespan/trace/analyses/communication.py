@@ -19,6 +19,7 @@ from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first, one_of
 from stagespan.trace.rates.collectives import (
     algorithm_of,
+    annotations_of,
     argument_of,
     bus_bytes,
     bytes_in,
@@ -158,11 +159,13 @@ class _Calls:
     def of(cls, trace: Trace, rows: Rows, computing: Rows) -> _Calls:
         """Collect the facts about some collectives."""
         events = trace.events
-        names = [trace.names[code] for code in events.name[rows].tolist()]
+        # NCCL can run a collective in a kernel with the name of another, so this counts last.
+        marks = annotations_of(trace, rows)
+        codes = np.where(marks >= 0, events.name[marks], events.name[rows]).tolist()
         written, texts = argument_of(trace, rows, "Collective name")
         names = [
-            texts[code] if code >= 0 else name
-            for code, name in zip(written.tolist(), names, strict=True)
+            texts[text] if text >= 0 else trace.names[code]
+            for text, code in zip(written.tolist(), codes, strict=True)
         ]
         known: dict[str, int] = {}
         of_name = {name: known.setdefault(op_of(name), len(known)) for name in set(names)}
@@ -227,11 +230,14 @@ def _by_size(calls: _Calls) -> list[CollectiveSize]:
         shortest = int(calls.dur_ns[mine].min())
         carried = calls.bus_bytes(at)
         size, ranks = int(calls.bytes_in[at]), int(calls.members[at])
+        op = calls.ops[int(calls.op[at])]
         kernel = calls.trace.names[int(calls.trace.events.name[calls.rows[at]])]
+        # NCCL sends and receives for an all-to-all.
+        is_own = op_of(kernel) in (op, "send_recv" if op == "all_to_all" else op)
         found.append(
             CollectiveSize(
-                op=calls.ops[int(calls.op[at])],
-                algorithm=algorithm_of(kernel),
+                op=op,
+                algorithm=algorithm_of(kernel) if is_own else None,
                 bytes=size if size >= 0 else None,
                 ranks=ranks if ranks >= 0 else None,
                 calls=len(mine),

@@ -155,6 +155,23 @@ def test_sizes_of_older_traces_follow_from_shapes(with_shapes: bool, tmp_path: P
         assert size.bus_gb_per_s is None
 
 
+def test_a_collective_has_the_name_that_the_program_gave_it(tmp_path: Path) -> None:
+    # GIVEN an all-reduce and an all-to-all, both in the kernel of sends and receives
+    kernel = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long)"
+    program = Program()
+    for name in ("nccl:all_reduce", "nccl:all_to_all"):
+        with program.within(name, "user_annotation"):
+            program.launch(kernel, 100, stream=20)
+    program.launch(kernel, 100, stream=20)
+    found = found_in(program.trace(tmp_path))
+    # THEN the annotations name the collective, and the algorithm of another one is not its own
+    assert {(each.op, each.algorithm) for each in found.by_size} == {
+        ("all_reduce", None),
+        ("all_to_all", "RING_SIMPLE"),
+        ("send_recv", "RING_SIMPLE"),
+    }
+
+
 def test_broadcasts_of_buffers_by_ddp_are_named(tmp_path: Path) -> None:
     program = Program()
     for _ in range(2):
