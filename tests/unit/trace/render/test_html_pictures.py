@@ -34,10 +34,11 @@ def test_charts_contain_the_figures_of_the_analyses(tmp_path: Path) -> None:
     drawn = by_kind(analysis)
     # THEN there is one for each
     assert list(drawn) == ["idle_causes", "steps", "memory", "flame"]
-    # AND the idle causes sum to the idle time, and the steps' parts to each step
-    assert sum(time for _, _, time, _ in drawn["idle_causes"]["causes"]) == round(
-        figures["idle"]["idle_us"] * 1000
-    )
+    # AND the idle causes sum to the idle time of the steps, and the steps' parts to each step
+    parts = figures["verdict"]["parts_us"]
+    busy = sum(parts.get(part, 0) for part in ("computing", "communicating", "copying"))
+    idle_ns = round((figures["verdict"]["whole_us"] - busy) * 1000)
+    assert sum(time for _, _, time, _ in drawn["idle_causes"]["causes"]) == idle_ns
     steps = drawn["steps"]
     assert steps["names"] == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
     for at, step in enumerate(figures["steps"]["steps"]):
