@@ -47,7 +47,7 @@ def files(folder: Path) -> list[str]:
 
 def products(folder: Path, stage: str) -> int:
     table = json.loads((folder / f"{stage}_breakdown.json").read_text())
-    return int({row["name"]: row["count"] for row in table["top_kernels"]}["aten::mm"])
+    return int({row["name"]: row["count"] for row in table["top_kernels"]}.get("aten::mm", 0))
 
 
 def runs_of(stage: str, count: int, work: Work) -> None:

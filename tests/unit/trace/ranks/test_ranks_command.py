@@ -35,7 +35,9 @@ def test_the_page(folder: Path) -> None:
     found = ranks_in(folder)
     assert out.startswith("job: 12 ranks")
     assert found.to_dict()["verdict"]["sentence"] in out
-    assert all(one_line(remark) in out for remark in found.remarks)
+    # A path that is longer than a line is broken, so blanks are not compared.
+    text = "".join(out.split())
+    assert all("".join(one_line(remark).split()) in text for remark in found.remarks)
     late = finding_in(found, "ranks.late")
     assert late.sentence in out
     assert (late.numbers["rank"], late.numbers["waited_percent"]) == (4, 100)

@@ -51,7 +51,8 @@ def test_the_sleeping_rank_is_the_straggler(recorded: Path) -> None:
     assert reasons[HOST] > 0.5 * SLEPT_NS
     assert reasons[COMPUTING] + reasons[OTHER_COLLECTIVES] < reasons[HOST]
     # AND most of the job's time is waiting or idle, not computing
-    assert found.to_dict()["verdict"]["verdict"] in ("communication-bound", "cannot tell")
+    verdict = found.to_dict()["verdict"]["verdict"]
+    assert verdict in ("communication-bound", "cannot tell", "outside operators")
 
 
 @pytest.mark.slow
