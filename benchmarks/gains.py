@@ -4,12 +4,13 @@
 
 Each pair is a program with a known problem and the same program with its fix. Both are recorded
 with torch.profiler on the CPU, in alternating turns, and the traces of the program with the problem
-are analysed. The table has the gain of the finding about the problem, the measured gain (the
-difference of the median steps), and its spread (from the least to the most of the turns), per step,
-in the median of the turns. "Fastest" is the difference of the fastest steps of all turns, which
-other programs on the machine disturb least. The exit status is 1 if a prediction differs from the
-measurement by more than 20 % and by more than the spread. Traces that `--keep` has kept are used
-again. Needs torch; pairs that compile need a C++ compiler.
+are analysed. The table has the gain of the finding about the problem, the measured gain, and its
+spread (from the least to the most of the turns), per step, in the median of the turns. A gain is a
+sum over all steps, so the measured one is the difference of the mean steps. "Fastest" is the
+difference of the fastest steps of all turns, which other programs on the machine disturb least. The
+exit status is 1 if a prediction differs from the measurement by more than 20 % and by more than the
+spread. Traces that `--keep` has kept are used again. Needs torch; pairs that compile need a C++
+compiler.
 """
 
 from __future__ import annotations
@@ -315,8 +316,8 @@ def compared(name: str, steps: int, turns: int, folder: Path) -> Outcome:
             if finding.code == pair.code and finding.gain is not None:
                 predicted.append(finding.gain.time_ns / 1e6 / len(before[-1]))
                 at_most = finding.gain.at_most
-    medians = [[statistics.median(each) for each in side] for side in (before, after)]
-    measured = [slow - fast for slow, fast in zip(*medians, strict=True)]
+    means = [[statistics.fmean(each) for each in side] for side in (before, after)]
+    measured = [slow - fast for slow, fast in zip(*means, strict=True)]
     return Outcome(
         name=name,
         code=pair.code,
@@ -325,8 +326,8 @@ def compared(name: str, steps: int, turns: int, folder: Path) -> Outcome:
         measured_ms=statistics.median(measured),
         spread_ms=max(measured) - min(measured),
         fastest_ms=min(map(min, before)) - min(map(min, after)),
-        before_ms=statistics.median(medians[0]),
-        after_ms=statistics.median(medians[1]),
+        before_ms=statistics.median(means[0]),
+        after_ms=statistics.median(means[1]),
     )
 
 
