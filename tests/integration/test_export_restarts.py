@@ -134,6 +134,45 @@ def test_kept_requests_are_read_once_after_a_kill(folder: Path, tmp_path: Path) 
     end(process)
 
 
+def test_requests_are_counted_or_named_as_unread(folder: Path) -> None:
+    # GIVEN an exporter, and a process that displaces requests sooner than they are read: some
+    # before they were ever seen, others when they had been seen and could still be entered again
+    program = """
+        import stagespan, sys, time
+        def work(n):
+            for i in range(n):
+                with stagespan.request(f"r{i}"), stagespan.span("s"):
+                    pass
+        work(10)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for _ in range(4):
+            work(600)
+            time.sleep(0.3)
+        print("done", flush=True)
+        sys.stdin.readline()
+    """
+    process = start(program, STAGESPAN_JOB="svc", STAGESPAN_REQUESTS="512")
+    ready(process)
+    with exporter() as (_, port):
+        duration = "stagespan_request_duration_seconds_count"
+        until(lambda: of(scraped(port), duration) == 10)
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        ready(process)
+        # THEN the sum is complete
+        until(lambda: total_of(scraped(port), duration) == 2410)
+        assert of(scraped(port), "stagespan_lost_total", cause="requests_unread")
+    end(process)
+
+
+def total_of(samples: Any, counted: str) -> float:
+    """Return the number of requests that were read, and of those that were not."""
+    unread = of(samples, "stagespan_lost_total", cause="requests_unread") or 0
+    return float((of(samples, counted) or 0) + unread)
+
+
 def test_spans_that_are_overwritten_before_they_are_read_are_counted(folder: Path) -> None:
     # GIVEN an exporter that has read a process, and is stopped while it writes its ring 3 times
     program = """

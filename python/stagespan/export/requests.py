@@ -121,6 +121,7 @@ class Taker:
         self._parts: dict[int, Part] = {}
         self._batches: dict[int, Batch] = {}
         self._highest = max(self.taken, default=0)
+        self._left: set[int] = set()  # seen by the last call, and left for a later one
         self.missed: Counter[str] = Counter()
         """What was overwritten before it was taken, by cause."""
         self._overwritten = 0
@@ -143,8 +144,11 @@ class Taker:
             highest = max(known, default=0)
             new = sum(number > self._highest for number in known)
             self.missed["requests_unread"] += max(highest - self._highest - new, 0)
+            # Those that had not ended for long enough when they were last seen.
+            self.missed["requests_unread"] += len(self._left - known)
         self._highest = max(known, default=self._highest)
         self.taken = (self.taken & known) | {one["number"] for one in found}
+        self._left = known - self.taken
         return found
 
     @property
