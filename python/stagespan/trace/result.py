@@ -391,6 +391,7 @@ class Titled(Result):
 
 Lack = Literal[
     "damaged_times",
+    "device_not_recorded",
     "different_activities",
     "different_work",
     "has_device",

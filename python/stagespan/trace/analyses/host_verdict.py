@@ -11,7 +11,11 @@ from stagespan.trace.analyses import host, kernels
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES
 from stagespan.trace.derived.launch_sources import stage_calls
-from stagespan.trace.derived.missing import steps_without_operators
+from stagespan.trace.derived.missing import (
+    NOT_RECORDED,
+    steps_without_operators,
+    unrecorded_device,
+)
 from stagespan.trace.derived.threads import named
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import exclusive
@@ -81,9 +85,15 @@ def _of_operators(trace: Trace, found: host.Host) -> HostVerdict:
     time += f" ({share(times[word], found.span_ns):.1f} %)"
     operators = trace.rows_of(["cpu_op"])
     begin = int(trace.events.begin_ns[operators].min())
+    sentence = _SENTENCES[word](trace, found, time)
+    device = unrecorded_device(trace)
+    if device is not None:
+        sentence = (
+            f"Host only: the program used a device ({device}), but {NOT_RECORDED}. {sentence}"
+        )
     return HostVerdict(
         verdict=word,
-        sentence=_SENTENCES[word](trace, found, time),
+        sentence=sentence,
         begin_ns=begin,
         end_ns=begin + found.span_ns,
         parts_ns=dict(sorted(found.parts.items(), key=lambda item: -item[1])),

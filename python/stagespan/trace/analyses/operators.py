@@ -18,6 +18,7 @@ from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.idle_causes import loads_data
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
 from stagespan.trace.derived.launch_sources import host_operators
+from stagespan.trace.derived.missing import unrecorded_device
 from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.derived.windows import BaseWindow, base_window
@@ -163,9 +164,28 @@ def operator_findings(trace: Trace) -> list[Finding]:
     found = _operators(trace)
     if found is None or len(found.rows) == 0 or found.base.whole_ns == 0:
         return []
+    if unrecorded_device(trace) is not None:
+        return [_of_device(found)]
     read = _reads_of_one(found)
     every = [_of_copies(found), _of_double(found), *_of_small(found, read), _not_fused(found)]
     return [each for each in every if each is not None]
+
+
+def _of_device(operators: _Operators) -> Finding:
+    """Return a finding about a program whose device was not recorded.
+
+    The host's times of operators do not show what other operators would win.
+    """
+    return Finding(
+        "medium",
+        "Operators have the times of the host, which does not wait for most of the device's work:"
+        f" the trace has no events of the device that the program used"
+        f" ({unrecorded_device(operators.trace)}). torch.profiler.profile() records it by default;"
+        " activities=[...] must also contain the activity of the device, such as"
+        " ProfilerActivity.CUDA (NVIDIA and AMD) or ProfilerActivity.XPU.",
+        (operators.longest(operators.outer),),
+        "operators.device_not_recorded",
+    )
 
 
 def _of_copies(operators: _Operators) -> Finding | None:

@@ -18,7 +18,12 @@ from stagespan.trace.analyses import kernels as kernel_times
 from stagespan.trace.analyses.kernels import Kernels
 from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.kernel_kinds import COMMUNICATION, KINDS
-from stagespan.trace.derived.missing import needs_operators
+from stagespan.trace.derived.missing import (
+    NOT_RECORDED,
+    needs_device,
+    needs_operators,
+    unrecorded_device,
+)
 from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting, with_those_below
 from stagespan.trace.derived.windows import BaseWindow, base_window, steps_of
@@ -327,6 +332,13 @@ def analyze(trace: Trace) -> Rates | Unavailable:
             "The trace has neither kernels nor operators, so there are no rates.",
             "no_operators",
             needs=needs_operators(trace),
+        )
+    device = unrecorded_device(trace)
+    if device is not None:
+        return Unavailable(
+            f"The program used a device ({device}), but {NOT_RECORDED}. So there are no rates.",
+            "device_not_recorded",
+            needs=needs_device(trace),
         )
     if trace.argument("Input Dims") is None:
         return Unavailable(

@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
+
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import named
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import Unavailable
+from stagespan.trace.read.view import once
+from stagespan.trace.result import Unavailable, shortened
 
 DAMAGED_TIMES = Unavailable(
     "The times in this trace are damaged: its timestamps span several years, so they are not"
     " valid.",
     "damaged_times",
+)
+
+
+# Calls of a runtime that start work on a device, and operators that need one.
+_STARTS_WORK = re.compile(r"Launch(?:Cooperative)?Kernel|KernelLaunch|GraphLaunch|Mem(?:cpy|set)")
+_NEEDS_DEVICE = re.compile(
+    r"^aten::(?:cudnn_|_cudnn|miopen_|_?pin_memory|_flash_attention_(?:forward|backward)"
+    r"|_efficient_attention_|_scaled_dot_product_(?:flash|efficient|cudnn)_attention"
+    r"(?:_backward)?$)|^nccl:"
+)
+_CPU = 0
+
+
+@once
+def unrecorded_device(trace: Trace) -> str | None:
+    """Return what shows that the program used a device of which the trace has no events.
+
+    This is a name, such as `cudaLaunchKernel`. None if the trace has device events, or if nothing
+    shows that a device was used. The times of operators are then those of the host, which does not
+    wait for most of their work.
+    """
+    if len(device_work(trace).rows):
+        return None
+    for rows, pattern in (
+        (launches(trace), _STARTS_WORK),
+        (trace.rows_of(["cpu_op"]), _NEEDS_DEVICE),
+    ):
+        codes, counts = np.unique(trace.events.name[rows], return_counts=True)
+        for code in codes[np.argsort(-counts, kind="stable")].tolist():
+            if pattern.search(trace.names[code]):
+                return shortened(trace.names[code], 60)
+    kind = trace.argument("Device Type", "instants")
+    if kind is not None and kind.numbers is not None and (kind.numbers > _CPU).any():
+        return "its memory"
+    return None
+
+
+NOT_RECORDED = (
+    "the trace has no events of it, so what the device did is unknown and operators have the times"
+    " of the host"
 )
 
 
