@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+import pytest
+from exporting import exporter, of, scraped, until
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_process import end, ready, start
@@ -19,6 +22,7 @@ from stagespan.export.figures import (
     figures_of,
     groups_of,
 )
+from stagespan.export.requests import Taker
 from stagespan.recording import Recording
 
 
@@ -110,3 +114,81 @@ def test_names_beyond_the_limit_are_counted_once() -> None:
     shown = [names.shown(name) for name in ("b", "c", "a", "d", "c", "b")]
     assert shown == ["b", OTHER, "a", OTHER, OTHER, "b"]
     assert names.others == 2
+
+
+ANSWERED = """
+    import multiprocessing, sys, time
+    import stagespan
+
+    def worker(tasks, replies):
+        while (carrier := tasks.get()) is not None:
+            with stagespan.extract(carrier) as remote:
+                replies.put(remote.inject(queue="replies"))
+
+    context = multiprocessing.get_context("fork")
+    tasks, replies = context.SimpleQueue(), context.SimpleQueue()
+    child = context.Process(target=worker, args=(tasks, replies))
+    child.start()
+    stagespan.request()  # this process has a number that no row shows
+    print("ready", flush=True)
+    while line := sys.stdin.readline().split():
+        number, seconds = int(line[0]), float(line[1])
+        for _ in range(number):
+            with stagespan.request():
+                tasks.put(stagespan.inject(queue="tasks"))
+                with stagespan.extract(replies.get()):
+                    pass
+                time.sleep(seconds)
+        print("done", flush=True)
+    tasks.put(None)
+    child.join()
+"""
+
+
+def test_requests_with_answers_are_read_once_or_counted_as_missed(folder: Path) -> None:
+    # GIVEN a process with room for 64 rows, of which each request with its answer takes two
+    process = start(ANSWERED, STAGESPAN_REQUESTS="64")
+    ready(process)
+    assert process.stdin is not None
+    taker = Taker()
+    found: Counter[str] = Counter()
+
+    def run(number: int) -> None:
+        assert process.stdin is not None
+        process.stdin.write(f"{number} 0\n")
+        process.stdin.flush()
+        ready(process)
+
+    def take() -> None:
+        ended = taker.ended(recording.open(process.pid), at_end=True)
+        found.update(one["origin"] for one in ended)
+
+    # WHEN it is read before its rows are displaced THEN all of them are found
+    for _ in range(6):
+        run(20)
+        take()
+        take()
+    assert (found, taker.missed["requests_unread"]) == ({"root": 120, "return": 120}, 0)
+    # WHEN more are displaced before it is read THEN each is found, or counted as missed
+    run(100)
+    take()
+    take()
+    assert found["root"] + found["return"] == 240 + 64
+    assert taker.missed["requests_unread"] == pytest.approx(200 - 64, abs=1)
+    process.communicate("\n", timeout=30)
+    assert process.returncode == 0
+
+
+def test_a_request_that_goes_on_after_its_answer_is_counted(folder: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    # GIVEN a request that goes on for longer than an exporter waits after the answer
+    with exporter() as (_, port):
+        process = start(ANSWERED, STAGESPAN_JOB="svc")
+        ready(process)
+        process.communicate("1 2.5\n\n", timeout=30)
+        # WHEN both have ended THEN the answer and the request are counted
+        counts = (
+            "stagespan_handoff_duration_seconds_count",
+            "stagespan_request_duration_seconds_count",
+        )
+        until(lambda: [of(scraped(port), one, service="svc") for one in counts] == [2, 1])

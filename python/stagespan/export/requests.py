@@ -116,12 +116,13 @@ class Taker:
     def __init__(self, taken: Iterable[int] = (), unsent: Iterable[int] = ()) -> None:
         """``unsent`` are the numbers of segments that were taken, but not sent."""
         self.taken = set(taken)
-        """The numbers of segments that were taken, and are still in the recording."""
+        """The rows that were taken, and are still in the recording (`_key`)."""
         self._again = set(unsent)
         self._parts: dict[int, Part] = {}
         self._batches: dict[int, Batch] = {}
         self._highest = max(self.taken, default=0)
-        self._left: set[int] = set()  # seen by the last call, and left for a later one
+        self._known: set[int] | None = None  # what the last call has seen
+        self._unseen = 0  # numbers that no row had, beyond those that were counted as missed
         self.missed: Counter[str] = Counter()
         """What was overwritten before it was taken, by cause."""
         self._overwritten = 0
@@ -132,24 +133,41 @@ class Taker:
 
         With ``at_end``, those are not left for a later call that have ended just now.
         """
-        segments = copy.segments()
-        known = {one["number"] for one in segments}
-        found = [
-            one
-            for one in segments
-            if one["number"] not in self.taken
+        rows = {_key(one): one for one in copy.segments()}
+        known = set(rows)
+        seen = self._known
+        if seen is None:  # an earlier exporter may have seen them
+            seen = {key for key in known if key in self.taken or 0 < key <= self._highest}
+        found = {
+            key: one
+            for key, one in rows.items()
+            if key not in self.taken
             and (copy.has_gone or _is_quiet(one, copy.read_ns, 0 if at_end else _QUIET_NS))
-        ]
-        if self._highest and len(segments) >= copy.most_segments:
-            highest = max(known, default=0)
-            new = sum(number > self._highest for number in known)
-            self.missed["requests_unread"] += max(highest - self._highest - new, 0)
+        }
+        highest = max(known, default=self._highest)
+        if self._highest:
+            self._count_unseen(copy, highest, known - seen)
             # Those that had not ended for long enough when they were last seen.
-            self.missed["requests_unread"] += len(self._left - known)
-        self._highest = max(known, default=self._highest)
-        self.taken = (self.taken & known) | {one["number"] for one in found}
-        self._left = known - self.taken
-        return found
+            if len(rows) >= copy.most_segments:
+                self.missed["requests_unread"] += len(seen - self.taken - known)
+        self._highest = highest
+        self.taken = (self.taken & known) | found.keys()
+        self._known = known
+        return list(found.values())
+
+    def _count_unseen(self, copy: Recording, highest: int, new: set[int]) -> None:
+        """Count the rows that were displaced before any call has seen them.
+
+        Each row has used up a number. A hop that has come back does not show its own one, which may
+        be later than those of all other rows, and a row may be written after later ones.
+        """
+        before = self._unseen
+        self._unseen += highest - self._highest - len(new)
+        if len(copy.segments()) < copy.most_segments:
+            self._unseen = min(self._unseen, 0)  # none was displaced: these numbers were not used
+        missed = max(self._unseen if copy.has_gone else min(before, self._unseen), 0)
+        self.missed["requests_unread"] += missed
+        self._unseen -= missed
 
     @property
     def unsent(self) -> set[int]:
@@ -240,6 +258,15 @@ class Taker:
                 if span_id in self._batches:
                     found[number].append(self._batches[span_id])
         return found
+
+
+def _key(one: Segment) -> int:
+    """Return what identifies a row: the number of a segment, or a negative number of a hop.
+
+    Hops that have come back have the number of the segment that they have come back to.
+    """
+    hop = one["parent_hop"]
+    return one["number"] if one["origin"] != "return" or hop is None else -(int(hop, 16) >> 1) - 1
 
 
 def _is_quiet(segment: Segment, now_ns: int | None, least_ns: int) -> bool:
