@@ -13,7 +13,7 @@ try:
     import stagespan._core as _extension
 
     _extension.require_main_interpreter()  # Python 3.13 imports it in others, too
-except ImportError as _error:
+except Exception as _error:  # a damaged file may raise any
     from stagespan import without_core as _without_core
 
     _without_core.install(_error)

@@ -13,6 +13,7 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stagespan.errors import StagespanError
@@ -24,13 +25,13 @@ _F = TypeVar("_F")
 _reason = "it is not installed"
 
 
-def install(error: ImportError) -> None:
+def install(error: Exception) -> None:
     """Use this module as `stagespan._core`, and log the reason."""
     global _reason
     import sysconfig
     from importlib.machinery import EXTENSION_SUFFIXES
 
-    _reason = str(error)
+    _reason = str(error) if isinstance(error, ImportError) else repr(error)
     if isinstance(error, ModuleNotFoundError):
         _reason += f"; its file for this Python ends in {EXTENSION_SUFFIXES[0]}"
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -250,9 +251,7 @@ class Request:
 
     def _receive(self, carrier: Any, request_id: str, trusted: bool) -> None:
         self._initialise(request_id, None, {})
-        keys = ("traceparent", "tracestate", "stagespan")[: 3 if trusted else 2]
-        pairs = carrier.items() if hasattr(carrier, "items") else carrier or ()
-        self._texts = {name: text for name, text in pairs if name in keys}
+        self._texts = _texts_in(carrier, ("traceparent", "tracestate", "stagespan")[: 2 + trusted])
 
     def _enter(self) -> None:
         if self._entered is not None:
@@ -271,10 +270,22 @@ class Request:
     def inject(self, carrier: Any = None, **options: Any) -> dict[str, str]:
         """Pass on what was received."""
         found: dict[str, str] = {} if carrier is None else carrier
-        found.update(self._texts)
+        for name in self._texts:  # not every carrier has update()
+            found[name] = self._texts[name]
         return found
 
     chunk = set_status = lambda self, *args, **kwargs: None
+
+
+def _texts_in(carrier: Any, names: tuple[str, ...]) -> dict[str, str]:
+    """Return the texts with these names. Everything else that a sender may write is ignored."""
+    found = {}
+    for pair in carrier.items() if hasattr(carrier, "items") else carrier or ():
+        with contextlib.suppress(AttributeError, TypeError, ValueError):
+            name, text = (p.decode("latin-1") if isinstance(p, bytes) else p for p in pair)
+            if name.lower() in names and isinstance(text, str):
+                found[name.lower()] = text
+    return found
 
 
 def inject(carrier: Any = None, **options: Any) -> dict[str, str]:
@@ -360,7 +371,8 @@ def spans(*, since: SpanCursor | None = None) -> Any:
 
 
 open_spans = stage_names = stage_kinds = list
-lost = arena_info = clock_info = memory_peak_rss_bytes = dict
+lost = Counter  # nothing of any cause
+arena_info = clock_info = memory_peak_rss_bytes = dict
 
 
 def request_figures(requests: list[tuple[int, int]]) -> list[tuple[list[Any], bool]]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import email.message
 import json
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import click
 import numpy
+import public_uses
 import pytest
 
 import stagespan
-from stagespan import _core, without_core
+from stagespan import _core, cli, without_core
 from stagespan.errors import StagespanError
 
 BLOCKED = "import sys; sys.modules['stagespan._core'] = None\n"  # Python then refuses the import
@@ -112,9 +117,142 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert _core.__file__.endswith(done.stderr.split(" ends in ")[1].split(")")[0])
 
 
-def test_all_public_names_are_there(tmp_path: Path) -> None:
-    done = run("import stagespan; [getattr(stagespan, n) for n in stagespan.__all__]", tmp_path)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("suffix", [".py", EXTENSION_SUFFIXES[0]])
+def test_a_damaged_file_is_no_reason_to_stop(suffix: str, tmp_path: Path) -> None:
+    # GIVEN an extension whose import raises an error of its own, or that the system cannot load
+    package = Path(stagespan.__file__).parent
+    shutil.copytree(package, tmp_path / "stagespan", ignore=shutil.ignore_patterns("*.so"))
+    (tmp_path / "stagespan" / f"_core{suffix}").write_text("raise RuntimeError('of this test')")
+    path = os.pathsep.join((str(tmp_path), str(Path(numpy.__file__).parents[1])))
+
+    # WHEN a program imports the package
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import stagespan; print(stagespan.is_available())"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+    # THEN it runs on, and the reason is in one line
+    assert done.stdout == "False\n", done.stderr
+    assert done.stderr.count("\n") == 1
+    expected = "RuntimeError('of this test')" if suffix == ".py" else f"_core{suffix}: "
+    assert expected in done.stderr.partition("the extension cannot be imported (")[2]
+
+
+# --- each public name -------------------------------------------------------------------------
+
+REFUSED = {
+    "stagespan.StageBenchHarness",
+    "stagespan.analyze",
+    *(f"stagespan.recording.{name}" for name in ("Job", "Recording", "job", "open", "recordings")),
+    *(f"stagespan.trace.{name}" for name in ("breakdown", "device_use", "read_trace")),
+    "stagespan.compat.telefuser.stage_bench_harness.StageBenchHarness",
+    "stagespan.export.prometheus.register",
+}
+"""The names that cannot do anything without the extension."""
+
+
+class Uses(NamedTuple):
+    """The errors that the uses of public names raise, and the folder with the files they read."""
+
+    folder: Path
+    present: dict[str, str]
+    without: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def uses(tmp_path_factory: pytest.TempPathFactory) -> Uses:
+    folder = tmp_path_factory.mktemp("uses")
+
+    def errors(*arguments: str) -> dict[str, str]:
+        command = [sys.executable, public_uses.__file__, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    return Uses(folder, errors(), errors("blocked"))
+
+
+def test_each_public_name_has_a_use() -> None:
+    assert set(public_uses.public_names()) - set(public_uses.USES) == set()
+
+
+def test_the_uses_are_right(uses: Uses) -> None:
+    assert {name: error for name, error in uses.present.items() if error} == {}
+
+
+def test_each_public_name_works_or_is_refused_in_a_sentence(uses: Uses) -> None:
+    refused = REFUSED & set(uses.without)
+    assert {name for name, error in uses.without.items() if error} == refused
+    for name in refused:
+        kind, text = uses.without[name].split(": ", 1)
+        assert kind == "_NeedsExtension"
+        assert text.startswith("This needs stagespan's extension, and the extension cannot be ")
+        assert text.count(". ") == 0
+
+
+VERBS = {
+    "analyze": [public_uses.TRACE],
+    "bench": [public_uses.SIGNATURES, "--stage", "used", "--factory", "builtins:list"],
+    "compare": [public_uses.REPORT, public_uses.REPORT],
+    "dump": ["1"],
+    "export": ["--otlp", "http://127.0.0.1:1"],
+    "merge-spans": [public_uses.TRACE],
+    "ncu": ["missing_breakdown.json"],
+    "ps": [],
+    "recover": ["1"],
+    "report": [public_uses.REPORT],
+    "requests": [],
+    "run": ["script.py"],
+    "stages": [public_uses.SIGNATURES],
+    "top": ["1"],
+}
+READ_JSON_ONLY = {"compare", "report", "stages"}
+
+
+def test_the_commands_are_all() -> None:
+    # doctor has a test of its own.
+    assert {*VERBS, "doctor"} == set(cli.command.list_commands(click.Context(cli.command)))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_command_works_or_is_refused(verb: str, uses: Uses) -> None:
+    done = run("from stagespan.cli import main; main()", uses.folder, verb, *VERBS[verb])
+    warning, *lines = done.stderr.splitlines()
+    assert "nothing is timed" in warning
+    assert "Traceback" not in done.stderr
+    if verb in READ_JSON_ONLY:
+        assert done.returncode == 0, done.stderr
+    elif verb != "ncu":  # which needs a file that it cannot find here
+        assert done.returncode == 2
+        assert lines[-1].startswith("Error: This needs stagespan's extension, and the extension ")
+
+
+def test_other_tests_run_where_the_plugin_is_installed(tmp_path: Path) -> None:
+    test = "def test_one(pytestconfig):\n    assert pytestconfig.pluginmanager.{}\n"
+    (tmp_path / "test_of_a_user.py").write_text(test.format("hasplugin('stagespan')"))
+    program = "import pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider']))"
+    done = run(program, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"traceparent": "t", "stagespan": "s"},
+        [(b"Traceparent", b"t"), (b"StageSpan", b"s"), (b"host", b"h")],
+        [("traceparent", "t"), ("stagespan", "s"), ("one", "two", "three"), 4, (5, 6)],
+    ],
+)
+def test_requests_pass_on_what_any_sender_wrote(headers: Any) -> None:
+    remote = without_core.Request()
+    remote._receive(headers, "", True)
+    message = email.message.Message()  # a carrier without update()
+    assert dict(remote.inject(message)) == {"traceparent": "t", "stagespan": "s"}
+    remote._receive(headers, "", False)
+    assert remote.inject() == {"traceparent": "t"}
 
 
 def test_spans_have_the_same_fields() -> None:
@@ -132,16 +270,6 @@ def test_only_names_of_the_extension_are_replaced() -> None:
     }
     assert defined - own
     assert defined - own - set(dir(_core)) == set()
-
-
-@pytest.mark.parametrize("command", [["analyze", "t.json"], ["ps"], ["run", "t.json"]])
-def test_reading_traces_and_recordings_is_refused(command: list[str], tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text("[]")
-    done = run("from stagespan.cli import main; main()", tmp_path, *command)
-    warning, refusal = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert "nothing is timed" in warning
-    assert refusal.startswith("Error: This needs stagespan's extension")
 
 
 def test_the_doctor_calls_it_a_failure(tmp_path: Path) -> None:

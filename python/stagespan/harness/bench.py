@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagespan import _core
+from stagespan import _core, without_core
 from stagespan.contexts import context
 from stagespan.device.environment import machine
 from stagespan.errors import HarnessError, StagespanError
@@ -145,8 +145,11 @@ class StageBenchHarness:
 
         Raises HarnessError if the stage cannot be replayed: there is no stage, an argument cannot
         be replayed, a device is missing, there is too little memory, the stage has no method to
-        run, or the output folder cannot be written.
+        run, or the output folder cannot be written. Raises StagespanError without the extension,
+        which reads the trace.
         """
+        if _core is without_core:
+            without_core.refuse()
         if self.stage_instance is None and self.config.step_fn is None:
             raise HarnessError(
                 f"Stage {self.stage_name!r} has no instance to run: pass the loaded stage as "
