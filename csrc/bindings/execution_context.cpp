@@ -242,6 +242,39 @@ void switch_scope(ThreadState& thread, PyObject* context) noexcept {
     become_base(thread, context);
 }
 
+WorkingSpan working_span(const void* owner, std::uint32_t stage) noexcept {
+  ParentLink link;
+  if (t_state == nullptr) {
+    const ErrorAside pending;
+    Inherited stored;
+    if (!read_inherited(stored)) return {};
+    if (stored.base == Inherited::kExact)
+      link = stored.link;
+    else
+      Recorder::get().innermost_elsewhere(stored.base, stored.link.request, link);
+  } else {
+    ThreadState& thread = current_thread();
+    const Scope& scope = *thread.scope;
+    const OpenFrame* found = nullptr;
+    for (std::uint32_t index = scope.top; index != scope.root && index != 0;
+         index = thread.frames[index].below.load(relaxed)) {
+      const OpenFrame& frame = thread.frames[index];
+      const bool is_own = thread.locals[index].owner == owner;
+      if (!is_own && (found != nullptr || frame.stage.load(relaxed) != stage)) continue;
+      if ((frame.flags.load(relaxed) & (kFrameInactive | kFrameClosedAway)) != 0) continue;
+      found = &frame;
+      if (is_own) break;
+    }
+    if (found != nullptr) return {found->id.load(relaxed), found->begin_ticks.load(relaxed)};
+    const OpenFrame& root = thread.frames[scope.root];
+    link.id = root.as_parent_id.load(relaxed);
+    link.stage = root.as_parent_stage.load(relaxed);
+    publish(thread);  // a scope without open spans is removed again
+  }
+  // The begin of a span in other code is not known, and is earlier than now.
+  return link.id != 0 && link.stage == stage ? WorkingSpan{link.id, now_ticks()} : WorkingSpan{};
+}
+
 Inherited inherited_from(const ThreadState& thread, const Scope& scope) noexcept {
   if (scope.is_follower && is_idle(scope)) return static_cast<const TaskScope&>(scope).stored;
   return {innermost(thread, scope), scope.is_task ? Inherited::kExact : thread.serial};

@@ -65,6 +65,10 @@ inline bool has_no_scope(const ThreadState& thread) noexcept {
   return thread.is_stand_in() || thread.scope == &thread.nowhere;
 }
 
+/// The open span that `owner` has opened, or else the innermost one of `stage`, in the running code or where its
+/// context was copied; none if there is none. A thread that has opened no spans does not get a state by this call.
+WorkingSpan working_span(const void* owner, std::uint32_t stage) noexcept;
+
 /// Called when the innermost span of the current scope has changed.
 STAGESPAN_HOT void publish(ThreadState& thread) noexcept {
   if (thread.scope->is_task) [[unlikely]]

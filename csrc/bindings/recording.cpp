@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <cstdio>
+#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 
 #include "object.h"
 #include "reading.h"
@@ -185,6 +189,10 @@ py::dict info(const Recording& recording) {
   result["unix_offset_ns"] = recording.copy.fit.unix_offset_ns();
   result["clock"] = header.clock;
   result["segment_entries"] = header.segment_entries;
+  const std::uint64_t since = header.amounts_since_ticks.load(std::memory_order_relaxed);
+  result["amounts_since_ns"] = since != 0 ? recording.copy.fit.unix_ns(since) : 0;
+  result["amounts_written"] = header.amount_head.load(std::memory_order_relaxed);
+  result["amounts_kept"] = recording.copy.arena.amount_count();
   result["now_ns"] = now != 0 ? py::object(py::int_(recording.copy.fit.unix_ns(now))) : py::object(py::none());
   return result;
 }
@@ -306,6 +314,33 @@ py::list links_of(const Recording& recording) {
   return result;
 }
 
+// An int if it is a whole number that a double represents exactly, otherwise a float.
+py::object number_of(const Amount& amount) {
+  if (amount.fraction == 0) return py::int_(amount.whole);
+  constexpr double largest = std::numeric_limits<double>::max();
+  const double sum = std::clamp(static_cast<double>(amount.whole) + amount.fraction, -largest, largest);
+  if (std::trunc(sum) == sum && std::abs(sum) < 0x1p53) return py::int_(static_cast<std::int64_t>(sum));
+  return py::float_(sum);
+}
+
+// {span id: {unit: amount}}
+py::dict amounts_of(const Recording& recording, const std::optional<std::unordered_set<std::uint64_t>>& spans) {
+  const auto found = read_amounts(recording.copy.arena, spans ? &*spans : nullptr);
+  const NoCollection by_allocations;
+  py::dict result;
+  std::map<std::uint32_t, py::object> units;
+  for (const auto& [span, amounts] : found) {
+    py::dict of_span;
+    for (const auto& [key, amount] : amounts) {
+      py::object& unit = units[key];
+      if (!unit) unit = field_text(recording.copy.arena.work_keys()[key].text);
+      of_span[unit] = number_of(amount);
+    }
+    result[py::int_(span)] = std::move(of_span);
+  }
+  return result;
+}
+
 py::list threads_of(const Recording& recording) {
   const NoCollection by_allocations;
   py::list result;
@@ -369,8 +404,20 @@ void define_recording(py::module_& module) {
       .def("open_spans", open_of)
       .def("segments", segments_of)
       .def("links", links_of)
+      .def("amounts", amounts_of, py::arg("spans") = py::none())
       .def("threads", threads_of)
       .def("lost", lost_of);
+  module.def(
+      "recording_marks",
+      [](int fd) {
+        std::string marks;
+        {
+          const py::gil_scoped_release unlocked;
+          marks = recording_marks(fd);
+        }
+        return py::bytes(marks);
+      },
+      py::arg("fd"));
   module.def("recording_read", read_recording, py::arg("fd"), py::arg("what"), py::arg("everything") = true);
 }
 

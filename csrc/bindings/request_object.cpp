@@ -294,7 +294,8 @@ PyObject* request_set_status(PyObject* object, PyObject* status) {
                         "%R is not a status of a request: pass one of ok, error, cancelled, discarded, abandoned",
                         status);
   self.status = number;
-  if (SegmentEntry* const entry = entry_of(self.number, self.shown)) entry->status.store(number, relaxed);
+  if (self.shown != 0)
+    Recorder::get().set_segment_status(self.number, self.shown - 1, static_cast<SegmentStatus>(number));
   Py_RETURN_NONE;
 }
 

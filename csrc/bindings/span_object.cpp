@@ -283,6 +283,7 @@ PyObject* span_add(PyObject* object, PyObject* const* args, Py_ssize_t count, Py
     return nullptr;
   }
   if (!mode_has(self->mask)) Py_RETURN_NONE;
+  const WorkingSpan span = working_span(self, self->stage);
   for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i) {
     Py_ssize_t length = 0;
     const char* const key = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(kwnames, i), &length);
@@ -299,7 +300,7 @@ PyObject* span_add(PyObject* object, PyObject* const* args, Py_ssize_t count, Py
                    PyTuple_GET_ITEM(kwnames, i), self->name, args[i]);
       return nullptr;
     }
-    Recorder::get().add_work(self->stage, {key, static_cast<std::size_t>(length)}, whole, fraction);
+    Recorder::get().add_work(self->stage, {key, static_cast<std::size_t>(length)}, whole, fraction, span);
   }
   Py_RETURN_NONE;
 }

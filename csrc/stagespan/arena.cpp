@@ -39,6 +39,7 @@ std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions
       {kRegionDeviceBlocks, sizeof(StatsBlock), std::uint64_t{kMaxDeviceStages} * kDeviceFigures},
       {kRegionSegments, sizeof(SegmentEntry), sizes.segment_entries},
       {kRegionLinks, sizeof(LinkRecord), std::uint64_t{sizes.segment_entries} * kLinksPerRequest},
+      {kRegionAmounts, sizeof(AmountRecord), std::uint64_t{sizes.segment_entries} * kAmountsPerRequest},
   };
   std::uint64_t offset = round_up(sizeof(ArenaHeader), kPageBytes);
   for (const auto& want : wanted) {

@@ -41,6 +41,8 @@ class ArenaView {
   SegmentEntry* segments() const noexcept { return region<SegmentEntry>(kRegionSegments); }
   LinkRecord* links() const noexcept { return region<LinkRecord>(kRegionLinks); }
   std::uint64_t link_count() const noexcept { return std::uint64_t{header().segment_entries} * kLinksPerRequest; }
+  AmountRecord* amounts() const noexcept { return region<AmountRecord>(kRegionAmounts); }
+  std::uint64_t amount_count() const noexcept { return std::uint64_t{header().segment_entries} * kAmountsPerRequest; }
   OpenFrame* detached() const noexcept { return region<OpenFrame>(kRegionDetached); }
   SpanRecord* ring(std::uint32_t slot) const noexcept {
     return region<SpanRecord>(kRegionRings) + std::size_t{slot} * header().ring_spans;

@@ -45,10 +45,12 @@ namespace stagespan {
 //   | SegmentEntry*|  x segment_entries: the latest requests in this process, found through their numbers
 //   +-------------+ regions[kRegionLinks]
 //   | LinkRecord *|  x links_per_segment x segment_entries: which requests a batch served, the latest ones
+//   +-------------+ regions[kRegionAmounts]
+//   | AmountRec. *|  x amounts_per_segment x segment_entries: the work of single spans, the latest amounts
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 8;
+inline constexpr std::uint32_t kLayoutVersion = 9;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -80,6 +82,7 @@ inline constexpr std::uint32_t kDefaultRequests = 4096;
 inline constexpr std::uint32_t kFewestRequests = 64;
 inline constexpr std::uint32_t kMostRequests = 1U << 16;
 inline constexpr std::uint32_t kLinksPerRequest = 4;
+inline constexpr std::uint32_t kAmountsPerRequest = 8;
 inline constexpr std::uint32_t kRequestIdBytes = 64;
 inline constexpr std::uint32_t kBranchBytes = 16;
 inline constexpr std::uint32_t kThreadNameBytes = 64;
@@ -95,6 +98,7 @@ inline constexpr std::uint32_t kBlocksAtOnce = 16;
 inline constexpr std::uint32_t kDeviceStagesAtOnce = 16;
 inline constexpr std::uint32_t kSegmentsAtOnce = 64;
 inline constexpr std::uint32_t kLinksAtOnce = kSegmentsAtOnce * kLinksPerRequest;
+inline constexpr std::uint32_t kAmountsAtOnce = kSegmentsAtOnce * kAmountsPerRequest;
 
 /// The distance of two slots' frames in the arrays of frames and of locals. It is the same in both, so that a thread
 /// finds a frame and its local by one index, also beyond its own frames. The locals of a slot reach into the next page
@@ -179,6 +183,7 @@ enum Region : std::uint32_t {
   kRegionDeviceBlocks,
   kRegionSegments,
   kRegionLinks,
+  kRegionAmounts,
   kRegionCount,
 };
 
@@ -285,8 +290,14 @@ struct ArenaHeader {
   std::atomic<std::uint8_t> device_block_pieces[kMaxDeviceStages / kDeviceStagesAtOnce];
   std::atomic<std::uint8_t> segment_pieces[kMostRequests / kSegmentsAtOnce];
   std::atomic<std::uint8_t> link_pieces[kMostRequests / kSegmentsAtOnce];
-  std::atomic<std::uint32_t> segment_high_water;  // segment entries ever used
-  std::atomic<std::uint64_t> link_head;           // link records ever written
+  std::atomic<std::uint8_t> amount_pieces[kMostRequests / kSegmentsAtOnce];
+  std::atomic<std::uint32_t> segment_high_water;   // segment entries ever used
+  std::atomic<std::uint32_t> detached_high_water;  // detached frames ever used
+  std::atomic<std::uint64_t> link_head;            // link records ever written
+  std::atomic<std::uint64_t> amount_head;          // amount records ever written
+  std::atomic<std::uint64_t> amounts_since_ticks;  // the amounts of spans that began later are all there
+  // Changes of requests, and amounts of work: with the heads of rings, it shows whether anything was recorded.
+  std::atomic<std::uint64_t> changes;
   std::atomic<std::uint8_t> device_ring_piece;
   std::atomic<std::uint8_t> refusals;  // why pieces were refused: bits of Refusal
 };
@@ -339,6 +350,7 @@ struct alignas(4096) ThreadSlot {
   alignas(64) std::atomic<std::uint64_t> head;               // number of records written so far
   std::atomic<std::uint64_t> floor;                          // the records before this number were removed by a reset
   std::atomic<std::uint64_t> next_id;                        // kept when the thread changes, so that ids stay unique
+  std::atomic<std::uint64_t> chunks;                         // outputs of streams, which have no record
   alignas(64) std::atomic<std::uint32_t> stats[kMaxStages];  // 0, or 1 + index of a StatsBlock
 };
 
@@ -504,6 +516,20 @@ struct LinkRecord {
 };
 static_assert(sizeof(LinkRecord) == 32);
 static_assert(kLinksAtOnce * sizeof(LinkRecord) % 4096 == 0);
+
+/// In AmountRecord::key: the value is a double, and not an integer.
+inline constexpr std::uint32_t kAmountIsFraction = 0x80000000;
+
+/// What a span has done, in one unit; `commit` as in a SpanRecord. The value of the latest records may still grow.
+struct AmountRecord {
+  std::atomic<std::uint64_t> span;
+  std::atomic<std::uint64_t> span_begin_ticks;
+  std::atomic<std::uint64_t> value;  // the bits of an std::int64_t or a double
+  std::atomic<std::uint32_t> key;    // a work key, and kAmountIsFraction
+  std::atomic<std::uint32_t> commit;
+};
+static_assert(sizeof(AmountRecord) == 32);
+static_assert(kAmountsAtOnce * sizeof(AmountRecord) % 4096 == 0);
 
 inline constexpr std::uint32_t kBuckets = 1016;
 inline constexpr std::uint32_t kEdges = 6;

@@ -2,11 +2,12 @@
 #include "reader.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <new>
 #include <optional>
-#include <unordered_set>
 
 namespace stagespan {
 
@@ -179,6 +180,39 @@ std::vector<LinkCopy> read_links(ArenaView arena) {
   return result;
 }
 
+std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> read_amounts(
+    ArenaView arena, const std::unordered_set<std::uint64_t>* spans) {
+  std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> result;
+  if (!arena) return result;
+  const std::uint64_t capacity = arena.amount_count();
+  const std::uint64_t head = arena.header().amount_head.load(std::memory_order_acquire);
+  for (std::uint64_t number = head > capacity ? head - capacity : 0; number < head; ++number) {
+    const AmountRecord& record = arena.amounts()[number % capacity];
+    const auto wanted = static_cast<std::uint32_t>(number + 1);
+    if (wanted == 0 || record.commit.load(std::memory_order_acquire) != wanted) continue;
+    const std::uint64_t span = record.span.load(relaxed);
+    if (spans != nullptr && !spans->contains(span)) continue;
+    const std::uint32_t key = record.key.load(relaxed);
+    const std::uint64_t value = record.value.load(relaxed);
+    load_fence();
+    if (record.commit.load(relaxed) != wanted) continue;
+    constexpr double largest = std::numeric_limits<double>::max();
+    Amount& amount = result[span][key & ~kAmountIsFraction];
+    const auto add_fraction = [&](double more) {
+      amount.fraction = std::clamp(amount.fraction + more, -largest, largest);
+    };
+    if ((key & kAmountIsFraction) != 0) {
+      add_fraction(std::bit_cast<double>(value));
+    } else if (std::int64_t sum = 0; !__builtin_add_overflow(amount.whole, std::bit_cast<std::int64_t>(value), &sum)) {
+      amount.whole = sum;
+    } else {
+      add_fraction(static_cast<double>(amount.whole) + static_cast<double>(std::bit_cast<std::int64_t>(value)));
+      amount.whole = 0;
+    }
+  }
+  return result;
+}
+
 std::unordered_map<std::uint64_t, DeviceCopy> read_device_spans(ArenaView arena) {
   std::unordered_map<std::uint64_t, DeviceCopy> result;
   if (!arena) return result;
@@ -249,7 +283,9 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
       if (seen.insert(copy.id).second) result.push_back(copy);
     }
   }
-  for (std::uint32_t index = 0; arena && index < kMaxDetached; ++index) {
+  const std::uint32_t detached =
+      arena ? std::min(arena.header().detached_high_water.load(std::memory_order_acquire), kMaxDetached) : 0;
+  for (std::uint32_t index = 0; index < detached; ++index) {
     OpenCopy copy{};
     if (!copy_frame(arena, arena.detached()[index], copy) || !seen.insert(copy.id).second) continue;
     copy.detached = true;

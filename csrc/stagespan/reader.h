@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "arena.h"
@@ -62,6 +64,16 @@ struct LinkCopy {
 
 /// The latest links, oldest first.
 std::vector<LinkCopy> read_links(ArenaView arena);
+
+/// The work of a span in one unit; the sum of both numbers.
+struct Amount {
+  std::int64_t whole = 0;
+  double fraction = 0;
+};
+
+/// The work of spans by span id and work key: of the spans with these ids, or of all spans.
+std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>> read_amounts(
+    ArenaView arena, const std::unordered_set<std::uint64_t>* spans = nullptr);
 
 /// The device times of a span; kUnknownNs if not known.
 struct DeviceCopy {

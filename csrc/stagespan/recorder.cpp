@@ -62,6 +62,19 @@ void add_amount(ArenaHeader& header, WorkEntry& entry, std::int64_t whole, doubl
   entry.fraction.store(saturated_sum(entry.fraction.load(relaxed), carried), relaxed);
 }
 
+// Adds to the value of an AmountRecord. Returns false and changes nothing if the sum of integers would overflow.
+bool add_value(std::uint64_t& sum, std::uint64_t value, bool is_fraction) {
+  if (is_fraction) {
+    sum = std::bit_cast<std::uint64_t>(saturated_sum(std::bit_cast<double>(sum), std::bit_cast<double>(value)));
+    return true;
+  }
+  std::int64_t whole = 0;
+  if (__builtin_add_overflow(std::bit_cast<std::int64_t>(sum), std::bit_cast<std::int64_t>(value), &whole))
+    return false;
+  sum = std::bit_cast<std::uint64_t>(whole);
+  return true;
+}
+
 RecordingWish recording_wish() {
   RecordingWish wish;
   const std::string mode = choice(variable("STAGESPAN_RECORDING"));
@@ -195,7 +208,8 @@ std::vector<std::string> Recorder::names() const {
   return result;
 }
 
-void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) noexcept {
+void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction,
+                        WorkingSpan span) noexcept {
   if (!arena_) return;
   // One NaN would make the whole counter NaN.
   if (!std::isfinite(fraction)) {
@@ -204,14 +218,16 @@ void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t 
   }
   const std::lock_guard lock(cold_);
   try {
-    add_work_locked(stage, key, whole, fraction);
+    add_work_locked(stage, key, whole, fraction, span);
   } catch (const std::bad_alloc&) {
     lose(kLostMemory);
   }
 }
 
-void Recorder::add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) {
+void Recorder::add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction,
+                               WorkingSpan span) {
   ArenaHeader& header = arena_.header();
+  SingleWriter::add(header.changes, std::uint64_t{1});
   std::string text(cut(key, kWorkKeyBytes));
   auto found = work_keys_.find(text);
   if (found == work_keys_.end()) {
@@ -225,6 +241,10 @@ void Recorder::add_work_locked(std::uint32_t stage, std::string_view key, std::i
     header.work_key_count.store(count + 1, std::memory_order_release);
   }
   const std::uint32_t index = found->second;
+  if (span.id != 0 && (whole != 0 || fraction == 0))
+    add_amount_locked(span, index, std::bit_cast<std::uint64_t>(whole));
+  if (span.id != 0 && fraction != 0)
+    add_amount_locked(span, index | kAmountIsFraction, std::bit_cast<std::uint64_t>(fraction));
   const std::uint64_t wanted = (std::uint64_t{stage} + 1) << 32 | index;
   const std::uint32_t start = (stage * 31 + index * 7) % kMaxWork;
   for (std::uint32_t probe = 0; probe < kMaxWork; ++probe) {
@@ -237,6 +257,41 @@ void Recorder::add_work_locked(std::uint32_t stage, std::string_view key, std::i
     return;
   }
   lose(kLostWork);
+}
+
+// Adds to one of the latest records if it is of the same span and key, so that a loop that adds a few at a time needs
+// one record.
+void Recorder::add_amount_locked(WorkingSpan span, std::uint32_t key, std::uint64_t value) noexcept {
+  constexpr std::uint64_t kLatest = 4;
+  ArenaHeader& header = arena_.header();
+  AmountRecord* const amounts = arena_.amounts();
+  const std::uint64_t capacity = arena_.amount_count();
+  const std::uint64_t number = header.amount_head.load(relaxed);
+  for (std::uint64_t before = 1; before <= std::min(number, kLatest); ++before) {
+    AmountRecord& record = amounts[(number - before) % capacity];
+    if (record.span.load(relaxed) != span.id || record.key.load(relaxed) != key) continue;
+    std::uint64_t sum = record.value.load(relaxed);
+    if (!add_value(sum, value, (key & kAmountIsFraction) != 0)) break;
+    record.value.store(sum, relaxed);
+    return;
+  }
+  const std::uint64_t index = number % capacity;
+  std::atomic<std::uint8_t>& piece = header.amount_pieces[index / kAmountsAtOnce];
+  if (recording_.is_active() && piece.load(relaxed) == kPieceUnclaimed) {
+    const bool has_room = reserve_locked(kRegionAmounts, index / kAmountsAtOnce * kAmountsAtOnce, kAmountsAtOnce);
+    piece.store(has_room ? kPieceRecorded : kPieceRefused, std::memory_order_release);
+  }
+  AmountRecord& record = amounts[index];
+  if (number >= capacity) SingleWriter::raise(header.amounts_since_ticks, record.span_begin_ticks.load(relaxed));
+  // Release: a reader that sees that the previous record is gone sees from when on all amounts are there.
+  record.commit.store(0, std::memory_order_release);
+  store_fence();  // a reader that sees a field of this record sees that the previous one has been removed
+  record.span.store(span.id, relaxed);
+  record.span_begin_ticks.store(span.begin_ticks, relaxed);
+  record.value.store(value, relaxed);
+  record.key.store(key, relaxed);
+  record.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
+  header.amount_head.store(number + 1, std::memory_order_release);
 }
 
 ClockFit Recorder::clock_fit() noexcept {

@@ -39,6 +39,12 @@ struct FoundFrame {
   explicit operator bool() const noexcept { return frame != nullptr; }
 };
 
+/// The open span that work is added to; none if its id is 0.
+struct WorkingSpan {
+  std::uint64_t id = 0;
+  std::uint64_t begin_ticks = 0;
+};
+
 /// What is known of a segment when it begins or is received.
 struct SegmentStart {
   std::string_view id;
@@ -75,8 +81,10 @@ class Recorder {
   StageKind kind_of(std::uint32_t stage) const noexcept;
   std::vector<std::string> names() const;
 
-  /// Adds to a work counter of a stage. If the sum would exceed the largest double, it stays at that value.
-  void add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) noexcept;
+  /// Adds to a work counter of a stage, and to the amounts of the span that has done the work. If a sum would exceed
+  /// the largest double, it stays at that value.
+  void add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction,
+                WorkingSpan span = {}) noexcept;
 
   /// The calling thread's state, created with its first span. If there is no memory for it, returns a replacement that
   /// all such threads share until they get their own; their spans are counted as lost.
@@ -177,6 +185,8 @@ class Recorder {
   /// `remote_stage`.
   void end_segment(std::uint64_t number, std::uint32_t index, SegmentStatus status,
                    std::uint32_t remote_stage = kNoStage) noexcept;
+  /// Sets the status of a segment that still has its entry.
+  void set_segment_status(std::uint64_t number, std::uint32_t index, SegmentStatus status) noexcept;
   /// Adds one output to a segment, and the figures of the time since the previous one to the stages with this name.
   void add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t first_stage, std::uint32_t between_stage,
                  std::uint32_t amount_stage) noexcept;
@@ -215,7 +225,9 @@ class Recorder {
   void forget_to_leave() noexcept;
   std::uint32_t intern_locked(std::string_view name, StageKind kind);
   void reserve_segments_locked(std::uint32_t index) noexcept;
-  void add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction);
+  void add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction,
+                       WorkingSpan span);
+  void add_amount_locked(WorkingSpan span, std::uint32_t key, std::uint64_t value) noexcept;
   bool take_away_locked(const FoundFrame& found, void** note) noexcept;
   std::uint64_t first_id(std::uint32_t slot_index) const noexcept;
   std::unique_ptr<ThreadState> new_thread() noexcept;

@@ -31,6 +31,9 @@ std::uint32_t Recorder::show_detached(const FinishedSpan& span, std::uint32_t th
     frame.flags.store(span.flags, relaxed);
     frame.effective.store(thread, relaxed);  // for a detached frame: the thread that opened it
     frame.id.store(span.id, std::memory_order_release);
+    std::atomic<std::uint32_t>& high_water = arena_.header().detached_high_water;
+    for (std::uint32_t seen = high_water.load(relaxed); seen <= index;)
+      if (high_water.compare_exchange_weak(seen, index + 1, std::memory_order_release, relaxed)) break;
     return index + 1;
   }
   lose(kLostDetached);

@@ -85,6 +85,7 @@ std::uint32_t Recorder::begin_segment(std::uint64_t number, const SegmentStart& 
   store_text(entry.branch, start.branch);
   store_text(entry.id, start.id);
   entry.number.store(number, std::memory_order_release);
+  SingleWriter::add(header.changes, std::uint64_t{1});
   if (header.segment_high_water.load(relaxed) <= index)
     header.segment_high_water.store(index + 1, std::memory_order_release);
   return index;
@@ -103,6 +104,7 @@ void Recorder::enter_segment(std::uint64_t number, std::uint32_t index, std::uin
     const std::lock_guard lock(cold_);
     SegmentEntry* const entry = segment(number, index);
     if (entry == nullptr) return;
+    SingleWriter::add(arena_.header().changes, std::uint64_t{1});
     entry->entered_ticks.store(now, relaxed);
     entry->end_ticks.store(0, relaxed);
     if (entry->begin_ticks.load(relaxed) != 0) return;
@@ -124,10 +126,19 @@ void Recorder::end_segment(std::uint64_t number, std::uint32_t index, SegmentSta
     if (entry->origin.load(relaxed) == kOriginRemote) begin_ticks = entry->entered_ticks.load(relaxed);
     // Release: a reader that sees the end sees the status.
     entry->end_ticks.store(end_ticks, std::memory_order_release);
+    SingleWriter::add(arena_.header().changes, std::uint64_t{1});
     if (!std::exchange(is_free_segment_[index], true))
       free_segments_[segments_freed_++ % arena_.header().segment_entries] = index;
   }
   if (begin_ticks != 0 && remote_stage != kNoStage) record_ticks(remote_stage, begin_ticks, end_ticks, number);
+}
+
+void Recorder::set_segment_status(std::uint64_t number, std::uint32_t index, SegmentStatus status) noexcept {
+  const std::lock_guard lock(cold_);
+  SegmentEntry* const entry = segment(number, index);
+  if (entry == nullptr) return;
+  entry->status.store(status, relaxed);
+  SingleWriter::add(arena_.header().changes, std::uint64_t{1});
 }
 
 void Recorder::add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_t first_stage,
@@ -141,6 +152,10 @@ void Recorder::add_chunk(SegmentEntry& entry, std::uint64_t amount, std::uint32_
   entry.chunk_amount.store(entry.chunk_amount.load(relaxed) + amount, relaxed);
   ThreadState& thread = this_thread();
   if (thread.is_stand_in() || before == 0) return;
+  if (thread.slot != nullptr)
+    SingleWriter::add(thread.slot->chunks, std::uint64_t{1});
+  else
+    ManyWriters::add(arena_.slot(kSharedSlot).chunks, std::uint64_t{1});
   const std::uint64_t ticks = ticks_between(before, now);
   const auto add = [&](std::uint32_t stage, std::uint64_t duration) {
     const SpanFigures figures{duration, 0, 0, kNoStage, false};

@@ -40,6 +40,7 @@ class Copier {
   Copier(int fd, RecordingCopy& copy) : fd_(fd), copy_(copy) {}
 
   std::string open(const std::string& what);
+  std::string marks();
   std::string copy_all(RecordingParts parts, const std::string& what);
 
  private:
@@ -49,6 +50,7 @@ class Copier {
     return static_cast<std::uint64_t>(static_cast<const std::byte*>(where) - copy_.arena.base());
   }
 
+  std::string read_header(const std::string& what, ArenaHeader& found);
   void read_to(void* to, std::uint64_t offset, std::uint64_t bytes);
   /// Copies bytes of the file to the same place of the copy.
   void take(const void* first, std::uint64_t bytes) { read_to(at(offset_of(first)), offset_of(first), bytes); }
@@ -62,12 +64,15 @@ class Copier {
   void take_threads(RecordingParts parts);
   void take_segments();
   void take_links();
+  void take_amounts();
+  void take_work_keys();
   void take_device();
   void check_figures();
   void check_block(StatsBlock& block);
   void check_stats(ThreadSlot& slot);
   void check_threads(RecordingParts parts);
   void check_work();
+  void check_amounts();
   void check_names();
   void check_clock();
   bool is_stage(std::uint32_t stage) const { return stage < copy_.names.size(); }
@@ -99,7 +104,8 @@ void Copier::read_to(void* to, std::uint64_t offset, std::uint64_t bytes) {
   }
 }
 
-std::string Copier::open(const std::string& what) {
+// Returns what is wrong with the file. If nothing is, the sizes in its header belong together.
+std::string Copier::read_header(const std::string& what, ArenaHeader& found) {
   struct stat status{};
   if (fstat(fd_, &status) != 0) return what + " cannot be examined: " + std::strerror(errno);
   if (!S_ISREG(status.st_mode)) return what + " is not a file, so it is not a recording";
@@ -122,18 +128,24 @@ std::string Copier::open(const std::string& what) {
   if (file_bytes_ < sizeof(ArenaHeader))
     return what + " is cut off: of " + std::to_string(sizeof(ArenaHeader)) + " bytes of its header it has " +
            std::to_string(file_bytes_);
-  const auto found = std::make_unique<ArenaHeader>();
-  read_to(found.get(), 0, sizeof(ArenaHeader));
-  const ArenaOptions sizes{found->ring_spans, found->frames_per_thread, found->segment_entries};
-  const bool may_be = found->header_bytes == sizeof(ArenaHeader) && std::has_single_bit(sizes.ring_spans) &&
+  read_to(&found, 0, sizeof(ArenaHeader));
+  const ArenaOptions sizes{found.ring_spans, found.frames_per_thread, found.segment_entries};
+  const bool may_be = found.header_bytes == sizeof(ArenaHeader) && std::has_single_bit(sizes.ring_spans) &&
                       sizes.ring_spans >= kLeastRingSpans && sizes.ring_spans <= kMostRingSpans &&
                       std::has_single_bit(sizes.frames_per_thread) && sizes.frames_per_thread >= kFewestFrames &&
                       sizes.frames_per_thread <= kMaxFrames && sizes.segment_entries % kSegmentsAtOnce == 0 &&
                       sizes.segment_entries >= kFewestRequests && sizes.segment_entries <= kMostRequests;
   RegionInfo regions[kRegionCount];
-  if (!may_be || found->size_bytes != plan_arena(regions, sizes) ||
-      std::memcmp(regions, found->regions, sizeof(regions)) != 0)
+  if (!may_be || found.size_bytes != plan_arena(regions, sizes) ||
+      std::memcmp(regions, found.regions, sizeof(regions)) != 0)
     return what + " is damaged: the sizes in its header do not belong together";
+  return {};
+}
+
+std::string Copier::open(const std::string& what) {
+  const auto found = std::make_unique<ArenaHeader>();
+  if (std::string wrong = read_header(what, *found); !wrong.empty()) return wrong;
+  const ArenaOptions sizes{found->ring_spans, found->frames_per_thread, found->segment_entries};
   void* const memory =
       mmap(nullptr, found->size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -233,7 +245,7 @@ void Copier::take_figures() {
       take_blocks(first, count);
       std::fill_n(block_is_missing_.begin() + first, count, std::uint8_t{0});
     }
-    take(arena.work_keys(), offset_of(arena.detached()) - offset_of(arena.work_keys()));
+    take(arena.work(), kMaxWork * sizeof(WorkEntry));
     load_fence();
     read_to(&after, offsetof(ArenaHeader, fold_version), sizeof(after));
     copy_.is_moving = (before & 1) != 0 || before != after;
@@ -279,7 +291,7 @@ void Copier::take_threads(RecordingParts parts) {
     if (plain(again.thread) == plain(slot.thread) && plain(again.state) == kSlotLive) continue;
     for (std::uint32_t k = 0; k < frames; ++k) arena.frames(i)[k].id.store(0, relaxed);
   }
-  take_whole(arena.detached(), kMaxDetached, id_of);
+  take_whole(arena.detached(), std::min(plain(header().detached_high_water), kMaxDetached), id_of);
 }
 
 void Copier::check_threads(RecordingParts parts) {
@@ -303,7 +315,7 @@ void Copier::check_threads(RecordingParts parts) {
       record.commit.store(0, relaxed);
     }
   }
-  check_frames(arena.detached(), kMaxDetached);
+  check_frames(arena.detached(), std::min(plain(header().detached_high_water), kMaxDetached));
 }
 
 template <std::size_t words>
@@ -368,6 +380,31 @@ void Copier::take_links() {
     if (plain(header().link_pieces[first / kLinksAtOnce]) == kPieceRecorded)
       take_whole(arena.links() + first, std::min<std::uint64_t>(kLinksAtOnce, used - first),
                  [](const LinkRecord& link) { return plain(link.commit); });
+}
+
+void Copier::take_amounts() {
+  const ArenaView arena = copy_.arena;
+  take(&header().amount_head, sizeof(header().amount_head));
+  take(header().amount_pieces, sizeof(header().amount_pieces));
+  const std::uint64_t used = std::min(plain(header().amount_head), arena.amount_count());
+  for (std::uint64_t first = 0; first < used; first += kAmountsAtOnce)
+    if (plain(header().amount_pieces[first / kAmountsAtOnce]) == kPieceRecorded)
+      take_whole(arena.amounts() + first, std::min<std::uint64_t>(kAmountsAtOnce, used - first),
+                 [](const AmountRecord& record) { return plain(record.commit); });
+  // Records that were overwritten during the copy are missing in it.
+  load_fence();
+  take(&header().amounts_since_ticks, sizeof(header().amounts_since_ticks));
+}
+
+// After all amounts, so that each that was seen has a key.
+void Copier::take_work_keys() {
+  load_fence();
+  take(&header().work_key_count, sizeof(header().work_key_count));
+  load_fence();
+  take(copy_.arena.work_keys(), kMaxWorkKeys * sizeof(WorkKey));
+  const std::uint32_t keys = std::min(plain(header().work_key_count), kMaxWorkKeys);
+  header().work_key_count.store(keys, relaxed);
+  for (std::uint32_t i = 0; i < keys; ++i) copy_.arena.work_keys()[i].text[kWorkKeyBytes] = '\0';
 }
 
 void Copier::take_device() {
@@ -446,9 +483,7 @@ void Copier::check_stats(ThreadSlot& slot) {
 
 void Copier::check_work() {
   const ArenaView arena = copy_.arena;
-  const std::uint32_t keys = std::min(plain(header().work_key_count), kMaxWorkKeys);
-  header().work_key_count.store(keys, relaxed);
-  for (std::uint32_t i = 0; i < keys; ++i) arena.work_keys()[i].text[kWorkKeyBytes] = '\0';
+  const std::uint32_t keys = plain(header().work_key_count);
   for (std::uint32_t i = 0; i < kMaxWork; ++i) {
     WorkEntry& entry = arena.work()[i];
     const std::uint64_t key = plain(entry.key);
@@ -458,6 +493,24 @@ void Copier::check_work() {
     if (is_known && std::isfinite(plain(entry.fraction))) continue;
     ++copy_.damaged;
     entry.key.store(0, relaxed);
+  }
+}
+
+void Copier::check_amounts() {
+  const std::uint32_t keys = plain(header().work_key_count);
+  const std::uint64_t head = plain(header().amount_head);
+  if (head > kMostTicks) {
+    ++copy_.damaged;
+    header().amount_head.store(0, relaxed);
+  }
+  for (std::uint64_t i = 0; i < std::min(plain(header().amount_head), copy_.arena.amount_count()); ++i) {
+    AmountRecord& record = copy_.arena.amounts()[i];
+    if (plain(record.commit) == 0) continue;
+    const std::uint32_t key = plain(record.key);
+    const bool is_number = (key & kAmountIsFraction) == 0 || std::isfinite(std::bit_cast<double>(plain(record.value)));
+    if (is_number && (key & ~kAmountIsFraction) < keys) continue;
+    ++copy_.damaged;
+    record.commit.store(0, relaxed);
   }
 }
 
@@ -499,6 +552,41 @@ void Copier::check_clock() {
   copy_.fit = ClockFit(stamps);
 }
 
+// Each span that ends changes the head of a ring, and each one that opens is among the open frames. What is recorded
+// without a span changes a number in the header or in its thread's slot.
+std::string Copier::marks() {
+  const auto found = std::make_unique<ArenaHeader>();
+  if (!read_header({}, *found).empty()) return {};
+  std::string marks;
+  const auto add = [&](const auto&... numbers) {
+    (marks.append(reinterpret_cast<const char*>(&numbers), sizeof(numbers)), ...);
+  };
+  add(found->name_count, found->block_count, found->slot_high_water, found->fold_version, found->lost, found->resets,
+      found->device_head, found->end_unix_ns, found->stop_unix_ns, found->stop_signal, found->is_deferred,
+      found->info_version, found->link_head, found->changes, found->refusals);
+  const auto add_open = [&](Region region, std::uint64_t first, std::uint32_t count) {
+    const auto frames = std::make_unique<OpenFrame[]>(count);
+    read_to(static_cast<void*>(frames.get()), found->regions[region].offset + first * sizeof(OpenFrame),
+            count * sizeof(OpenFrame));
+    for (std::uint32_t i = 0; i < count; ++i)
+      if (const std::uint64_t id = plain(frames[i].id); id != 0) add(id);
+  };
+  for (std::uint32_t i = 0; i <= kMaxThreads; ++i) {
+    if ((i >= plain(found->slot_high_water) && i != kSharedSlot) || plain(found->slot_pieces[i]) != kPieceRecorded)
+      continue;
+    constexpr std::size_t kChanging = offsetof(ThreadSlot, stats);
+    alignas(ThreadSlot) std::byte bytes[sizeof(ThreadSlot)];
+    read_to(bytes, found->regions[kRegionSlots].offset + std::uint64_t{i} * sizeof(ThreadSlot), kChanging);
+    marks.append(reinterpret_cast<const char*>(bytes), kChanging);
+    const auto& slot = *reinterpret_cast<const ThreadSlot*>(bytes);
+    if (i == kSharedSlot || plain(slot.state) != kSlotLive) continue;
+    add_open(kRegionFrames, std::uint64_t{i} * frames_per_slot(found->frames_per_thread),
+             std::min({plain(slot.frames_high_water), plain(found->frames_recorded[i]), found->frames_per_thread}));
+  }
+  add_open(kRegionDetached, 0, std::min(plain(found->detached_high_water), kMaxDetached));
+  return marks;
+}
+
 std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
   if (std::string wrong = open(what); !wrong.empty()) return wrong;
   take_header();
@@ -511,16 +599,26 @@ std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
   take_figures();
   take_threads(parts);
   take_segments();
-  if (parts == RecordingParts::kAll) take_links();
+  if (parts == RecordingParts::kAll) {
+    take_links();
+    take_amounts();
+  }
+  take_work_keys();
   take_device();
   // Names are read last, so that all stages that were seen have one.
   check_names();
   check_figures();
   check_threads(parts);
+  if (parts == RecordingParts::kAll) check_amounts();
   return {};
 }
 
 }  // namespace
+
+std::string recording_marks(int fd) {
+  RecordingCopy unused;
+  return Copier(fd, unused).marks();
+}
 
 void UnmapArena::operator()(std::byte* base) const noexcept { munmap(base, size_bytes); }
 

@@ -75,4 +75,8 @@ enum class RecordingParts { kOpen, kFiguresAndOpen, kAll };
 /// text. May throw std::bad_alloc.
 std::string copy_recording(int fd, const std::string& what, RecordingParts parts, RecordingCopy& copy);
 
+/// Bytes that are different whenever something has been recorded since they were last read, or something is open that
+/// was not. Empty if the file is not a recording of this layout, or is damaged.
+std::string recording_marks(int fd);
+
 }  // namespace stagespan

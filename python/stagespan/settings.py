@@ -218,8 +218,9 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "count",
         _core.REQUESTS_DEFAULT,
-        "how many requests the recording shows, rounded up to a multiple of 64, and a quarter of "
-        "the links from batches to requests; read when stagespan is imported",
+        "how many requests the recording shows, rounded up to a multiple of 64, a quarter of the "
+        "links from batches to requests, and an eighth of the amounts of work of single spans; "
+        "read when stagespan is imported",
         least=_core.REQUESTS_LEAST,
         most=_core.REQUESTS_MOST,
     ),

@@ -82,6 +82,7 @@ TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
                 std::uint64_t{frames_per_slot(kMaxFrames)} * (kMaxThreads + kHiddenSlots));
   expect_region(arena, kRegionSegments, arena.segments(), kDefaultRequests);
   expect_region(arena, kRegionLinks, arena.links(), kDefaultRequests * kLinksPerRequest);
+  expect_region(arena, kRegionAmounts, arena.amounts(), kDefaultRequests * kAmountsPerRequest);
   expect_region(arena, kRegionDetached, arena.detached(), kMaxDetached);
   expect_region(arena, kRegionRings, arena.ring(0), 1024 * kMaxThreads);
   expect_region(arena, kRegionBlocks, arena.blocks(), kMaxBlocks);

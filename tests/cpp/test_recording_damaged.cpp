@@ -70,6 +70,12 @@ std::string read_everything(int fd) {
     for (const double q : {0.0, 0.5, 0.99, 1.0}) (void)figures.host.quantile_ticks(q);
   }
   (void)read_device_spans(copy.arena);
+  for (const auto& [span, amounts] : read_amounts(copy.arena))
+    for (const auto& [key, amount] : amounts) {
+      EXPECT_LT(key, copy.arena.header().work_key_count.load());
+      EXPECT_TRUE(std::isfinite(amount.fraction));
+    }
+  (void)recording_marks(fd);
   (void)overwritten(copy.arena);
   return wrong;
 }
@@ -92,6 +98,7 @@ class Hostile : public Recordings {
     recorder().begin_segment(77, start);
     const std::uint64_t requests[] = {77, 78};
     recorder().add_links(5, requests, 2, 2);
+    recorder().add_work(stage, "tokens", 3, 0.25, {5, now_ticks()});
     open_ = open_span(stage);
     token_ = recorder().open_detached(stage, 0);
     path_ = file_of(getpid());
@@ -169,6 +176,7 @@ TEST_F(Hostile, ImpossibleNumbersDoNoHarm) {
       {offset(arena.detached()), 256},
       {offset(arena.segments()), 4 * sizeof(SegmentEntry)},
       {offset(arena.links()), 4 * sizeof(LinkRecord)},
+      {offset(arena.amounts()), 4 * sizeof(AmountRecord)},
       {offset(&arena.slot(0)), 512},
       {offset(&arena.slot(1)), 512},
       {offset(&arena.slot(kSharedSlot)), 512},

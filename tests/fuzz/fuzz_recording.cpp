@@ -88,6 +88,7 @@ class Base {
     recorder.begin_segment(77, start);
     const std::uint64_t requests[] = {77, 78};
     recorder.add_links(5, requests, 2, 2);
+    recorder.add_work(stage, "tokens", 3, 0.25, {5, now_ticks()});
     // Left open.
     open_span(stage);
     (void)recorder.open_detached(stage, 0);
@@ -105,6 +106,7 @@ class Base {
     add(arena.detached(), 256);
     add(arena.segments(), 4 * sizeof(SegmentEntry));
     add(arena.links(), 4 * sizeof(LinkRecord));
+    add(arena.amounts(), 4 * sizeof(AmountRecord));
     for (const std::uint32_t slot : {0U, 1U, kSharedSlot}) add(&arena.slot(slot), 512);
     add(arena.frames(0), 512);
     add(arena.ring(0), 64 * sizeof(SpanRecord));
@@ -148,6 +150,10 @@ void read_everything(int fd) {
     for (const double q : {0.0, 0.5, 0.99, 1.0}) (void)figures.host.quantile_ticks(q);
   }
   for (const SegmentCopy& segment : copy.segments) require(segment.id.size() <= kRequestIdBytes, "a long request id");
+  for (const auto& [span, amounts] : read_amounts(copy.arena))
+    for (const auto& [key, amount] : amounts)
+      require(key < copy.arena.header().work_key_count.load() && std::isfinite(amount.fraction), "a forged amount");
+  (void)recording_marks(fd);
   (void)read_device_spans(copy.arena);
   (void)overwritten(copy.arena);
 }

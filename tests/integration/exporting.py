@@ -64,8 +64,8 @@ def worker(tasks, replies, how):
     with remote:
         with stagespan.span("work"):
             for n in range(98):
-                with stagespan.span("step"):
-                    pass
+                with stagespan.span("step") as step:
+                    step.add(tokens=n, seconds=0.25)
         replies.put(remote.inject(queue="replies"))
         tasks.get()
         if how == "return":

@@ -54,6 +54,16 @@ def test_kept_requests_say_what_the_recordings_said(folder: Path, tmp_path: Path
     assert from_files["count"] == from_recordings["count"] == 1
     for key in ("requests", "stages", "hops"):
         assert about(from_files[key]) == about(from_recordings[key])
+    # THEN each span has its own work
+    (request,) = from_files["requests"]
+    spans = [span for one in request["segments"] for span in one["spans"]]
+    steps = [span["work"] for span in spans if span["stage"] == "step"]
+    assert steps == [{"tokens": n, "seconds": 0.25} for n in range(98)]
+    assert [span["work"] for span in spans if span["stage"] == "work"] == [{}]
+    assert (
+        "step, tokens 97, seconds 0.25"
+        in command_here("requests", str(target), "--id", "req-1").stdout
+    )
 
 
 def test_requests_of_several_machines_are_joined_from_all_their_folders(
@@ -132,6 +142,9 @@ def test_requests_in_parquet_are_chosen_as_those_in_json_lines(
     query = documented("sql").replace("/var/lib/stagespan", parquet)
     rows = {stage: runs for stage, runs, _ in duckdb.sql(query).fetchall()}
     assert (rows["decode"], rows["step"]) == (60, 98)
+    # THEN a query can use the work of spans
+    tokens = "select sum(s.work['tokens']) from (select unnest(stages) as s from read_parquet(?))"
+    assert duckdb.execute(tokens, [f"{parquet}/*.parquet"]).fetchall() == [(sum(range(98)),)]
     # THEN both kinds together are refused, and a damaged file, too
     assert "pass folders of one kind" in command_here("requests", lines, parquet).stderr
     (file,) = (tmp_path / "parquet").glob("*.parquet")

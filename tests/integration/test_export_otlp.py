@@ -153,6 +153,96 @@ def test_a_batch_keeps_all_its_links(folder: Path) -> None:
         assert own["stagespan.batch.sizes"] == [1000]
 
 
+WORKING = """
+import asyncio, os, signal, sys
+import stagespan
+
+EXACT = 2**53 + 1
+
+async def child(outer, n):
+    with stagespan.span("inner") as inner:
+        inner.add(tokens=n)
+        await asyncio.sleep(0)
+        inner.add(tokens=1, seconds=0.25)
+        outer.add(images=1)
+
+async def handle(n):
+    with stagespan.request(f"req-{n}"), stagespan.span("outer") as outer:
+        await asyncio.gather(child(outer, n), child(outer, 100 + n))
+        await asyncio.to_thread(outer.add, images=n)
+        outer.add(bytes=EXACT + n, images=1.0)
+    outer.add(images=1000)  # counts for the stage, as the span has ended
+
+async def main():
+    await asyncio.gather(*(handle(n) for n in range(20)))
+
+def serve():
+    asyncio.run(main())
+    remotes = [stagespan.extract({}) for _ in range(3)]
+    with stagespan.batch("forward", remotes) as forward:
+        forward.add(images=3)
+        with stagespan.span("kernel") as kernel:
+            kernel.add(flops=1e12)
+    for remote in remotes:
+        with remote:
+            pass
+
+if os.fork() == 0:
+    serve()
+    if sys.argv[1] == "exit":
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+serve()
+os.wait()
+print("ready", flush=True)
+input()
+"""
+
+
+def work_of(span: Any) -> dict[str, Any]:
+    """Return the work among the attributes of a span."""
+    prefix = "stagespan.work."
+    found = collector.attributes(span).items()
+    return {name.removeprefix(prefix): n for name, n in found if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize(("protocol", "how"), [("http", "kill"), ("grpc", "exit")])
+def test_the_work_of_each_span_is_among_its_attributes(
+    folder: Path, protocol: str, how: str
+) -> None:
+    # GIVEN two processes, one of which was forked and killed, with work of spans in two units:
+    # from asyncio tasks, another thread, and batches
+    with RECEIVERS[protocol]() as received:
+        with exporter(received.url, OTEL_EXPORTER_OTLP_PROTOCOL=PROTOCOLS[protocol]):
+            process = start(WORKING, how)
+            ready(process)
+            until(lambda: len(received.spans("outer")) >= 40 and len(received.spans("kernel")) >= 2)
+            until(lambda: len(received.spans("default")) >= 46)
+        end(process)
+    # THEN each span has its own amounts, once, and integers are exact
+    by_trace: dict[bytes, list[Any]] = {}
+    for span in received.spans("inner"):
+        by_trace.setdefault(span.trace_id, []).append(work_of(span))
+    outer = [(span.trace_id, work_of(span)) for span in received.spans("outer")]
+    assert len(outer) == len({trace for trace, _ in outer}) == 40
+    assert sorted(one["bytes"] - 2**53 - 1 for _, one in outer) == sorted([*range(20)] * 2)
+    for trace, one in outer:
+        n = one["bytes"] - 2**53 - 1
+        assert one == {"images": n + 3, "bytes": 2**53 + 1 + n}
+        assert sorted(one["tokens"] for one in by_trace[trace]) == [n + 1, n + 101]
+        assert {one["seconds"] for one in by_trace[trace]} == {0.25}
+    assert [work_of(one) for one in received.spans("forward")] == [{"images": 3}] * 2
+    assert [work_of(one) for one in received.spans("kernel")] == [{"flops": 10**12}] * 2
+    # THEN a whole number is an integer, and a span without work has none
+    (first, *_) = received.spans("outer")
+    kinds = {one.key: one.value.WhichOneof("value") for one in first.attributes}
+    assert kinds["stagespan.work.images"] == kinds["stagespan.work.bytes"] == "int_value"
+    assert all(not work_of(span) for span in received.spans("default"))
+    complete = [collector.attributes(one).get("stagespan.complete") for one in received.spans()]
+    assert complete.count(True) == 46
+    assert False not in complete
+
+
 SAMPLED = """
 import stagespan, time
 for n in range(200):

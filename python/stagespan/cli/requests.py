@@ -238,7 +238,8 @@ def _print_timeline(one: Timeline) -> None:
         for span in segment["spans"]:
             what = "" if span["kind"] == "execution" else f"{span['kind']} "
             size = f" of {span['size']:,}" if span["kind"] == "batch" else ""
-            text = f"{'  ' * (span['depth'] + 1)}{what}{span['stage']}{size}"
+            work = "".join(f", {unit} {_amount(n)}" for unit, n in (span["work"] or {}).items())
+            text = f"{'  ' * (span['depth'] + 1)}{what}{span['stage']}{size}{work}"
             state = "open" if span["open"] else ""
             lines.append((_at(span["at_ns"]), _ms(span["duration_ns"]), text, state))
     _print_table(
@@ -271,6 +272,10 @@ def _print_table(columns: list[Any]) -> None:
 
 def _ms(ns: int | None) -> str:
     return "" if ns is None else f"{ns / 1e6:,.3f}"
+
+
+def _amount(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.6g}"
 
 
 def _at(ns: int | None) -> str:

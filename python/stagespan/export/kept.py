@@ -23,7 +23,7 @@ from stagespan.live.kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
 from stagespan.process.files import write_whole
-from stagespan.recording.reading import RecordedOpenSpan, Recording, Segment
+from stagespan.recording.reading import Amounts, RecordedOpenSpan, Recording, Segment
 
 if TYPE_CHECKING:
     import numpy as np
@@ -243,6 +243,20 @@ class KeptRecording(Recording):
             for part in self._parts
             for span, size in part.batches
         ]
+
+    def amounts(self, spans: set[int] | None = None) -> Amounts:
+        """Return the work of the spans by span id and unit, as far as it is known."""
+        return {
+            span.id: span.work
+            for span, _ in self._timed
+            if span.work is not None and (spans is None or span.id in spans)
+        }
+
+    @property
+    def amounts_since_ns(self) -> int:
+        """The latest begin of a span whose work is not known; 0 if that of all is known."""
+        unknown = (span.begin_ns for span, _ in self._timed if span.work is None)
+        return max(unknown, default=0)
 
     def open_spans(self) -> list[RecordedOpenSpan]:
         """Return nothing: only requests that have ended are kept."""

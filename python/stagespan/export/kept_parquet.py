@@ -57,6 +57,7 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
                     "kind": span.kind,
                     "duration_ns": span.end_ns - span.begin_ns,
                     "failed": span.failed,
+                    "work": None if span.work is None else list(span.work.items()),
                 }
                 for span in part.spans
             ],
@@ -66,6 +67,7 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
     ]
     text, number = arrow.string(), arrow.int64()
     stage = {"stage": text, "kind": text, "duration_ns": number, "failed": arrow.bool_()}
+    stage["work"] = arrow.map_(text, arrow.float64())
     types: dict[str, Any] = {
         **dict.fromkeys(("trace_id", "segment", "parent_segment", "request_id"), text),
         **dict.fromkeys(("status", "service", "pipeline", "rank", "host"), text),

@@ -92,7 +92,7 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
         "stagespan.request.id": segment["id"],
         "stagespan.status": segment["status"],
         "stagespan.origin": segment["origin"],
-        "stagespan.complete": part.is_whole,
+        "stagespan.complete": part.is_whole and all(one.work is not None for one in part.spans),
         **more,
     }
     if segment["attempt"] > 1:
@@ -175,6 +175,8 @@ def _stage(
         "thread.id": span.thread,
         **(more or {}),
     }
+    for unit, amount in (span.work or {}).items():
+        attributes[f"stagespan.work.{unit}"] = amount
     if span.suspended_ns:
         attributes["stagespan.suspended_s"] = span.suspended_ns / 1e9
     if span.device_elapsed_ns is not None:

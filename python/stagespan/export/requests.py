@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Recording, Segment
+    from stagespan.recording.reading import Amounts, Recording, Segment
 
 _QUIET_NS = 10**9
 """A request that was received can be entered again. It counts as ended after this time."""
@@ -24,7 +24,7 @@ _MOST_ROLES = 1 << 16
 _SHOWN = tuple(KINDS.index(kind) for kind in ("execution", "queue"))
 _BATCH = KINDS.index("batch")
 UNKNOWN = "(unknown)"
-UNREAD = ("requests_unread", "spans_unread")
+UNREAD = ("requests_unread", "spans_unread", "amounts_unread")
 """Causes of losses: what later entries of a recording displaced before it was read."""
 AWAITED_CHOICE, AWAITED_OTLP, AWAITED_KEEP = "choice", "otlp", "keep"
 """What can be awaited for a part: the choice by the rules, its delivery, and its file."""
@@ -58,6 +58,8 @@ class TimedSpan(NamedTuple):
     depth: int
     device_elapsed_ns: float | None
     """None if unknown."""
+    work: dict[str, int | float] | None = None
+    """What `span.add` counted in it, by unit; None if unknown."""
 
 
 @dataclass
@@ -83,7 +85,8 @@ class Part:
     """Hops that have come back to this segment."""
     batches: list[Batch] = field(default_factory=list)
     is_whole: bool = True
-    """Whether no span of it was overwritten before it was read."""
+    """Whether no span of it was overwritten before it was read. The work of its spans can be
+    unknown nevertheless."""
     clock: int = 0
     """The identity of the process's CLOCK_MONOTONIC."""
     unix_offset_ns: int = 0
@@ -126,6 +129,7 @@ class Taker:
         self.missed: Counter[str] = Counter()
         """What was overwritten before it was taken, by cause."""
         self._overwritten = 0
+        self._amounts_written: int | None = None
         self._ids: NDArray[np.void] | None = None
 
     def ended(self, copy: Recording, *, at_end: bool = False) -> list[Segment]:
@@ -191,13 +195,15 @@ class Taker:
             own = [*again, *own]
         if not own:
             return []
-        names = copy.stage_names()
+        make = _Maker(copy)
         by_request = _by_request(copy.spans())
         by_segment: dict[str | None, list[Segment]] = {one["segment"]: [] for one in own}
         for one in copy.segments():
             if one["origin"] == "return" and one["segment"] in by_segment:
                 by_segment[one["segment"]].append(one)
-        batches = self._batches_of(copy, names)
+        found_rows = (by_request.get(one["number"]) for one in own)
+        make.read_work(rows["id"] for rows in found_rows if rows is not None)
+        batches = self._batches_of(copy, make)
         complete_ns = copy.complete_ns
         found = []
         for one in own:
@@ -205,7 +211,7 @@ class Taker:
             part = Part(
                 resource,
                 one,
-                [] if rows is None else [_span(row, names) for row in rows],
+                [] if rows is None else [make.span(row) for row in rows],
                 by_segment[one["segment"]],
                 batches.get(one["number"], []),
             )
@@ -217,7 +223,11 @@ class Taker:
         return found
 
     def count_spans(self, copy: Recording) -> None:
-        """Count the spans that were overwritten since the last call, and that it did not see."""
+        """Count the spans and amounts that were overwritten since the last call, and not seen."""
+        before, self._amounts_written = self._amounts_written, copy.amounts_written
+        if before is not None:
+            new = copy.amounts_written - before
+            self.missed["amounts_unread"] += max(new - copy.most_amounts, 0)
         spans, overwritten = copy.spans(), copy.lost()["overwritten"]
         if self._ids is not None and overwritten > self._overwritten:
             gone = len(self._ids) - int(imports.load("numpy").isin(self._ids, spans["id"]).sum())
@@ -225,7 +235,7 @@ class Taker:
             self.missed["spans_unread"] += max(overwritten - self._overwritten - gone, 0)
         self._overwritten, self._ids = overwritten, spans["id"].copy()
 
-    def _batches_of(self, copy: Recording, names: list[str]) -> dict[int, list[Batch]]:
+    def _batches_of(self, copy: Recording, make: _Maker) -> dict[int, list[Batch]]:
         links = copy.links()
         if not links:
             return {}
@@ -240,14 +250,17 @@ class Taker:
             for one in copy.segments()
             if one["origin"] != "return"
         }
-        for row in spans[spans["flags"] >> _core.KIND_SHIFT == _BATCH]:
-            span_id = int(row["id"])
-            if span_id not in numbers or span_id in self._batches:
-                continue
+        new = {
+            int(row["id"]): [row, *_inside(int(row["id"]), spans)]
+            for row in spans[spans["flags"] >> _core.KIND_SHIFT == _BATCH]
+            if int(row["id"]) in numbers and int(row["id"]) not in self._batches
+        }
+        make.read_work([row["id"] for row in rows] for rows in new.values())
+        for span_id, rows in new.items():
             known = [ids[number] for number in numbers[span_id] if number in ids]
             self._batches[span_id] = Batch(
-                _span(row, names),
-                _inside(span_id, spans, names),
+                make.span(rows[0]),
+                [make.span(row) for row in rows[1:]],
                 [(trace, segment) for trace, segment in known if trace and segment],
                 sizes[span_id],
             )
@@ -288,35 +301,53 @@ def _by_request(spans: NDArray[np.void]) -> dict[int, NDArray[np.void]]:
     }
 
 
-def _inside(batch: int, spans: NDArray[np.void], names: list[str]) -> list[TimedSpan]:
-    """Return the spans inside a batch that belong to no request."""
+def _inside(batch: int, spans: NDArray[np.void]) -> list[np.void]:
+    """Return the rows of the spans inside a batch that belong to no request."""
     loose = spans[spans["request"] == 0]
-    found: list[TimedSpan] = []
+    found: list[np.void] = []
     parents = [batch]
     for _ in range(64):  # as deep as that
         rows = [row for parent in parents for row in loose[loose["parent"] == parent]]
-        found += [_span(row, names) for row in rows]
+        found += rows
         parents = [int(row["id"]) for row in rows]
         if not parents:
             break
     return found
 
 
-def _span(row: np.void, names: list[str]) -> TimedSpan:
-    flags, device_ns = int(row["flags"]), float(row["device_elapsed_ns"])
-    return TimedSpan(
-        int(row["id"]),
-        int(row["parent"]),
-        names[int(row["stage"])],
-        KINDS[flags >> _core.KIND_SHIFT],
-        int(row["begin_ns"]),
-        int(row["end_ns"]),
-        int(row["thread"]),
-        bool(flags & _core.FLAG_ERROR),
-        int(row["suspended_ns"]),
-        int(row["depth"]),
-        None if math.isnan(device_ns) else device_ns,
-    )
+class _Maker:
+    """Makes spans from the rows of a copy."""
+
+    def __init__(self, copy: Recording) -> None:
+        self._copy = copy
+        self._names = copy.stage_names()
+        self._amounts: Amounts = {}
+
+    def read_work(self, ids: Iterable[Iterable[int]]) -> None:
+        """Read the work of the spans with these ids, which `span` adds."""
+        wanted = {int(one) for some in ids for one in some}
+        if wanted:
+            self._amounts |= self._copy.amounts(wanted)
+
+    def span(self, row: np.void) -> TimedSpan:
+        """Return the span of a row."""
+        flags, device_ns = int(row["flags"]), float(row["device_elapsed_ns"])
+        id_, begin_ns = int(row["id"]), int(row["begin_ns"])
+        has_all = begin_ns > self._copy.amounts_since_ns
+        return TimedSpan(
+            id_,
+            int(row["parent"]),
+            self._names[int(row["stage"])],
+            KINDS[flags >> _core.KIND_SHIFT],
+            begin_ns,
+            int(row["end_ns"]),
+            int(row["thread"]),
+            bool(flags & _core.FLAG_ERROR),
+            int(row["suspended_ns"]),
+            int(row["depth"]),
+            None if math.isnan(device_ns) else device_ns,
+            self._amounts.get(id_, {}) if has_all else None,
+        )
 
 
 class Roles:

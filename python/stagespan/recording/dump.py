@@ -226,6 +226,7 @@ class _Process:
         self._until_ns = until_ns or max(
             (row["end_ns"] or row["begin_ns"] for row in all_rows), default=recording.begin_ns
         )
+        self._amounts = recording.amounts()
         request_of = {row["id"]: row["request_number"] for row in all_rows}
         batches = {}
         shown = {one["number"] for one in recording.segments()}
@@ -252,6 +253,8 @@ class _Process:
         for name in ("request", "trace_id"):
             if row[name] is not None:
                 args[name] = row[name]
+        if row["id"] in self._amounts:
+            args["work"] = self._amounts[row["id"]]
         if row["error"]:
             args["error"] = True
         if row["end_ns"] is None:

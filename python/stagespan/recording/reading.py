@@ -45,6 +45,12 @@ _REFUSALS = (
 """Why parts of a recording are not in its file, by the bits that `_core` uses."""
 
 
+Work = dict[str, int | float]
+"""What a span has done, by unit."""
+Amounts = dict[int, Work]
+"""The work of spans by their ids."""
+
+
 _ORIGINS = ("root", "remote", "return", "repeated")
 """By the number that `_core` uses."""
 
@@ -308,6 +314,32 @@ class Recording:
         if not self._everything:
             raise StagespanError(f"{self.path} was opened without its spans.")
         return self._copy.links()
+
+    def amounts(self, spans: set[int] | None = None) -> Amounts:
+        """Return what was counted with `span.add`, by span id and unit; integers are exact.
+
+        With ``spans``, only that of the spans with these ids. The newest eight times
+        `STAGESPAN_REQUESTS` amounts are kept: those of a span that began at `amounts_since_ns` or
+        earlier may be missing. Raises StagespanError if the recording was opened without its spans.
+        """
+        if not self._everything:
+            raise StagespanError(f"{self.path} was opened without its spans.")
+        return self._copy.amounts(spans)
+
+    @property
+    def amounts_since_ns(self) -> int:
+        """The amounts of all spans that began after this Unix time were kept; 0 without losses."""
+        return int(self._info["amounts_since_ns"])
+
+    @property
+    def amounts_written(self) -> int:
+        """How many amounts of spans have been written so far."""
+        return int(self._info["amounts_written"])
+
+    @property
+    def most_amounts(self) -> int:
+        """How many amounts of spans it keeps."""
+        return int(self._info["amounts_kept"])
 
     @property
     def is_exact(self) -> bool:

@@ -72,6 +72,7 @@ def _segment(one: Stretch, root: Stretch) -> dict[str, Any]:
                 "depth": span.depth,
                 "open": span.is_open,
                 "size": span.size,
+                "work": span.work,
             }
             for span in sorted(one.spans, key=lambda span: (span.begin_ns, span.depth))
         ],
@@ -104,7 +105,7 @@ def stages(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
         for stretch in timeline.segments:
             for span in stretch.spans:
                 if span.kind == "batch":
-                    one = (stretch.recording.path, span._replace(place=0))
+                    one = (stretch.recording.path, span._replace(place=0, work=None))
                     if one in batches:
                         continue  # counted with another of its requests
                     batches.add(one)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Recording, Segment
+    from stagespan.recording.reading import Amounts, Recording, Segment, Work
 
 _SPAN_KINDS = ("execution", "queue", "batch")
 
@@ -39,6 +39,8 @@ class TimedSpan(NamedTuple):
     """The number of requests that a batch served; 1 for other spans."""
     place: int = 0
     """The first of the request's places in the batch."""
+    work: Work | None = None
+    """What `span.add` counted in it, by unit; None if unknown."""
 
     @property
     def share_ns(self) -> int:
@@ -265,8 +267,17 @@ class _Process:
         begin, end = int(row["begin_ns"]) - self._offset_ns, int(row["end_ns"]) - self._offset_ns
         stage = self._names[int(row["stage"])]
         return TimedSpan(
-            kind, stage, begin, end, int(row["depth"]), int(row["thread"]), False, size
+            *(kind, stage, begin, end, int(row["depth"]), int(row["thread"]), False, size),
+            work=self._work(int(row["id"]), int(row["begin_ns"])),
         )
+
+    @cached_property
+    def _amounts(self) -> Amounts:
+        return self.recording.amounts()
+
+    def _work(self, span_id: int, begin_ns: int) -> Work | None:
+        is_known = begin_ns > self.recording.amounts_since_ns
+        return self._amounts.get(span_id, {}) if is_known else None
 
     @cached_property
     def _by_request(self) -> NDArray[np.void]:
@@ -296,7 +307,8 @@ class _Process:
             begin = span["begin_ns"] - self._offset_ns
             end = max(begin, self.last_ns)
             timed = TimedSpan(
-                *(span["kind"], span["stage"], begin, end, span["depth"], span["thread"], True, 1)
+                *(span["kind"], span["stage"], begin, end, span["depth"], span["thread"], True, 1),
+                work=self._work(span["id"], span["begin_ns"]),
             )
             found.append((span["id"], span["request_number"] or 0, timed))
         return found

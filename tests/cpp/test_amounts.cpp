@@ -1,0 +1,193 @@
+// test_amounts.cpp: the work of single spans, as another process reads it.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "recording_support.h"
+
+namespace stagespan {
+namespace {
+
+using AmountsBySpan = std::unordered_map<std::uint64_t, std::map<std::uint32_t, Amount>>;
+
+class Amounts : public test::Recordings {
+ protected:
+  RecordingCopy copied() {
+    RecordingCopy copy;
+    EXPECT_EQ(read(file_of(getpid()), copy), "");
+    EXPECT_EQ(copy.damaged, 0U);
+    return copy;
+  }
+  /// The sum of a span's amounts in a unit; NaN if it has none.
+  static double amount_of(const RecordingCopy& copy, std::uint64_t span, const std::string& unit) {
+    const AmountsBySpan found = read_amounts(copy.arena);
+    const auto of_span = found.find(span);
+    if (of_span == found.end()) return std::nan("");
+    for (const auto& [key, amount] : of_span->second)
+      if (copy.arena.work_keys()[key].text == unit) return static_cast<double>(amount.whole) + amount.fraction;
+    return std::nan("");
+  }
+  /// Another file with the same content, in which the marks of one state can be kept.
+  std::string marks() {
+    const int fd = open(file_of(getpid()).c_str(), O_RDONLY | O_CLOEXEC);
+    const std::string found = recording_marks(fd);
+    close(fd);
+    return found;
+  }
+  std::uint64_t first_span_id_ = 1ULL << 60;
+};
+
+TEST_F(Amounts, EachUnitOfEachSpanHasItsSum) {
+  const std::uint32_t stage = recorder().intern("amounts.stage");
+  const ScopedTimer begins_the_recording(stage);
+  // GIVEN two spans with work in two units, added in turns, whole and not, and work without a span
+  const WorkingSpan one{first_span_id_, now_ticks()}, other{first_span_id_ + 1, now_ticks()};
+  constexpr std::int64_t kExact = (std::int64_t{1} << 53) + 1;
+  for (int i = 0; i < 3; ++i) {
+    recorder().add_work(stage, "tokens", 100 + i, 0, one);
+    recorder().add_work(stage, "frames", 0, 0.25, one);
+    recorder().add_work(stage, "tokens", -7, 0, other);
+  }
+  recorder().add_work(stage, "bytes", kExact, 0, other);
+  recorder().add_work(stage, "nothing", 0, 0, other);
+  recorder().add_work(stage, "tokens", 1000, 0);
+  // WHEN the recording is read
+  const RecordingCopy copy = copied();
+  // THEN each sum is that of its span, and integers are exact
+  EXPECT_EQ(amount_of(copy, one.id, "tokens"), 303);
+  EXPECT_EQ(amount_of(copy, one.id, "frames"), 0.75);
+  EXPECT_EQ(amount_of(copy, other.id, "tokens"), -21);
+  EXPECT_EQ(amount_of(copy, other.id, "nothing"), 0);
+  bool is_exact = false;
+  for (const auto& [key, amount] : read_amounts(copy.arena).at(other.id)) is_exact |= amount.whole == kExact;
+  EXPECT_TRUE(is_exact);
+  // THEN the counters of the stage have all of it
+  EXPECT_EQ(test::figures_of(stage).work.at("tokens"), 303 - 21 + 1000);
+  // THEN only spans that are asked for are returned
+  const std::unordered_set<std::uint64_t> wanted{other.id, 77};
+  const AmountsBySpan some = read_amounts(copy.arena, &wanted);
+  EXPECT_EQ(some.size(), 1U);
+  EXPECT_TRUE(some.contains(other.id));
+}
+
+TEST_F(Amounts, ALoopThatAddsALittleEachTimeNeedsOneRecord) {
+  const std::uint32_t stage = recorder().intern("amounts.loop");
+  const ScopedTimer begins_the_recording(stage);
+  const std::uint64_t before = arena().header().amount_head.load();
+  // GIVEN a span that counts two units in a loop
+  const WorkingSpan span{first_span_id_ + 2, now_ticks()};
+  for (int i = 0; i < 1000; ++i) {
+    recorder().add_work(stage, "tokens", 1, 0, span);
+    recorder().add_work(stage, "frames", 2, 0, span);
+  }
+  // THEN it has used two records, with all of it
+  EXPECT_EQ(arena().header().amount_head.load() - before, 2U);
+  const RecordingCopy copy = copied();
+  EXPECT_EQ(amount_of(copy, span.id, "tokens"), 1000);
+  EXPECT_EQ(amount_of(copy, span.id, "frames"), 2000);
+}
+
+TEST_F(Amounts, SumsBeyondTheRangesStayNumbers) {
+  const std::uint32_t stage = recorder().intern("amounts.large");
+  const ScopedTimer begins_the_recording(stage);
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  constexpr double largest = std::numeric_limits<double>::max();
+  const WorkingSpan span{first_span_id_ + 3, now_ticks()};
+  for (int i = 0; i < 3; ++i) {
+    recorder().add_work(stage, "flops", most, 0, span);
+    recorder().add_work(stage, "huge", 0, largest, span);
+    recorder().add_work(stage, "not finite", 0, std::numeric_limits<double>::infinity(), span);
+  }
+  const RecordingCopy copy = copied();
+  EXPECT_DOUBLE_EQ(amount_of(copy, span.id, "flops"), 3.0 * static_cast<double>(most));
+  EXPECT_EQ(amount_of(copy, span.id, "huge"), largest);
+  EXPECT_TRUE(std::isnan(amount_of(copy, span.id, "not finite")));
+}
+
+TEST_F(Amounts, LaterOnesOverwriteTheOldestAndTheRecordingSaysSinceWhen) {
+  const std::uint32_t stage = recorder().intern("amounts.many");
+  const ScopedTimer begins_the_recording(stage);
+  // GIVEN more amounts than the table has records, each of another span
+  const std::uint64_t capacity = arena().amount_count();
+  const std::uint64_t first = first_span_id_ + 1000, count = capacity + 100;
+  std::vector<std::uint64_t> begins;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    begins.push_back(1000 + i);
+    recorder().add_work(stage, "tokens", 1, 0, {first + i, begins.back()});
+  }
+  // THEN the latest ones are there, and the spans that began after the last one that is gone are whole
+  const RecordingCopy copy = copied();
+  const AmountsBySpan found = read_amounts(copy.arena);
+  EXPECT_FALSE(found.contains(first + 99));
+  for (std::uint64_t i = 100; i < count; ++i) ASSERT_TRUE(found.contains(first + i)) << i;
+  EXPECT_GE(copy.arena.header().amounts_since_ticks.load(), begins[99]);
+}
+
+TEST_F(Amounts, AReaderSeesNoHalfAmounts) {
+  const std::uint32_t stage = recorder().intern("amounts.race");
+  const ScopedTimer begins_the_recording(stage);
+  const std::uint64_t rounds = test::scaled(60'000, 20);
+  // GIVEN a thread that writes amounts, the number of which is in the span's id
+  std::atomic<bool> running{true};
+  std::jthread adding([&] {
+    for (std::uint64_t i = 1; i <= rounds; ++i)
+      recorder().add_work(stage, "tokens", static_cast<std::int64_t>(i), 0, {first_span_id_ * 2 + i, i});
+    running.store(false);
+  });
+  do {
+    // WHEN the recording is read in the meantime
+    const RecordingCopy copy = copied();
+    // THEN each amount is that of its span
+    for (const auto& [span, amounts] : read_amounts(copy.arena))
+      if (span > first_span_id_ * 2)
+        for (const auto& [key, amount] : amounts)
+          ASSERT_EQ(static_cast<std::uint64_t>(amount.whole), span - first_span_id_ * 2);
+  } while (running.load());
+}
+
+TEST_F(Amounts, MarksChangeWithWhateverIsRecorded) {
+  const std::uint32_t stage = recorder().intern("marks.stage"), queue = recorder().intern("marks.queue", kQueue);
+  {
+    const ScopedTimer begins_the_recording(stage);
+  }
+  const auto changes = [&](const char* what, auto&& change) {
+    const std::string before = marks();
+    EXPECT_FALSE(before.empty());
+    EXPECT_EQ(marks(), before) << "although nothing was recorded before: " << what;
+    change();
+    EXPECT_NE(marks(), before) << what;
+  };
+  changes("a span", [&] { const ScopedTimer span(stage); });
+  OpenSpan open{};
+  changes("an open span", [&] { open = open_span(stage); });
+  changes("its end", [&] { close_span(open, 0); });
+  DetachedSpan token;
+  changes("a token", [&] { token = recorder().open_detached(stage, 0); });
+  changes("its end", [&] { recorder().close_detached(token, 0); });
+  changes("work", [&] { recorder().add_work(stage, "tokens", 1, 0); });
+  changes("work of a span", [&] { recorder().add_work(stage, "tokens", 1, 0, {first_span_id_ + 5, 1}); });
+  changes("the same again", [&] { recorder().add_work(stage, "tokens", 1, 0, {first_span_id_ + 5, 1}); });
+  std::uint32_t index = 0;
+  SegmentStart start;
+  start.id = "marked";
+  start.received_ticks = now_ticks();
+  changes("a request", [&] { index = recorder().begin_segment(4711, start); });
+  changes("that it is entered", [&] { recorder().enter_segment(4711, index, queue); });
+  changes("a chunk", [&] {
+    recorder().add_chunk(*recorder().segment(4711, index), 3, recorder().intern("f", kFirstChunk),
+                         recorder().intern("b", kBetweenChunks), recorder().intern("t", kPerToken));
+  });
+  changes("its status", [&] { recorder().set_segment_status(4711, index, kStatusError); });
+  changes("its end", [&] { recorder().end_segment(4711, index, kStatusOk); });
+  const std::uint64_t numbers[] = {4711};
+  changes("a link", [&] { recorder().add_links(1, numbers, 1, 1); });
+  changes("a loss", [&] { recorder().lose(kLostHookErrors); });
+  changes("a name", [&] { recorder().intern("marks.new"); });
+  changes("a reset", [&] { recorder().reset(); });
+}
+
+}  // namespace
+}  // namespace stagespan
