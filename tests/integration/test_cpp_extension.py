@@ -155,50 +155,15 @@ def test_use_it_runs_as_printed(installed: Path) -> None:
         assert stage in printed
 
 
-# --- extensions that were built with another version of the headers -------------------------------
-
-MODULE = """
-#include <Python.h>
-#include <stagespan/python.h>
-
-static PyObject* work(PyObject*, PyObject*) {
-  STAGESPAN_SCOPE("NAME");
-#ifdef NEWER
-  if (stagespan::attach()) stagespan::use_what_is_new();
-#endif
-  Py_RETURN_NONE;
-}
-static PyObject* is_attached(PyObject*, PyObject*) { return PyBool_FromLong(stagespan::attach()); }
-static PyMethodDef methods[] = {
-    {"work", work, METH_NOARGS, nullptr}, {"is_attached", is_attached, METH_NOARGS, nullptr}, {}};
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "NAME", nullptr, -1, methods};
-
-PyMODINIT_FUNC PyInit_NAME() {
-  stagespan::attach();
-  return PyModule_Create(&definition);
-}
-"""
-
-
-def built(folder: Path, name: str, include: Path, *flags: str) -> None:
-    """Compile a module as in docs/cpp.md, without a flag that hides its symbols."""
-    source = folder / f"{name}.cpp"
-    source.write_text(MODULE.replace("NAME", name))
-    command = ["c++", "-std=c++17", "-O0", "-shared", "-fPIC", *flags, f"-I{include}"]
-    command += ["-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers"]
-    command += [f"-isystem{sysconfig.get_paths()['include']}", str(source)]
-    done = subprocess.run(
-        [*command, "-o", str(folder / f"{name}.so")], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("standard", ["c++11", "c++14"])
 def test_an_older_standard_is_refused_in_one_error(standard: str, tmp_path: Path) -> None:
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler (c++) on PATH")
     source = tmp_path / "older.cpp"
-    source.write_text(MODULE.replace("NAME", "older"))
+    source.write_text(
+        "#include <Python.h>\n#include <stagespan/python.h>\n"
+        'void work() { stagespan::attach(); STAGESPAN_SCOPE("a"); }\n'
+    )
     include = stagespan.get_include()
     python_include = sysconfig.get_paths()["include"]
     command = ["c++", f"-std={standard}", "-fsyntax-only", f"-I{include}"]
@@ -210,53 +175,3 @@ def test_an_older_standard_is_refused_in_one_error(standard: str, tmp_path: Path
     assert done.returncode != 0
     (error,) = (line for line in done.stderr.splitlines() if " error: " in line)
     assert "needs C++17: compile with -std=c++17 or later" in error
-
-
-@pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Modules: `older` has the current headers, `newer` later ones with one more function."""
-    if shutil.which("c++") is None:
-        pytest.skip("no C++ compiler (c++) on PATH")
-    folder = tmp_path_factory.mktemp("headers")
-    today = Path(stagespan.get_include())
-    later = Path(shutil.copytree(today, folder / "include"))
-    api, header = later / "stagespan" / "api.h", later / "stagespan" / "python.h"
-    text = api.read_text()
-    end_of_table = text.index("};", text.index("struct Api {"))
-    api.write_text(text[:end_of_table] + "  void (*is_new)();\n" + text[end_of_table:])
-    text = header.read_text()
-    after = text.index("/// A stage's name")
-    use = "inline void use_what_is_new() { detail::g_api->is_new(); }\n\n"
-    header.write_text(text[:after] + use + text[after:])
-    built(folder, "older", today)
-    built(folder, "other", today)
-    built(folder, "newer", later, "-DNEWER")
-    return folder
-
-
-@pytest.mark.parametrize(
-    "flags", ["", "import os, sys; sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)"]
-)
-@pytest.mark.parametrize("order", ["older, newer", "newer, older", "newer, older, other"])
-def test_an_extension_with_newer_headers_does_nothing_next_to_others(
-    modules: Path, order: str, flags: str
-) -> None:
-    # GIVEN extensions of two versions, loaded in this order
-    program = f"""
-{flags}
-import json, {order}, stagespan
-for module in ({order},):
-    for _ in range(3):
-        module.work()
-print(json.dumps([
-    {{module.__name__: module.is_attached() for module in ({order},)}},
-    {{name: stage.count for name, stage in stagespan.stats().items()}},
-]))
-"""
-    # WHEN their code runs
-    attached, counts = json.loads(run(program, modules))
-
-    # THEN the newer one finds a recorder that is too old for it, and records nothing
-    names = order.split(", ")
-    assert attached == {name: name != "newer" for name in names}
-    assert counts == {name: 3 for name in names if name != "newer"}
