@@ -23,6 +23,7 @@ from stagespan.export.figures import (
     groups_of,
 )
 from stagespan.export.requests import Taker
+from stagespan.export.totals import Process, Totals
 from stagespan.recording import Recording
 
 
@@ -192,3 +193,80 @@ def test_a_request_that_goes_on_after_its_answer_is_counted(folder: Path) -> Non
             "stagespan_request_duration_seconds_count",
         )
         until(lambda: [of(scraped(port), one, service="svc") for one in counts] == [2, 1])
+
+
+IDLE = """
+    import sys, time
+    import stagespan
+
+    def run(what):
+        if what == "span":
+            with stagespan.span("decode"):
+                pass
+        elif what == "request":
+            with stagespan.request("r"), stagespan.span("decode"):
+                pass
+        elif what == "work":
+            stagespan.span("decode").add(tokens=1)
+        elif what == "open":
+            tokens.append(stagespan.begin("wait", kind="queue"))
+        elif what == "close":
+            stagespan.end(tokens.pop())
+        elif what == "enter":
+            requests.append(stagespan.request("open"))
+            requests[-1].__enter__()
+        elif what == "chunk":
+            stagespan.current_request().chunk(tokens=2)
+        elif what == "leave":
+            requests.pop().__exit__(None, None, None)
+
+    tokens, requests = [], []
+    run("span")
+    print("ready", flush=True)
+    while line := sys.stdin.readline():
+        run(line.strip())
+        print("done", flush=True)
+"""
+
+
+def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -> None:
+    # GIVEN a process that records when it is told to
+    process = start(IDLE)
+    ready(process)
+    assert process.stdin is not None
+    (path,) = folder.glob("*.stagespan")
+    totals = Totals()
+    with path.open("rb") as file:
+        of_process = Process(Recording(str(path), everything=False), file.fileno())
+
+        def read() -> Recording:
+            copy = of_process.read(spans=False)
+            totals.update(of_process, copy)
+            return copy
+
+        latest = read()
+        steps = ("span", "work", "open", "close", "request", "enter", "chunk", "leave", "span")
+        for step in steps:
+            # WHEN nothing was recorded THEN the latest copy is that of now
+            until(lambda: read().is_same(read()))  # a request counts as ended after a moment
+            latest = read()
+            again = read()
+            assert again.is_same(latest)
+            assert latest.read_ns is not None
+            assert again.read_ns is not None
+            assert again.read_ns > latest.read_ns
+            # WHEN something was recorded THEN there is a new copy
+            process.stdin.write(f"{step}\n")
+            process.stdin.flush()
+            ready(process)
+            assert not read().is_same(latest), step
+        # THEN nothing is missing
+        until(lambda: read().is_same(read()))
+        group = of_process.group
+        figures = totals.sums([of_process])[group]
+        assert figures.durations["stage"]["decode"].below[-1] == 4
+        assert figures.durations["request"]["ok"].below[-1] == 2
+        assert figures.amounts["work"]["decode"] == {"tokens": 1}
+        # WHEN the process has ended THEN that is seen
+        end(process)
+        assert read().has_gone

@@ -120,6 +120,43 @@ def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
     end(process)
 
 
+def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None:
+    # GIVEN a process that has opened a request and a span, and waits
+    program = """
+        import stagespan
+        with stagespan.request("r"), stagespan.span("outer"):
+            print("ready", flush=True)
+            input()
+        with stagespan.span("late"):
+            pass
+        print("done", flush=True)
+        input()
+    """
+    process = start(program, STAGESPAN_JOB="svc")
+    ready(process)
+    with exporter() as (_, port):
+
+        def age() -> float:
+            return until(lambda: of(scraped(port), "stagespan_oldest_request_age_seconds"))
+
+        # WHEN it is scraped several times THEN its request gets older, and its span stays open
+        ages = [age()]
+        for _ in range(3):
+            ages.append(until(lambda: age() if age() > ages[-1] else None))
+            assert of(scraped(port), "stagespan_stage_running", stage="outer") == 1
+        # WHEN it goes on THEN that is counted
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        ready(process)
+        until(lambda: of(scraped(port), f"{DURATION}_count", stage="late") == 1)
+        until(lambda: not of(scraped(port), "stagespan_stage_running", stage="outer"))
+        # WHEN it is killed while it waits THEN it is gone
+        end(process)
+        until(lambda: of(scraped(port), "stagespan_process_up", service="svc") == 0)
+        assert of(scraped(port), f"{DURATION}_count", stage="outer") == 1
+
+
 def test_requests_and_hand_offs_are_counted_once(folder: Path) -> None:
     # GIVEN a request in two processes, one of which was killed
     process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc")

@@ -227,6 +227,13 @@ class Node:
             if path.startswith("/proc/") or os.path.dirname(path) in folders
         ]
         for path in paths:
+            try:
+                status = os.stat(path, follow_symlinks=path.startswith("/proc/"))
+            except OSError:
+                continue
+            inode = status.st_dev, status.st_ino
+            if inode in known or inode in done:
+                continue
             handle = _opened(path)
             if handle is None:
                 continue

@@ -125,6 +125,8 @@ class Taker:
         self._batches: dict[int, Batch] = {}
         self._highest = max(self.taken, default=0)
         self._known: set[int] | None = None  # what the last call has seen
+        self.is_settled = False
+        """Whether nothing that the last call has seen is left for a later one."""
         self._unseen = 0  # numbers that no row had, beyond those that were counted as missed
         self.missed: Counter[str] = Counter()
         """What was overwritten before it was taken, by cause."""
@@ -157,6 +159,9 @@ class Taker:
         self._highest = highest
         self.taken = (self.taken & known) | found.keys()
         self._known = known
+        left = (one for key, one in rows.items() if key not in self.taken)
+        are_open = all(one["end_ns"] is None and one["origin"] != "return" for one in left)
+        self.is_settled = are_open and self._unseen <= 0
         return list(found.values())
 
     def _count_unseen(self, copy: Recording, highest: int, new: set[int]) -> None:

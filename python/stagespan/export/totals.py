@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from stagespan import _core
 from stagespan.export.figures import BOUNDS_NS, OTHER, Figures, Names, figures_of
 from stagespan.export.requests import Part, Resource, Roles, Taker, durations
 from stagespan.export.traces import Requests
@@ -77,14 +78,28 @@ class Process:
         self.given = Figures({}, {})
         """The part of them that is already in the totals of another group."""
         self.latest = first
+        self.used: Recording | None = None
+        """The latest copy that `Totals.update` has taken."""
         self.taker = Taker()
         self.has_ended = False
         """Whether it was read for the last time. It stays until its requests are sent."""
         self.observed = Figures({}, {})
         """The part of the figures that was counted here, from requests that have ended."""
+        self.open_traces: set[str] = set()
+        """The traces of requests that have not ended, or were not taken yet."""
+        self._marks = b""
 
     def read(self, *, spans: bool) -> Recording:
-        """Return a new copy, also if the file has been removed. Raises StagespanError."""
+        """Return a new copy, also if the file has been removed. Raises StagespanError.
+
+        If nothing was recorded since the latest copy, and it was used completely, it is that one.
+        """
+        marks = _core.recording_marks(self.handle)
+        if marks and marks == self._marks and self.used is not None and self.taker.is_settled:
+            again = self.used.again(self.handle)
+            if again is not None and again.is_exact:
+                return again
+        self._marks = marks
         return Recording(self.path, everything=spans, handle=self.handle)
 
     def end(self) -> None:
@@ -132,9 +147,20 @@ class Totals:
 
     def update(self, process: Process, copy: Recording, *, at_end: bool = False) -> None:
         """Take a new copy of a process's recording; with ``at_end`` the last one."""
-        process.latest = copy
-        if not copy.is_exact and not copy.has_gone:
+        before, process.latest, process.used = process.used, copy, copy
+        if before is not None and copy.is_same(before):
             return
+        if copy.is_exact or copy.has_gone:
+            self._take(process, copy, at_end)
+        process.open_traces = {
+            one["trace_id"]
+            for one in copy.segments()
+            if one["trace_id"] is not None
+            and one["origin"] != "return"
+            and one["number"] not in process.taker.taken
+        }
+
+    def _take(self, process: Process, copy: Recording, at_end: bool) -> None:
         resets = copy.snapshot().resets
         if resets != process.resets:
             self.fold(process)
@@ -206,13 +232,8 @@ class Totals:
         """Return the requests that are complete now, and that are to be exported."""
         if self.requests is None:
             return []
-        is_open = {
-            one["trace_id"]
-            for process in processes
-            for one in process.latest.segments()
-            if one["origin"] != "return" and one["number"] not in process.taker.taken
-        }
-        return self.requests.complete({one for one in is_open if one}, now_ns, at_end=at_end)
+        is_open = {trace for process in processes for trace in process.open_traces}
+        return self.requests.complete(is_open, now_ns, at_end=at_end)
 
     def sums(self, processes: Iterable[Process]) -> dict[Group, Figures]:
         """Return all figures by group."""
@@ -239,9 +260,7 @@ class Totals:
         for span in copy.open_spans():
             counts = found.waiting if span["kind"] == "queue" else found.running
             counts[group, self.stages.shown(span["stage"])] += 1
-        for segment in copy.segments():
-            if segment["origin"] == "return" or segment["end_ns"] is not None:
-                continue
+        for segment in copy.open_segments:
             begin_ns = segment["begin_ns"]
             if begin_ns is None:
                 found.waiting[group, self.stages.shown(segment["queue"] or "")] += 1

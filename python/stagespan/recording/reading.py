@@ -9,6 +9,8 @@ import re
 import signal
 import stat
 import struct
+import time
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
@@ -219,6 +221,7 @@ class Recording:
         self.ring_spans: int = info["ring_spans"]
         """How many spans the ring of a thread keeps."""
         self._info = info
+        self._made_ns = time.monotonic_ns()
 
     @property
     def has_spans(self) -> bool:
@@ -304,6 +307,13 @@ class Recording:
     def segments(self) -> list[Segment]:
         """Return the latest segments and returned hops, ordered by number; see `Segment`."""
         return self._segments
+
+    @cached_property
+    def open_segments(self) -> list[Segment]:
+        """The segments that had not ended."""
+        return [
+            one for one in self.segments() if one["origin"] != "return" and one["end_ns"] is None
+        ]
 
     def links(self) -> list[tuple[int, int, int]]:
         """Return which requests batches have served: (span id, request number, size of the batch).
@@ -456,6 +466,23 @@ class Recording:
         full = [found for found in by_thread if len(found) + 1 >= self._info["ring_spans"]]
         # Without a full ring, threads share the rings of threads that have ended.
         return max(int(found["end_ns"].min()) for found in full or by_thread)
+
+    def again(self, handle: int) -> Recording | None:
+        """Return this copy as one of now, if nothing was recorded since (`_core.recording_marks`).
+
+        None if the process, whose open file is ``handle``, may have ended.
+        """
+        if self.state != "alive" or not self._info["is_locked"] or not is_locked(handle):
+            return None
+        found = copy(self)
+        found._made_ns = time.monotonic_ns()
+        if self.read_ns is not None:
+            found.read_ns = self.read_ns + found._made_ns - self._made_ns
+        return found
+
+    def is_same(self, other: Recording) -> bool:
+        """Whether both are one copy (`again`)."""
+        return self._copy is other._copy
 
     def refresh(self) -> Recording:
         """Return a new copy. Raises StagespanError if the recording is gone."""
