@@ -59,6 +59,8 @@ SMALL_NS = 20_000
 """If sizes are unknown, shorter calls are small."""
 # What a call of a library costs beside the data; a longer time is waiting for other ranks.
 _CALL_NS = 100_000
+# A time that grows faster with the size is not that of a link: Ethernet of 1 Gbit/s needs 8 ns.
+_MOST_NS_PER_BYTE = 10.0
 # Sizes must differ by this factor to show what the time depends on.
 _LEAST_RANGE = 2.0
 _SHOWN, _MOST_IN_JSON = 15, 200
@@ -102,6 +104,9 @@ class Dependence(Figures, frozen=True):
     """How fast the time grows with the size; None if it does not grow, or the group is unknown."""
     parts: dict[Annotated[str, one_of(PARTS)], Ns] = msgspec.field(name="parts_us")
     """They sum to the time of all calls whose size is known."""
+    grows: Internal[bool]
+    """Whether larger calls take longer, by as much as a link needs for their data. If not, the
+    time beyond the shortest call of any size is waiting."""
 
 
 @once
@@ -262,13 +267,16 @@ def _dependences(calls: _Calls) -> list[Dependence]:
             continue
         waiting = int((calls.dur_ns[mine] - calls.shortest_ns[mine]).sum())
         total = int(calls.dur_ns[mine].sum())
+        grows = line.ns_per_byte > 0
+        if not grows:
+            waiting = total - round(line.per_call_ns * len(mine))
         per_call = min(round(line.per_call_ns * len(mine)), total - waiting)
         parts = {WAITING: waiting, PER_CALL: per_call, VOLUME: total - waiting - per_call}
         carried = bus_bytes(op, 1_000_000, ranks.pop())
         rate = None
-        if carried is not None and line.ns_per_byte > 0:
+        if carried is not None and grows:
             rate = carried / (1_000_000 * line.ns_per_byte)
-        found.append(Dependence(op, round(line.per_call_ns), rate, parts))
+        found.append(Dependence(op, round(line.per_call_ns), rate, parts, grows))
     return sorted(found, key=lambda each: -sum(each.parts.values()))
 
 
@@ -285,7 +293,7 @@ def _line(calls: _Calls, mine: Rows) -> _Line | None:
     shortest = np.full(len(sizes), np.iinfo(np.int64).max)
     np.minimum.at(shortest, which.reshape(-1), calls.dur_ns[mine])
     slope, constant = np.polyfit(sizes.astype(np.float64), shortest.astype(np.float64), 1)
-    if slope <= 0:
+    if not 0 < slope <= _MOST_NS_PER_BYTE:
         return _Line(float(shortest.min()), 0.0)
     if constant < 0:
         size = sizes.astype(np.float64)
@@ -403,9 +411,11 @@ class Communication(StructResult, frozen=True):
         if part == PER_CALL:
             more["per_call_ns"] = worst.per_call_ns
         if part == WAITING:
-            code, how = "communication.waiting", "each call is as short as the shortest of its size"
+            which = " of its size" if worst.grows else ""
+            code, how = "communication.waiting", f"each call is as short as the shortest{which}"
+            beyond = "calls of the same size" if worst.grows else "call, whatever the size"
             text = (
-                f", {percent:.1f} % of which are beyond the shortest calls of the same size: they"
+                f", {percent:.1f} % of which is beyond the shortest {beyond}: the calls"
                 " waited for other ranks, or shared the link. The traces of all ranks in one"
                 " folder show which rank was late."
             )
@@ -430,6 +440,9 @@ class Communication(StructResult, frozen=True):
                 f", and {percent:.1f} % of it grows with the size{rate}. Less data (gradients in"
                 " half precision, or of several steps together) or a faster link needs less time."
             )
+        if code == "communication.latency":
+            # One call of each step remains.
+            spared = spared * (1 - min(max(self.base.steps, 1) / len(mine), 1))
         longest = int(mine[np.argmax(calls.dur_ns[mine])])
         return Finding(
             of_size(severity, lost),
@@ -483,6 +496,7 @@ class Communication(StructResult, frozen=True):
                 "percent": percent,
                 "calls": len(mine),
                 "of": len(calls.rows),
+                "most_per_call_ns": _CALL_NS,
             },
             gain=gain_of_rows(
                 calls.trace, calls.rows[mine], spared, "one call a step carries all of their data"
@@ -530,7 +544,8 @@ class Communication(StructResult, frozen=True):
 def _spared(part: str, of: Dependence, calls: _Calls, mine: Rows) -> Numbers:
     """Return the time of each call that a change of a part of the time spares."""
     if part == WAITING:
-        result: Numbers = calls.dur_ns[mine] - calls.shortest_ns[mine]
+        shortest = calls.shortest_ns[mine] if of.grows else of.per_call_ns
+        result: Numbers = calls.dur_ns[mine] - shortest
     elif part == PER_CALL:
         result = np.minimum(np.full(len(mine), of.per_call_ns), calls.dur_ns[mine])
     else:

@@ -188,11 +188,19 @@ class Use(DeviceUse, StructResult, frozen=True):
                         "whole_ns": self.base.whole_ns,
                         "hidden_percent": share(whole - exposed, whole),
                         "device": worst,
-                    },
+                    }
+                    | self._numbers(worst, kind),
                     gain=self._gain(worst, kind, exposed),
                 )
             )
         return found
+
+    def _numbers(self, device: int, kind: int) -> dict[str, float]:
+        """Return the figures in the advice."""
+        time = self.within[device]
+        if kind != COMMUNICATION or self.shares_stream.get((device, kind)) or _can_hide(time):
+            return {}
+        return {"computing_ns": time.compute_ns, "communication_ns": time.communication_ns}
 
     def _gain(self, device: int, kind: int, exposed: int) -> Gain | None:
         """Return what hiding it wins: no more than there is computation to hide it behind."""
@@ -221,7 +229,7 @@ class Use(DeviceUse, StructResult, frozen=True):
                     " computation can hide it."
                 )
             time = self.within[device]
-            if time.compute_ns < time.communication_ns:
+            if not _can_hide(time):
                 return (
                     "It runs on its own stream, and takes longer than all computation, which"
                     f" therefore cannot hide all of it ({in_words(time.compute_ns, 'ns')} against"
@@ -349,6 +357,11 @@ def _on_computing_stream(trace: Trace, rows: Rows, kind: NDArray[np.int8], of: i
         if int(durations[here & (kinds == COMPUTE)].sum()) > mine:
             shared += mine
     return 2 * shared > int(durations[kinds == of].sum())
+
+
+def _can_hide(time: DeviceTime) -> bool:
+    """Whether there is as much computation as communication."""
+    return time.compute_ns >= time.communication_ns
 
 
 def _exposed(time: DeviceTime, kind: int) -> tuple[int, int]:

@@ -514,6 +514,8 @@ class IdleFindings:
         worst = next((group for group in self.groups if group.cause == cause), None)
         if worst is not None:
             numbers: dict[str, float] = {"worst_call_ns": worst.idle_ns}
+            if 2 * worst.in_call_ns < worst.idle_ns:
+                numbers["in_call_ns"] = worst.in_call_ns
             if cause == causes.MEMORY_ALLOCATION:
                 taken, given = self.facts.allocations
                 numbers |= {"allocations": taken, "releases": given}
@@ -541,6 +543,8 @@ class IdleFindings:
             sentence += _of_pattern(pattern)
             shown = pattern.evidence
         advice, numbers = self._advice(cause, cause)
+        if pattern is not None:
+            numbers |= _numbers_of_pattern(pattern)
         numbers |= self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause)
         return Finding(
             severity,
@@ -624,9 +628,9 @@ class IdleFindings:
         return ""
 
     def _of_start(self, start: StartUp, severity: Severity) -> Finding:
+        largest = list(start.by_cause.items())[:2]
         parts = [
-            f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}"
-            for cause, time in list(start.by_cause.items())[:2]
+            f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in largest
         ]
         place = f"{'the first ' if start.first_call else ''}{shortened(start.where)}"
         sentence = (
@@ -634,6 +638,7 @@ class IdleFindings:
             f" {place}: {', and '.join(parts)}. {START_UP.text}"
         )
         numbers = self._numbers(start.idle_ns, len(start.rows))
+        numbers |= {f"{cause}_ns": time for cause, time in largest}
         gain = _gain(start.idle_ns)
         return Finding(severity, sentence, start.evidence, "idle.start_up", numbers, gain)
 
@@ -653,6 +658,7 @@ class IdleFindings:
         )
         shown = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
         numbers = self._numbers(self.idle_ns, gaps)
+        numbers |= {f"{cause}_ns": time for cause, time in largest}
         return Finding(severity, sentence, shown, "idle.several", numbers=numbers)
 
 
@@ -674,6 +680,20 @@ def _gain(idle_ns: int) -> Gain:
     return Gain(idle_ns, at_most=True, how="the device does not wait there")
 
 
+def _numbers_of_pattern(pattern: Pattern) -> dict[str, float]:
+    """Return the figures in the sentences about a pattern of gaps."""
+    several = pattern.gaps > 1
+    found = {
+        "gaps_alike_ns": pattern.idle_ns,
+        "shortest_gap_ns": pattern.least_ns if several else None,
+        "longest_gap_ns": pattern.most_ns if several else None,
+        "every_ns": None if pattern.one_a_step else pattern.every_ns,
+        "begun_after_launch_ns": pattern.delay_ns if pattern.only_later else None,
+        "host_call_ns": pattern.host_call_ns,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def _of_pattern(pattern: Pattern) -> str:
     """Return sentences about a pattern of gaps that the trace does not explain."""
     following = shortened(pattern.next)
@@ -693,7 +713,7 @@ def _of_pattern(pattern: Pattern) -> str:
     unknown = pattern.launch_unknown
     if before and not later and not unknown:
         text += f". {'It' if pattern.gaps == 1 else 'This work'} had been launched before the gap"
-    elif later and not before and pattern.delay_ns is not None:
+    elif pattern.only_later and pattern.delay_ns is not None:
         text += f". It began {in_words(pattern.delay_ns, 'ns')} after its launch"
     elif unknown and not before and not later:
         text += ". Its launch is unknown"

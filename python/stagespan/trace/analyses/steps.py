@@ -586,7 +586,15 @@ def outlier_findings(
         if severity is not None:
             severity = of_size(severity, each.dur_ns - each.usual_ns)
             sentence = each.sentence(count, on_device)
-            numbers = {"step_ns": each.dur_ns, "median_ns": each.usual_ns}
+            numbers = {
+                "step_ns": each.dur_ns,
+                "median_ns": each.usual_ns,
+                "part_ns": each.part_ns,
+                "part_of_others_ns": each.part_usual_ns,
+            }
+            if each.culprit is not None:
+                numbers["event_ns"] = each.culprit_ns
+                numbers["event_of_others_ns"] = each.culprit_usual_ns
             shown = each.evidence
             result.append(Finding(severity, sentence, shown, "steps.outlier", numbers=numbers))
     return result

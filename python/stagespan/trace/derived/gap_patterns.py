@@ -74,6 +74,11 @@ class Pattern(Figures, frozen=True):
     line: str | None = msgspec.field(name="python")
     evidence: Internal[tuple[Evidence, ...]]
 
+    @property
+    def only_later(self) -> bool:
+        """Whether next launches are known, and all of them were issued after the gap began."""
+        return self.launched_later > 0 and self.launched_before == 0
+
 
 class StartUp(Figures, frozen=True):
     """Idle time for causes on the host while a program, or a library in it, started."""

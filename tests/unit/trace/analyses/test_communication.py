@@ -83,6 +83,28 @@ def test_a_call_that_is_longer_than_others_of_its_size_waited(tmp_path: Path) ->
     assert (finding.gain.time_ns, finding.gain.at_most) == ((800 + 500) * US, True)
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        # 24 KB that take 1.9 ms longer than 4 KB: no link is so slow
+        [(100.0, 1_000), (2_000.0, 6_000), (150.0, 1_000), (2_100.0, 6_000)],
+        # the larger calls are shorter
+        [(2_000.0, 1_000_000), (100.0, 4_000_000), (2_100.0, 1_000_000), (150.0, 4_000_000)],
+    ],
+)
+def test_time_that_no_link_explains_is_waiting(
+    calls: list[tuple[float, int | None]], tmp_path: Path
+) -> None:
+    # GIVEN calls whose time does not depend on the size as that of a link does
+    found = planted(tmp_path, calls)
+    # THEN all time beyond the shortest call is waiting, and none of it is volume
+    assert found.dependence[0].parts == {WAITING: 3_950 * US, PER_CALL: 400 * US, VOLUME: 0}
+    finding = finding_of(found, "communication.waiting")
+    assert "the shortest call, whatever the size" in finding.sentence
+    assert finding.gain is not None
+    assert finding.gain.time_ns == 3_950 * US
+
+
 def test_a_constant_time_above_what_a_call_costs_is_no_volume(tmp_path: Path) -> None:
     # GIVEN 17.6 MB in 8.7 ms and 5.7 MB in 6.7 ms
     found = planted(tmp_path, [(8_700, 4_400_000), (6_700, 1_425_000)] * 3)
@@ -96,6 +118,10 @@ def test_short_calls_that_differ_little_are_bound_by_latency(tmp_path: Path) -> 
     found = planted(tmp_path, [(30.0, 1_000), (31.0, 100_000), (30.0, 1_000), (31.0, 100_000)])
     finding = finding_of(found, "communication.latency")
     assert "bucket_cap_mb" in finding.sentence
+    # 30 µs of each call do not depend on its size; one of the four calls remains.
+    constant = 31 * US - 1e5 * US / 99_000
+    assert finding.gain is not None
+    assert finding.gain.time_ns == pytest.approx(4 * constant * 3 / 4, abs=4)
     small = finding_of(found, "communication.small_calls")
     assert small.gain is not None
     # All four are small; one of them remains.

@@ -71,6 +71,8 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
         "whole_ns": 600 * US,
         "hidden_percent": 25,
         "device": 0,
+        "computing_ns": 300 * US,
+        "communication_ns": 400 * US,
     }
     assert [each.figure for each in finding.evidence] == [300 * US, 400 * US]
     # AND the verdict is the same without launches
