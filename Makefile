@@ -13,7 +13,7 @@ BASE_PYTHON = $(shell PYTHON='$(PYTHON)' tools/find_python.sh)
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-aarch64 test-install wheels bench format clean distclean
+.PHONY: help setup demo test test-all test-aarch64 test-install wheels bench claims format clean distclean
 
 help:  ## show this list
 	@sed -n 's|^\([a-z0-9-]*\):.*## |\1@|p' Makefile | awk -F@ '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -45,6 +45,9 @@ bench: setup  ## measure what spans and reading traces cost, compared with other
 	  $(RUN) -m pip install -q "$$peer" </dev/null || echo "not available here: $$peer"; done
 	@$(RUN) -m benchmarks
 	@$(RUN) -m benchmarks.traces
+
+claims: setup  ## compare each claim of the pages of real traces with their raw events: claims.csv
+	@TRACE_CLAIMS=claims.csv $(RUN) -m pytest -q -m "not wheel" tests/unit/trace/claims
 
 format: setup  ## format the Python and C++ sources
 	@$(RUN) -m ruff check --fix . && $(RUN) -m ruff format .

@@ -442,7 +442,8 @@ class Communication(StructResult, frozen=True):
             )
         if code == "communication.latency":
             # One call of each step remains.
-            spared = spared * (1 - min(max(self.base.steps, 1) / len(mine), 1))
+            kept = min(max(self.base.steps, 1), len(mine))
+            spared = spared * (len(mine) - kept) // len(mine)
         longest = int(mine[np.argmax(calls.dur_ns[mine])])
         return Finding(
             of_size(severity, lost),

@@ -68,8 +68,21 @@ class Moved:
 
     elapse_ns: int
     transit_ns: int
+    known: int
+    """The number of these collectives."""
+    every: int
+    """The number of all collectives."""
     longest: Evidence
     """The collective with the longest time without data movement."""
+
+    @property
+    def sentence(self) -> str:
+        """How long data moved."""
+        moved, took = in_words(self.transit_ns, "ns"), in_words(self.elapse_ns, "ns")
+        if self.known == self.every:
+            return f"Data moved for {moved} of the collectives' {took}."
+        which = f"{self.known:,} of {counted(self.every, 'collective')}"
+        return f"Only {which} contain how long data moved: {moved} of {took}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +151,8 @@ class CollectiveStats(StructResult, frozen=True):
         return Moved(
             sum(each.elapse_ns or 0 for each in known),
             sum(each.transit_ns or 0 for each in known),
+            len(known),
+            len(self.operations),
             Evidence(f"{worst.name}, no data moved", None, still[id(worst)], "ns"),
         )
 

@@ -448,16 +448,14 @@ class AscendSteps(StructResult, frozen=True):
         late = any(each.kind == NOTIFY for each in waits)
         moved = None if self.collectives is None else self.collectives.moved
         if moved is not None:
-            sentence += (
-                f" Data moved for {in_words(moved.transit_ns, 'ns')} of the collectives'"
-                f" {in_words(moved.elapse_ns, 'ns')}."
-            )
+            sentence += f" {moved.sentence}"
             evidence.append(moved.longest)
             late |= 2 * moved.transit_ns < moved.elapse_ns
-        waited = None if self.collectives is None else self.collectives.waited
+        waited, more = None if self.collectives is None else self.collectives.waited, {}
         if waited is not None and waited.severity is not None:
             sentence += f" {waited.sentence}"
             evidence += waited.evidence[:1]
+            more = {f"waited_{name}": figure for name, figure in waited.numbers.items()}
             late = True
         if late:
             sentence += " The other ranks were late, or the link was slow: compare the ranks."
@@ -470,9 +468,11 @@ class AscendSteps(StructResult, frozen=True):
             "percent": percent,
             "whole_ns": self.stage_ns,
         }
+        if waits:
+            numbers["waiting_ns"] = waits[-1].time_ns
         if moved is not None:
             numbers |= {"moved_ns": moved.transit_ns, "collectives_ns": moved.elapse_ns}
-        shown = tuple(evidence)
+        shown, numbers = tuple(evidence), numbers | more
         code, gain = "ascend.exposed_communication", self._hideable()
         return [Finding(severity, sentence, shown, code, numbers, gain)]
 

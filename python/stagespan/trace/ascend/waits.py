@@ -77,6 +77,7 @@ class WaitsInCommunication:
     """Waits of one kind that are a part of exposed communication."""
 
     kind: str
+    time_ns: int
     clause: str
     """A part of the sentence on exposed communication."""
     exposed: Evidence
@@ -151,7 +152,11 @@ class StreamWaits(StructResult, frozen=True):
             clause = f"{time} of this while a stream waited for {waits.meaning}"
             name = f"{longest.event}, without computing"
             exposed = Evidence(name, None, waits.exposed_ns, "ns")
-            found.append(WaitsInCommunication(kind, clause, exposed, longest.evidence))
+            found.append(
+                WaitsInCommunication(
+                    kind, waits.communicating_ns, clause, exposed, longest.evidence
+                )
+            )
         return found
 
     def tables(self) -> list[Table]:

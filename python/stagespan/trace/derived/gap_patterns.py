@@ -94,7 +94,8 @@ class StartUp(Figures, frozen=True):
     first_call: Internal[bool]
     """Whether it is the operator."""
     evidence: Internal[tuple[Evidence, ...]]
-    """The longest call in each of the largest gaps, with its time."""
+    """The call in which the host spent most of each of the largest gaps, or all calls of its name
+    if there are several, and the event that started."""
 
 
 def patterns(where: CallSites, gaps: Gaps, parts: IdleParts, step_begins: Numbers) -> list[Pattern]:
@@ -254,10 +255,14 @@ def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> St
     begin, _ = window_of(trace) or (0, 0)
     for at in rows[:3]:
         call = int(gaps.first_call[at])
-        row, spent = where.called(int(gaps.begin_ns[at]), int(gaps.end_ns[at]), like=call)
+        limits = int(gaps.begin_ns[at]), int(gaps.end_ns[at])
+        row, spent = where.called(*limits, like=call)
         if row >= 0:
-            name = trace.names[int(events.name[row])]
-            shown.append(Evidence(name, int(events.begin_ns[row]) - begin, spent, "ns"))
+            name, time_ns = trace.names[int(events.name[row])], int(events.begin_ns[row])
+            longest = int(np.diff(np.clip((time_ns, events.end_ns[row]), *limits))[0])
+            if spent > longest:
+                name, time_ns = f"calls of {name}", limits[0]
+            shown.append(Evidence(name, time_ns - begin, spent, "ns"))
         shown.append(evidence(trace, of[rows.index(at)]))
     return StartUp(
         where=trace.names[int(events.name[of[0]])],

@@ -215,7 +215,7 @@ def test_a_first_call_is_reported_as_the_start_not_as_allocation(tmp_path: Path)
     free = found.findings()[0].evidence[0]
     # The first kernel ran for that long at the same time.
     hidden = 20 + LATENCY - 2
-    assert (free.event, free.figure) == ("cudaFree", 50 * MS - hidden * US)
+    assert (free.event, free.figure) == ("calls of cudaFree", 50 * MS - hidden * US)
 
 
 @pytest.mark.parametrize("mark", ["warmup", "[model|0|warmup|forward]", "Warm-up of the engine"])
@@ -568,7 +568,7 @@ def test_the_event_that_took_the_time_is_named(real: Callable[[str], Trace]) -> 
         # THEN the start is the only one, and names cudaFree with its time
         assert codes(found) == ["idle.start_up"], name
         first = found.findings()[0].evidence[0]
-        assert first.event == "cudaFree", name
+        assert first.event in ("cudaFree", "calls of cudaFree"), name
         assert least < (first.figure or 0) < 1.02 * least, name
 
 

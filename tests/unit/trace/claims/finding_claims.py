@@ -179,20 +179,6 @@ def _before_device(page: Page, finding: dict[str, Any]) -> Found:
     return {"time_us": (sum(times) / 1000, 0.01)}
 
 
-@of("steps.outlier")
-def _outlier(page: Page, finding: dict[str, Any]) -> Found:
-    name = finding["sentence"].partition(" ")[0]
-    lengths = {
-        mark.name: end - begin
-        for mark, (begin, end) in zip(page.raw.marks, page.raw.steps, strict=True)
-    }
-    if name not in lengths:
-        return {}
-    ordered = sorted(lengths.values())
-    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    return {"step_us": (lengths[name] / 1000, 0.001), "median_us": (middle / 1000, 0.001)}
-
-
 def _idle(page: Page, finding: dict[str, Any]) -> Found:
     """Return the whole, the share, and, for findings of one cause, its part of the verdict."""
     told = page.told["verdict"]
@@ -207,6 +193,12 @@ def _idle(page: Page, finding: dict[str, Any]) -> Found:
     )
     name = finding["code"].partition(".")[2]
     causes = [cause for cause in told["parts_us"] if f"{cause}_us" in finding["figures"]]
+    if name in ("several", "start_up"):
+        # It names some of the causes, and is about all of them.
+        causes = [] if name == "start_up" else causes
+        for cause in causes:
+            found[f"{cause}_us"] = (told["parts_us"][cause], 0.01)
+        return found
     causes = causes or [{"unexplained": "not_traced"}.get(name, name)]
     if all(cause in told["parts_us"] for cause in causes):
         total = sum(told["parts_us"][cause] for cause in causes)
@@ -273,19 +265,25 @@ def evidence(page: Page) -> Iterator[Claim]:
     events: dict[tuple[int, int], str] = {}
     for each in raw.events:
         events[each.begin, each.duration] = each.name
-    begins = {each.begin for each in raw.events}
+    events.update({(begin, end - begin): "a step" for begin, end in raw.steps})
+    longest: dict[int, int] = {}
+    for each in raw.events:
+        longest[each.begin] = max(longest.get(each.begin, 0), each.duration)
     gaps = [(gap.begin, gap.end) for gap in raw.gaps]
+    gap_ends = {gap.end for gap in raw.gaps}
     for finding in page.told["findings"]:
         for each in finding["evidence"]:
             if each["time_us"] is None or each["unit"] != "us" or each["figure"] is None:
                 continue
             begin, time = round(each["time_us"] * 1000), round(each["figure"] * 1000)
             is_gap = any(first <= begin and begin + time <= last for first, last in gaps)
+            # The part of an event that is in a gap ends with the gap.
+            is_gap |= begin in longest and begin + time in gap_ends
             if (begin, time) in events or is_gap:
                 state = RIGHT
             else:
-                # A part of a gap, or of an event: the rest of it belongs to another cause.
-                state = UNCHECKED if begin in begins else WRONG
+                # A part of an event: the rest of it is not in the gap.
+                state = UNCHECKED if longest.get(begin, 0) >= time else WRONG
             text = f"{finding['code']}: {each['event'][:50]} at {begin}: {time}"
             yield Claim("evidence", text, "", state)
 

@@ -108,8 +108,8 @@ class RawTrace:
         found = []
         for entry in self.entries:
             if entry.get("ph") == "X" and "dur" in entry:
-                begin = int(Decimal(entry["ts"]) * 1000)
-                end = begin + int(Decimal(entry["dur"]) * 1000)
+                begin = round(Decimal(entry["ts"]) * 1000)
+                end = begin + round(Decimal(entry["dur"]) * 1000)
                 thread = (entry.get("pid"), entry.get("tid"))
                 found.append(
                     Event(

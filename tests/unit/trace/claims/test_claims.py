@@ -1,18 +1,21 @@
 """Every claim of the pages of real traces, compared with what plain scripts find in raw events.
 
-`TRACE_CLAIMS=claims.json` writes the list of all claims to a file.
+`TRACE_CLAIMS=claims.csv` writes the list of all claims to a file: trace, line of the page, claim,
+class (right, wrong or unchecked), and what the raw events say. `make claims` does so.
 """
 
 from __future__ import annotations
 
-import json
+import csv
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import collective_claims  # noqa: F401 (registers its checks)
 import finding_claims
+import program_claims  # noqa: F401
 import pytest
+from ascend_claims import claims_of
 from claims import CHECKS, RIGHT, UNCHECKED, WRONG, Claim, Page
 from raw_trace import RawTrace
 
@@ -47,15 +50,10 @@ def listed() -> Iterator[list[tuple[str, Claim]]]:
     yield found
     file = os.environ.get("TRACE_CLAIMS")
     if file:
-        counts: dict[str, Counter[str]] = {}
-        for _, claim in found:
-            counts.setdefault(claim.kind.partition(" ")[0], Counter())[claim.state] += 1
-        claims = [
-            {"trace": name, "kind": c.kind, "claim": c.text, "found": c.found, "state": c.state}
-            for name, c in found
-        ]
-        written = {"kinds": counts, "claims": claims}
-        Path(file).write_text(json.dumps(written, indent=1), encoding="utf-8")
+        with Path(file).open("w", encoding="utf-8", newline="") as written:
+            table = csv.writer(written)
+            table.writerow(("trace", "line of the page", "claim", "class", "in the raw events"))
+            table.writerows((name, c.kind, c.text, c.state, c.found) for name, c in found)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,6 +87,28 @@ def test_no_claim_about_a_rank_is_wrong(
     listed += [(f"{page.name}/rank{rank}", claim) for claim in claims]
     assert [claim for claim in claims if claim.state == WRONG] == []
     assert len(claims) >= FEWEST
+
+
+ASCEND = [
+    *(f"ascend_level1/rank{rank}_ascend_pt" for rank in range(2)),
+    *(f"ascend_st_level2/rank_{rank}_ascend_pt" for rank in range(4)),
+]
+
+
+@pytest.mark.parametrize("name", ASCEND)
+def test_no_claim_about_an_ascend_folder_is_wrong(
+    name: str, traces: Path, more_traces: Path, listed: list[tuple[str, Claim]]
+) -> None:
+    # GIVEN the page of a rank's folder
+    folder = next(each / name for each in (traces, more_traces) if (each / name).is_dir())
+    told = analyze_path(folder).to_dict()
+    # WHEN each claim is compared with the profiler's files
+    claims = claims_of(told, folder)
+    listed += [(name, claim) for claim in claims]
+    # THEN none is wrong, and few cannot be decided
+    assert [claim for claim in claims if claim.state == WRONG] == []
+    assert len(claims) >= FEWEST
+    assert sum(claim.state == UNCHECKED for claim in claims) <= 0.2 * len(claims)
 
 
 def test_the_late_rank_of_a_job_is_late_in_the_raw_events(traces: Path) -> None:
@@ -142,6 +162,17 @@ def test_a_wrong_page_is_noticed(real: Callable[[str], Trace], every_trace: list
     # THEN the claims about them are wrong
     code = told["findings"][1]["code"]
     assert {"device use", "rates", f"finding {code}", "critical path"} <= wrong()
+
+
+def test_a_wrong_page_of_an_ascend_folder_is_noticed(traces: Path) -> None:
+    folder = traces / ASCEND[0]
+    told = analyze_path(folder).to_dict()
+    told["ascend_steps"]["steps"][0]["computing_us"] += 1
+    told["ascend_operators"]["by_type"][0]["count"] += 1
+    told["findings"][0]["figures"]["time_us"] *= 1.1
+    wrong = {claim.kind for claim in claims_of(told, folder) if claim.state == WRONG}
+    code = told["findings"][0]["code"]
+    assert wrong >= {"Ascend steps", "Ascend operators", f"finding {code}"}
 
 
 def test_every_kind_of_finding_has_a_check() -> None:

@@ -95,7 +95,8 @@ def started(raw: Raw, finding: Finding) -> bool:
     """Return whether evidence is an annotated warm-up, or a first and by far longest call."""
     for each in finding.evidence:
         assert each.time_ns is not None
-        mine = [e for e in raw.entries if e["name"] == each.event]
+        name = each.event.removeprefix("calls of ")
+        mine = [e for e in raw.entries if e["name"] == name]
         first = min(mine, key=lambda e: float(e["ts"]))
         if "warmup" in each.event:
             return True
