@@ -71,6 +71,14 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     help="Show what changed since this earlier trace of the same program, and why.",
 )
 @click.option(
+    "--capture",
+    "captures",
+    metavar="FILE",
+    multiple=True,
+    help="A trace that was made while the device graphs of PATH were captured, or a folder of such "
+    "traces: the graphs' kernels get their operators and shapes from it. Can be repeated.",
+)
+@click.option(
     "--merge",
     "merge_file",
     metavar="FILE",
@@ -129,6 +137,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 def command(
     path: str,
     against: str | None,
+    captures: tuple[str, ...],
     merge_file: Path | None,
     jobs: int,
     cluster: str | None,
@@ -147,7 +156,9 @@ def command(
     s3://bucket/run are read with fsspec, and archives are unpacked.
     """
     with _progress() as progress:
-        analysis = analyze(path, against, jobs=jobs, cluster=cluster, progress=progress)
+        analysis = analyze(
+            path, against, jobs=jobs, cluster=cluster, progress=progress, capture=captures
+        )
     if merge_file is not None:
         merge_ranks(analysis, merge_file)
     if path_file is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from stagespan.errors import StagespanError
 from stagespan.recording.analysis import analyze_recording, analyze_recordings, is_recording
 from stagespan.report import analysis as reports
 from stagespan.report import reader
@@ -20,6 +21,7 @@ def analyze(
     jobs: int | None = None,
     cluster: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    capture: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
 ) -> Analysis:
     """Analyse a trace, or what stagespan itself writes, as `stagespan analyze` does.
 
@@ -35,6 +37,10 @@ def analyze(
     number of ranks that are done, and of all. Ranks that cannot be read are left out, with the
     reason (``analysis.results["ranks"].unreadable``).
 
+    ``capture`` is a trace that was made while the device graphs of the trace at ``path`` were
+    captured, a folder of such traces, or a sequence of both: the kernels of the graphs get their
+    operators and shapes from it.
+
     The result has the findings (``analysis.findings()``), the results by name
     (``analysis.results``), and everything as a dict for JSON with times in microseconds
     (``analysis.to_dict()``).
@@ -42,8 +48,15 @@ def analyze(
     Raises TraceError or StagespanError, with what to do, if the path cannot be read.
     """
     found = local_path(path)
+    captures = [capture] if isinstance(capture, (str, os.PathLike)) else list(capture)
+    if against is not None and captures:
+        raise StagespanError(
+            "A comparison does not use captures of device graphs: omit either of them."
+        )
     if against is not None:
         return analyze_path(found, local_path(against), jobs)
+    if captures:
+        return analyze_path(found, captures=[local_path(each) for each in captures])
     if is_recording(found):
         return analyze_recording(found)
     if found.is_file() and reader.looks_like_report(found):

@@ -6,7 +6,7 @@ To add an analysis of one trace, write a module in `analyses/` with a function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args, get_type_hints
@@ -15,6 +15,7 @@ import msgspec
 
 from stagespan.text.amounts import in_words
 from stagespan.trace.analyses import (
+    captures,
     communication,
     compiled,
     critical_path,
@@ -67,6 +68,7 @@ ANALYSES: dict[str, Analyze] = {
     "launches": launches.analyze,
     "host": host.analyze,
     "kernels": kernels.analyze,
+    "captures": captures.analyze,
     "rates": rates.analyze,
     "compiled": compiled.analyze,
     "training": training.analyze,
@@ -209,14 +211,21 @@ class Analysis:
         }
 
 
-def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
+def analyze(
+    trace: Trace, only: Iterable[str] | None = None, captures: Sequence[Trace] = ()
+) -> Analysis:
     """Run all analyses on a trace (on an NPU's also `ASCEND`), or only those in `only`.
+
+    `captures` are traces that were made while the device graphs of `trace` were captured: the
+    graphs' kernels get their operators and shapes from them.
 
     Raises KeyError for an unknown name.
     """
     known = ANALYSES | ASCEND
     # The pages of the results ask for the same facts again.
     view = TraceView.of(trace)
+    if captures:
+        view = view.with_captures(captures)
     names = _applicable(view) if only is None else list(only)
     unknown = [name for name in names if name not in known]
     if unknown:

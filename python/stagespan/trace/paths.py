@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stagespan.errors import StagespanError, TraceError
@@ -30,8 +30,11 @@ def analyze_path(
     jobs: int | None = None,
     cluster: str | None = None,
     progress: Progress | None = None,
+    captures: Sequence[str | os.PathLike[str]] = (),
 ) -> Analysis:
     """Analyse the file or folder at a path; with `against`, also compare it with that trace.
+
+    `captures` are traces of the capture of its device graphs, or folders of such traces.
 
     Traces of many ranks are read by `jobs` worker processes or a `cluster`, see `summarise_all`.
 
@@ -42,9 +45,29 @@ def analyze_path(
     if against is not None:
         return _compared(path, against)
     only = _only_trace(path)
+    if captures and (only is None or only.is_dir()):
+        raise TraceError(
+            f"{path} is a folder: pass the trace of one process to match it with captures of its"
+            " device graphs."
+        )
     if only is None:
         return analyze_ranks(path, jobs, cluster, progress)
-    return analyze_ascend(read_ascend_folder(only)) if only.is_dir() else analyze(open_trace(only))
+    if only.is_dir():
+        return analyze_ascend(read_ascend_folder(only))
+    return analyze(open_trace(only), captures=_captures(captures))
+
+
+def _captures(paths: Sequence[str | os.PathLike[str]]) -> list[Trace]:
+    """Read traces, and all traces of folders."""
+    from stagespan.trace.ranks.find import traces_in
+    from stagespan.trace.read.reader import read_trace
+
+    files = [each for path in paths for each in _files(Path(path), traces_in)]
+    return [read_trace(each) for each in files]
+
+
+def _files(path: Path, traces_in: Callable[[Path], list[Path]]) -> list[Path]:
+    return traces_in(path) if path.is_dir() else [path]
 
 
 def _only_trace(path: str | os.PathLike[str]) -> Path | None:

@@ -401,6 +401,7 @@ Lack = Literal[
     "no_device",
     "no_durations",
     "no_files",
+    "no_graphs",
     "no_launch_calls",
     "no_layers",
     "no_memory_events",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.analyses.breakdown import TOP, Breakdown, breakdown
 from stagespan.trace.analyses.operators import operator_findings
+from stagespan.trace.derived.captures import captured_work
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.kernel_kinds import (
@@ -48,7 +49,7 @@ from stagespan.trace.rates.peaks import device_peaks, vendor_of
 from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
-from stagespan.trace.read.view import once
+from stagespan.trace.read.view import once, operators_of
 from stagespan.trace.result import (
     Cell,
     Column,
@@ -91,8 +92,16 @@ def analyze(trace: Trace) -> Kernels | Unavailable:
     if found is None:
         return DAMAGED_TIMES
     events = trace.events
-    operator = _names(trace, found.operator)
-    shape, shapes = _shapes(trace, found.operator)
+    captured = captured_work(trace)
+    hosts, called = operators_of(trace), found.operator
+    in_graph, call = found.of_graph, found.operator
+    if captured is not None:
+        called = np.where(captured.known, captured.operator, called)
+        call = np.where(captured.known, captured.numbers(captured.operator), call)
+        in_graph = in_graph & ~captured.known
+    operator = _names(hosts, called)
+    shape, shapes = _shapes(hosts, called)
+    without_shapes = in_graph if captured is None else found.of_graph & ~captured.with_shapes
     return Kernels(
         trace=trace,
         on_device=True,
@@ -103,14 +112,16 @@ def analyze(trace: Trace) -> Kernels | Unavailable:
             trace, found.stage, _kinds(trace, events.name[rows].astype(np.int64), operator)
         ),
         name=events.name[rows].astype(np.int64),
-        operator=np.where(found.of_graph, _names(trace, found.calls), operator),
+        operator=np.where(in_graph, _names(trace, found.calls), operator),
         stage=_names(trace, found.stage),
-        forward=_names(trace, found.forward),
-        call=np.where(found.of_graph, found.calls, found.operator),
-        shape=np.where(found.of_graph, -1, shape),
+        forward=_names(hosts, found.forward if captured is None else captured.forward_or(found)),
+        call=np.where(in_graph, found.calls, call),
+        shape=np.where(without_shapes, -1, shape),
         shapes=shapes,
         launched=found,
         host=host,
+        without_shapes=without_shapes,
+        hosts=hosts,
     )
 
 
@@ -135,14 +146,19 @@ class Kernels(Result):
     stage: NDArray[np.int64]
     forward: NDArray[np.int64]
     call: Rows
-    """The row in `Trace.events` of the call of the operator, or of the graph's launch; -1 if it is
-    unknown."""
+    """The call of the operator, or of the graph's launch; -1 if it is unknown. Its row in
+    `hosts.events` is the remainder by their number: a captured call has a number for each launch of
+    its graph."""
     shape: NDArray[np.int64]
     """Index into `shapes`, or -1 if none was recorded."""
     shapes: list[str]
     launched: LaunchSources | None
     """The launch of each row; None without a device."""
     host: HostOperators | None
+    without_shapes: Mask
+    """Which rows ran in device graphs whose captures do not show the shapes."""
+    hosts: Trace
+    """The trace that has the operators: that of the capture, if there is one, after its own."""
 
     @property
     def total_ns(self) -> int:
@@ -163,7 +179,8 @@ class Kernels(Result):
         if inside.all() or not inside.any():
             return self
         columns = ("rows", "time_ns", "is_kernel", "kind", "name", "operator", "stage", "forward")
-        chosen = {each: getattr(self, each)[inside] for each in (*columns, "call", "shape")}
+        more = ("call", "shape", "without_shapes")
+        chosen = {each: getattr(self, each)[inside] for each in (*columns, *more)}
         return replace(self, **chosen, launched=self.launched.of(inside))
 
     @property
@@ -413,7 +430,7 @@ def _note(kernels: Kernels, names: int) -> str:
                 f"The launch of {int(unknown.sum()):,} device events ({in_words(time, 'ns')}) is"
                 " not in the trace, so their operator and stage are unknown."
             )
-        graph = kernels.launched.of_graph
+        graph = kernels.launched.of_graph & (kernels.call == kernels.launched.calls)
         if graph.any():
             notes.append(
                 f"{int(graph.sum()):,} device events ran as part of device graphs: their operator"
@@ -891,6 +908,8 @@ def _of_host(trace: Trace, host: HostOperators) -> Kernels:
         shapes=shapes,
         launched=None,
         host=host,
+        without_shapes=np.zeros(len(name), dtype=np.bool_),
+        hosts=trace,
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.text.amounts import in_words
+from stagespan.trace.derived.captures import captured_work
 from stagespan.trace.derived.device import device_work, launch_of, streams
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.kernel_kinds import ATTENTION, kind_of
@@ -27,6 +28,7 @@ from stagespan.trace.derived.trees import (
     Paths,
     Tree,
     depth_first,
+    levels,
     paths_to,
     sums,
     tree_of,
@@ -36,6 +38,7 @@ from stagespan.trace.figures import Count, Figures, Internal, Ns, Path, one_of
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import operators_of
 from stagespan.trace.result import (
     Column,
     Evidence,
@@ -151,9 +154,9 @@ class Layers(StructResult, frozen=True):
         return found[:2]
 
     def line(self) -> str:
-        """The block with the most time, if the layers were found by repetition."""
+        """The modules or the repeated block with the most time."""
         if self.blocks is None:
-            return ""
+            return _modules_line(self.modules)
         most = max(self.blocks.blocks, key=lambda block: block.total_ns)
         percent = share(most.total_ns, self.blocks.total_ns)
         if percent < _LEAST_NAMED:
@@ -409,13 +412,14 @@ class Modules:
 
 def modules_of(trace: Trace) -> Modules | None:
     """Sum up the modules' calls; None if the trace has none."""
-    events = trace.events
+    hosts = operators_of(trace)
+    events = hosts.events
     rows = np.flatnonzero(
-        trace.rows_of(["python_function"]) & named(trace, _MODULE) & (events.dur_ns > 0)
+        hosts.rows_of(["python_function"]) & named(hosts, _MODULE) & (events.dur_ns > 0)
     )
     if len(rows) == 0:
         return None
-    tree, owners, thread = tree_of(trace, rows)
+    tree, owners, thread = tree_of(hosts, rows)
     codes, instance = np.unique(events.name[rows], return_inverse=True)
     instance = instance.reshape(-1).astype(np.int64)
     classes = [class_of_module(trace.names[code]) or trace.names[code] for code in codes]
@@ -423,29 +427,37 @@ def modules_of(trace: Trace) -> Modules | None:
     word = np.array([number[name] for name in classes], dtype=np.int64)[instance]
     paths = Paths(tree.parent, word)
     device = device_work(trace).rows
-    durations = events.dur_ns[device]
+    durations = trace.events.dur_ns[device]
     forward, backward = np.full((2, len(device)), -1, dtype=np.intp)
+    times = np.ones(len(rows), dtype=np.int64)
     found_by = launch_sources(trace, device) if len(device) else None
     if found_by is not None:
         # A queue may launch the work of operators from another thread.
-        for at in (found_by.calls, found_by.operator):
-            forward = np.where(forward >= 0, forward, _at(trace, tree, owners, events.begin_ns, at))
-        of_forward = _at(trace, tree, owners, events.begin_ns, found_by.forward)
-        backward = np.where(forward < 0, of_forward, -1)
+        sources, forwards = [found_by.calls, found_by.operator], found_by.forward
+        captured = captured_work(trace)
+        if captured is not None:
+            sources, forwards = [captured.call, *sources], captured.forward_or(found_by)
+        for at in sources:
+            forward = np.where(forward >= 0, forward, _at(hosts, tree, owners, at))
+        backward = np.where(forward < 0, _at(hosts, tree, owners, forwards), -1)
+        if captured is not None:
+            times = _replays(tree, forward, captured.launch)
     on_device = len(device) > 0
     own = _by_node(paths, forward, durations)
     counts = paths.inclusive(_by_node(paths, forward, np.ones_like(durations)))
     behind = paths.inclusive(_by_node(paths, backward, durations))
     within = paths.inclusive(own)
+    host_ns = np.where(rows < len(trace.events), events.dur_ns[rows], 0)
     of_call = events.dur_ns[rows]
     if on_device:
-        of_call = with_those_below(tree.parent, sums(forward, durations, len(rows)))
+        of_call = with_those_below(tree.parent, sums(forward, durations, len(rows))) // times
     # A module that is nested too deep counts as a part of the module that contains it.
     separate = ~paths.folded
     spread = _spread(paths.node[separate], instance[separate], of_call[separate], len(codes))
-    host = paths.sums(np.where(separate, events.dur_ns[rows], 0))
-    host_own = paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], thread))
-    counted = np.bincount(paths.node[separate], minlength=len(paths))
+    host = paths.sums(np.where(separate, host_ns, 0))
+    own_ns = exclusive(events.begin_ns[rows], events.end_ns[rows], thread)
+    host_own = paths.sums(np.where(rows < len(trace.events), own_ns, 0))
+    counted = sums(paths.node[separate], times[separate], len(paths))
     words = list(number)
     named_so = paths_to(paths.parent, [words[each] for each in paths.word])
     found = []
@@ -484,13 +496,32 @@ def class_of_module(name: str) -> str | None:
     return found[1] if found else None
 
 
-def _at(trace: Trace, tree: Tree, owners: NDArray[np.int64], times: Numbers, rows: Rows) -> Rows:
+def _at(trace: Trace, tree: Tree, owners: NDArray[np.int64], rows: Rows) -> Rows:
     """Return the module call in which each event (-1 for none) begins, or -1."""
     found = np.full(len(rows), -1, dtype=np.intp)
     known = rows >= 0
     if known.any():
-        found[known] = tree.at(threads_of(owners, trace, rows[known]), times[rows[known]])
+        begin_ns = trace.events.begin_ns[rows[known]]
+        found[known] = tree.at(threads_of(owners, trace, rows[known]), begin_ns)
     return found
+
+
+def _replays(tree: Tree, call: Rows, launch: Numbers) -> Numbers:
+    """Return how often the work of each module call ran: once, or for each launch of its graph.
+
+    `call` is the module call that launched each event of the device, or -1, and `launch` the number
+    of the graph's launch.
+    """
+    known = np.flatnonzero((call >= 0) & (launch > 0))
+    different, _ = pairs(call[known].astype(np.int64), launch[known])
+    times = np.bincount(different[:, 0], minlength=len(tree.parent))
+    # A module call contains those inside it, which ran as often.
+    level = levels(tree.parent)
+    for depth in range(int(level.max()), 0, -1):
+        here = np.flatnonzero(level == depth)
+        np.maximum.at(times, tree.parent[here], times[here])
+    result: Numbers = np.maximum(times, 1)
+    return result
 
 
 def _by_node(paths: Paths, call: Rows, figure: Numbers) -> Numbers:
@@ -538,6 +569,21 @@ def _has_large_class(modules: Modules) -> bool:
         whole = sum(m.host_self_ns for m in modules.modules)
     several = (m for m in modules.modules if m.instances >= _LEAST_LIKE)
     return any(share(time[m.path], whole) >= _LEAST_CLASS_SHARE for m in several)
+
+
+def _modules_line(modules: Modules | None) -> str:
+    """Return the class of several modules with the most time; of equal ones, the outermost."""
+    several = [] if modules is None else [m for m in modules.modules if m.instances >= _LEAST_LIKE]
+    if modules is None or not several or not modules.device_ns:
+        return ""
+    most = max(several, key=lambda m: (m.device_ns or 0) + (m.backward_ns or 0))
+    percent = share((most.device_ns or 0) + (most.backward_ns or 0), modules.device_ns)
+    if percent < _LEAST_NAMED:
+        return ""
+    return (
+        f"{most.instances:,} x {shortened(most.path[-1])}, {in_words(most.call_ns.median, 'ns')} a"
+        f" call in the median: {percent:.1f} % of device work"
+    )
 
 
 def _modules_table(modules: Modules) -> Table:

@@ -67,7 +67,7 @@ NO_SHAPES, GRAPH, NO_OPERATOR = "no_shapes", "device_graph", "no_operator"
 NO_FORMULA, UNKNOWN, COMMUNICATES, WRAPS = "no_formula", "unknown", "communication", "wrapper"
 _WHY_LEFT_OUT = {
     NO_SHAPES: "no shapes were recorded",
-    GRAPH: "ran in a device graph, whose operators are not in the trace",
+    GRAPH: "ran in a device graph, whose operators or shapes are not in the trace: see --capture",
     NO_OPERATOR: "no operator launched it in the trace",
     NO_FORMULA: "no formula is known: see stagespan.trace.register_cost",
     UNKNOWN: "its work is unknown",
@@ -340,7 +340,7 @@ def analyze(trace: Trace) -> Rates | Unavailable:
             "device_not_recorded",
             needs=needs_device(trace),
         )
-    if trace.argument("Input Dims") is None:
+    if found.hosts.argument("Input Dims") is None:
         return Unavailable(
             "The trace does not contain the shapes of operators' inputs, from which rates are"
             " computed: record it with torch.profiler.profile(record_shapes=True).",
@@ -366,6 +366,7 @@ class _Found:
 
     def __init__(self, trace: Trace, kernels: Kernels, base: BaseWindow) -> None:
         self._trace, self._base = trace, base
+        self._hosts = kernels.hosts
         events = trace.events
         begin = events.begin_ns[kernels.rows]
         inside = np.flatnonzero((begin >= base.begin_ns) & (begin < base.end_ns))
@@ -374,10 +375,7 @@ class _Found:
         self._name, self._stage = kernels.name[inside], kernels.stage[inside]
         self._operator = kernels.operator[inside]
         self._communicates = kernels.kind[inside] == list(KINDS).index(COMMUNICATION)
-        graph = np.zeros(len(kernels.rows), dtype=np.bool_)
-        if kernels.launched is not None:
-            graph = kernels.launched.of_graph
-        self._of_graph = graph[inside]
+        self._of_graph = kernels.without_shapes[inside]
         self._call: Rows = np.where(self._of_graph, -1, kernels.call[inside])
         self._kinds: list[_Kind] = []
         self._kind_of_call: dict[int, int] = {}
@@ -385,7 +383,7 @@ class _Found:
 
     def _find(self) -> None:
         """Set the kind of the call of each row; -1 without a call."""
-        self._columns = [_Column(self._trace, key) for key in _ARGUMENTS]
+        self._columns = [_Column(self._hosts, key) for key in _ARGUMENTS]
         called = self._different_calls()
         kind = self._kinds_of(called, self._call)
         self._wraps = np.zeros(0, dtype=np.intp)
@@ -399,15 +397,18 @@ class _Found:
         self._called, self._kind, self._wraps = called, kind, wraps
 
     def _different_calls(self) -> Rows:
-        is_called = np.zeros(len(self._trace.events), dtype=np.bool_)
-        is_called[self._call[self._call >= 0]] = True
-        return np.flatnonzero(is_called)
+        return np.unique(self._call[self._call >= 0])
+
+    def _events(self, called: Rows) -> Rows:
+        """Return the row of each call in the trace that has the operators."""
+        return called % max(len(self._hosts.events), 1)
 
     def _kinds_of(self, called: Rows, launched: Rows) -> Numbers:
         """Add the different kinds of some calls, and return the kind of each call."""
         if len(called) == 0:
             return np.empty(0, dtype=np.int64)
-        codes = [self._trace.events.name[called], *(each.code[called] for each in self._columns)]
+        rows = self._events(called)
+        codes = [self._hosts.events.name[rows], *(each.code[rows] for each in self._columns)]
         kind = np.zeros(len(called), dtype=np.int64)
         for code in codes:
             _, kind = pairs(kind, code.astype(np.int64))
@@ -445,10 +446,10 @@ class _Found:
         It is the call itself or, if that has no cost, the innermost call with a formula around it.
         Work that an inner call counts is not counted again by an outer call.
         """
-        trace, events = self._trace, self._trace.events
+        trace, events, row_of = self._hosts, self._hosts.events, self._events(called)
         names = np.array([formula_of(name) is not None for name in trace.names] + [False])
         rows = np.flatnonzero(names[events.name] & trace.rows_of(["cpu_op"]))
-        index = ThreadIndex(trace, rows, called)
+        index = ThreadIndex(trace, rows, row_of)
         if len(rows) == 0 or len(called) == 0 or not index.fits:
             return called, called[:0]
         forest = Nesting.of(trace, index.axis, rows, index.of[0])
@@ -461,14 +462,15 @@ class _Found:
         inside = [
             with_those_below(forest.parent, own) - own
             for chosen in (rated, computes)
-            for own in [np.isin(forest.rows, called[chosen]).astype(np.int64)]
+            for own in [np.isin(forest.rows, row_of[chosen]).astype(np.int64)]
         ]
-        at = forest.at(index.axis.place(index.of[1], events.begin_ns[called]))
-        own = (at >= 0) & (forest.rows[at] == called)
+        at = forest.at(index.axis.place(index.of[1], events.begin_ns[row_of]))
+        own = (at >= 0) & (forest.rows[at] == row_of)
         wraps = own & rated & (np.where(computes, inside[1][at], inside[0][at]) > 0)
         at = np.where(own, forest.parent[at], at)
         usable = ~rated & (at >= 0) & (inside[0][at] == 0)
-        return np.where(usable, forest.rows[at], called), called[wraps]
+        # The same launch of a graph.
+        return np.where(usable, called - row_of + forest.rows[at], called), called[wraps]
 
     # --- sums ---
 
@@ -543,7 +545,7 @@ class _Found:
         )
 
     def _by_layer(self) -> list[PartRate] | None:
-        trace, called = self._trace, self._called
+        trace, called = self._hosts, self._events(self._called)
         modules = np.flatnonzero(named(trace, _MODULE) & trace.rows_of(["python_function"]))
         index = ThreadIndex(trace, modules, called)
         if len(modules) == 0 or len(called) == 0 or not index.fits:
@@ -563,7 +565,7 @@ class _Found:
         layer[inside] = of
         of_row = np.full(len(self._call), -1, dtype=np.int64)
         known = self._call >= 0
-        of_row[known] = layer[np.searchsorted(called, self._call[known])]
+        of_row[known] = layer[np.searchsorted(self._called, self._call[known])]
         return self._by_code(of_row, names)
 
     def _by_step(self) -> list[PartRate] | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from stagespan.trace.read.intervals import Mask
+from stagespan.trace.read.joining import joined
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.plausibility import plausible
 
@@ -28,6 +29,9 @@ class TraceView(Trace):
 
     cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     """Results by function and arguments."""
+    operators: TraceView | None = None
+    """The trace with the operators of device graphs, if they are in other files: it has the events
+    of these files after those of this trace. Names have the same codes in both."""
 
     @classmethod
     def of(cls, trace: Trace) -> TraceView:
@@ -37,6 +41,18 @@ class TraceView(Trace):
         trace = plausible(trace)
         return cls(**{each.name: getattr(trace, each.name) for each in fields(Trace)})
 
+    def with_captures(self, captures: Sequence[Trace]) -> TraceView:
+        """Return a view that also has the traces of the capture of its device graphs."""
+        both = joined(self, [TraceView.of(each) for each in captures])
+        columns = {each.name: getattr(both, each.name) for each in fields(Trace)}
+        return replace(
+            self,
+            names=both.names,
+            categories=both.categories,
+            cache={},
+            operators=TraceView(**columns),
+        )
+
     def rows_of(self, names: Iterable[str]) -> Mask:
         """Return a read-only mask of the rows of `events` whose category is one of `names`."""
         codes = tuple(self.category_codes(names))
@@ -45,6 +61,12 @@ class TraceView(Trace):
             # Not super(), because `dataclass(slots=True)` replaces the class.
             found = self.cache[codes] = _read_only(Trace.rows_of(self, names))
         return found
+
+
+def operators_of(trace: Trace) -> Trace:
+    """Return the trace with the operators of device graphs, which may be `trace` itself."""
+    found = trace.operators if isinstance(trace, TraceView) else None
+    return trace if found is None else found
 
 
 def once(derive: Callable[Concatenate[Trace, P], R]) -> Callable[Concatenate[Trace, P], R]:
