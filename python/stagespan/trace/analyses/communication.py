@@ -19,12 +19,11 @@ from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first, one_of
 from stagespan.trace.rates.collectives import (
     algorithm_of,
-    annotations_of,
-    argument_of,
     bus_bytes,
     bytes_in,
     members,
     op_of,
+    ops_of,
     work_of,
 )
 from stagespan.trace.read.groups import by_group
@@ -164,23 +163,14 @@ class _Calls:
     def of(cls, trace: Trace, rows: Rows, computing: Rows) -> _Calls:
         """Collect the facts about some collectives."""
         events = trace.events
-        # NCCL can run a collective in a kernel with the name of another, so this counts last.
-        marks = annotations_of(trace, rows)
-        codes = np.where(marks >= 0, events.name[marks], events.name[rows]).tolist()
-        written, texts = argument_of(trace, rows, "Collective name")
-        names = [
-            texts[text] if text >= 0 else trace.names[code]
-            for text, code in zip(written.tolist(), codes, strict=True)
-        ]
-        known: dict[str, int] = {}
-        of_name = {name: known.setdefault(op_of(name), len(known)) for name in set(names)}
+        ops, op = ops_of(trace, rows)
         begin, end = events.begin_ns[rows], events.end_ns[rows]
         computes = Cover(events.begin_ns[computing], events.end_ns[computing])
         return cls(
             trace=trace,
             rows=rows,
-            ops=list(known),
-            op=np.array([of_name[name] for name in names], dtype=np.int64),
+            ops=ops,
+            op=op.astype(np.int64),
             bytes_in=bytes_in(trace, rows),
             members=members(trace, rows),
             dur_ns=events.dur_ns[rows],

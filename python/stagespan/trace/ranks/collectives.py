@@ -14,7 +14,14 @@ from stagespan.trace.ascend import communication
 from stagespan.trace.ascend.steps import intervals_of_kernels
 from stagespan.trace.derived.device import launch_of
 from stagespan.trace.derived.step_ranges import step_ranges
-from stagespan.trace.rates.collectives import argument_of, bytes_in, members, op_of, work_of
+from stagespan.trace.rates.collectives import (
+    argument_of,
+    bytes_in,
+    members,
+    numbered_ops,
+    ops_of,
+    work_of,
+)
 from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -68,14 +75,6 @@ class Collectives:
         return len(self.begin_ns)
 
 
-def _ops(names: Sequence[str]) -> tuple[list[str], NDArray[np.int32]]:
-    """The different operations in names of collectives, and the index of each name's operation."""
-    of_name = {name: op_of(name) for name in set(names)}
-    known: dict[str, int] = {}
-    codes = [known.setdefault(of_name[name], len(known)) for name in names]
-    return list(known), np.array(codes, dtype=np.int32)
-
-
 def collectives(
     trace: Trace, transit_ns: Mapping[str, Sequence[int | None]] | None = None
 ) -> Collectives:
@@ -88,15 +87,9 @@ def collectives(
     left_out = max(0, len(every) - MOST_COLLECTIVES)
     rows = every[:MOST_COLLECTIVES]
     group, groups = argument_of(trace, rows, "Process Group Name")
-    has_groups = bool(groups)
-    if not has_groups:
+    if not groups:
         group, groups = _groups_in_names(trace, rows)
-    names = [trace.names[code] for code in events.name[rows].tolist()]
-    if has_groups:
-        written, texts = argument_of(trace, rows, "Collective name")
-        pairs = zip(written.tolist(), names, strict=True)
-        names = [texts[code] if code >= 0 else name for code, name in pairs]
-    ops, op = _ops(names)
+    ops, op = ops_of(trace, rows)
     computes = Cover(events.begin_ns[computing], events.end_ns[computing])
     busy = computes | Cover(events.begin_ns[every], events.end_ns[every])
     begin = events.begin_ns[rows]
@@ -202,7 +195,7 @@ def collectives_of_files(
     busy = computing | Cover(begin, end)
     calls, begin, end = calls[:MOST_COLLECTIVES], begin[:MOST_COLLECTIVES], end[:MOST_COLLECTIVES]
     since = np.full(len(calls), busy.begin[0] if len(busy.begin) else 0)
-    ops, op = _ops([each.name for each in calls])
+    ops, op = numbered_ops([each.name for each in calls])
     groups: dict[str, int] = {"": 0}
     steps: dict[str, int] = {}
     of_group = []

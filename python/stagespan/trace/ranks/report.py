@@ -184,8 +184,8 @@ class Ranks(JobTraces, Titled):
             _ranks(self).selected(
                 _ROWS_SHOWN,
                 (
-                    *("", "verdict", "computing", "waiting", "other communication", "idle"),
-                    "made others wait",
+                    *("rank", "verdict", "made others wait"),
+                    *("computing", "waiting", "other communication", "idle"),
                 ),
             ),
         ]
@@ -361,7 +361,7 @@ def _ranks(job: Ranks) -> Table:
     return Table.of(
         "Ranks",
         ranks[:TOP],
-        (lambda each: f"rank {each.rank}", "", ""),
+        (lambda each: str(each.rank), "rank", ""),
         ("verdict", "verdict", ""),
         ("time_ns", "time", "ns"),
         ("step_ns", "mean step", "ns"),

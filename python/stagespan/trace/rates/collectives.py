@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -52,6 +53,28 @@ _PROTOCOL = re.compile(r"_(LL128|LL|SIMPLE)(?![A-Za-z0-9])", re.IGNORECASE)
 def op_of(name: str) -> str:
     """The collective in the name of a kernel, an annotation, or a record of the profiler."""
     return next((op for op, pattern in _COMPILED if pattern.search(name)), "other")
+
+
+def numbered_ops(names: Sequence[str]) -> tuple[list[str], NDArray[np.int32]]:
+    """The different operations in names of collectives, and the index of each name's operation."""
+    of_name = {name: op_of(name) for name in set(names)}
+    known: dict[str, int] = {}
+    codes = [known.setdefault(of_name[name], len(known)) for name in names]
+    return list(known), np.array(codes, dtype=np.int32)
+
+
+def ops_of(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int32]]:
+    """The different operations of some collectives, and the index of each one's operation.
+
+    It is in the profiler's record of the kernel, or in the annotation around its launch. The name
+    of the kernel counts last: NCCL can run a collective in a kernel with the name of another, and
+    sends and receives for an all-to-all.
+    """
+    marks = annotations_of(trace, rows)
+    codes = np.where(marks >= 0, trace.events.name[marks], trace.events.name[rows]).tolist()
+    written, texts = argument_of(trace, rows, "Collective name")
+    pairs = zip(written.tolist(), codes, strict=True)
+    return numbered_ops([texts[text] if text >= 0 else trace.names[code] for text, code in pairs])
 
 
 def work_of(trace: Trace) -> tuple[Rows, Rows]:

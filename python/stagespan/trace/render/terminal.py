@@ -45,10 +45,13 @@ _SEVERITY = 7
 _WIDTH = 100
 # The characters of a name in a table; longer names are shortened.
 _LONGEST_NAME = 80
-# The characters of a line of a heading in a table that is too wide for the screen.
-_LONGEST_HEADING = 13
+# The characters of a line of a heading in a table that is too wide for the screen, and if it still
+# is.
+_HEADINGS = 13, 8
 # The least width of a column of texts, and the columns that a table has on any screen.
 _LEAST_TEXT, _FEWEST_COLUMNS = 8, 2
+# Longer words, such as paths, are cut.
+_LONGEST_WORD = 20
 # The width of the columns of `Changes` after the name, and the least width of the name.
 _CHANGE_FIGURES, _LEAST_NAME = 47, 20
 # Percentages are not printed for rows below this share of the whole, or for larger changes.
@@ -242,10 +245,13 @@ def text_table(table: Table, width: int) -> RenderableType:
 
     heads, rows = texts_of(table, _LONGEST_NAME)
     texts = [any(isinstance(row[at], str) for row in table.rows) for at in range(len(heads))]
-    longest = [max((len(row[at]) for row in rows), default=0) for at in range(len(heads))]
+    columns = [[row[at] for row in rows] for at in range(len(heads))]
+    longest = [max(map(len, column), default=0) for column in columns]
+    # Lines end between words: a single word, such as a verdict, is not cut.
+    words = [max(map(_longest_word, column), default=0) for column in columns]
     cells = [
-        min(most, _LEAST_TEXT) if is_text else most
-        for most, is_text in zip(longest, texts, strict=True)
+        min(most, max(word, _LEAST_TEXT)) if is_text else most
+        for most, word, is_text in zip(longest, words, texts, strict=True)
     ]
 
     def width_of(count: int) -> int:
@@ -253,8 +259,9 @@ def text_table(table: Table, width: int) -> RenderableType:
         each = (max(pair) for pair in zip(heads_of, cells, strict=True))
         return sum(itertools.islice(each, count)) + 2 * (count - 1)
 
-    if width_of(len(heads)) > width:
-        heads = ["\n".join(textwrap.wrap(head, _LONGEST_HEADING)) for head in heads]
+    for most in _HEADINGS:
+        if width_of(len(heads)) > width:
+            heads = ["\n".join(textwrap.wrap(head, most, break_long_words=False)) for head in heads]
     kept = len(heads)
     while kept > _FEWEST_COLUMNS and width_of(kept) > width:
         kept -= 1
@@ -264,6 +271,10 @@ def text_table(table: Table, width: int) -> RenderableType:
     for row in rows:
         grid.add_row(*map(Text, row[:kept]))
     return grid
+
+
+def _longest_word(text: str) -> int:
+    return min(max(map(len, text.split()), default=0), _LONGEST_WORD)
 
 
 def finding_block(finding: Finding, evidence: int, width: int = _WIDTH) -> RenderableType:

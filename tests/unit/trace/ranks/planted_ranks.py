@@ -38,11 +38,13 @@ def write_rank(
     end: float | None = None,
     steps: Sequence[tuple[float, float]] = (),
     about: dict[str, Any] | None = None,
+    mark: str | None = None,
 ) -> Path:
     """One rank's trace, by a clock that is `clock` ahead; `begin` and `end` are the window's.
 
-    `message` is what every collective carries: elements, their type, ranks in the group; `about`
-    is what `distributedInfo` says besides.
+    `mark` is the annotation around the launch of each collective. `message` is what every
+    collective carries: elements, their type, ranks in the group; `about` is what
+    `distributedInfo` says besides.
     """
     last = max([stop for _, _, stop in calls] + [stop for _, stop in computing] + [begin])
     entries: list[dict[str, Any]] = []
@@ -59,6 +61,10 @@ def write_rank(
         add("gemm", "kernel", start, stop, 7, device=0, stream=7, correlation=number + 1)
     for number, (op, start, stop) in enumerate(calls):
         extra: dict[str, Any] = {"Process Group Name": groups[number]} if groups else {}
+        if mark is not None:
+            extra["correlation"] = 1_000_000 + number
+            add(mark, "user_annotation", start - 3, start - 1, 1)
+            add(call, "cuda_runtime", start - 2, start - 1, 1, correlation=extra["correlation"])
         if message is not None:
             elements, kind, size = message
             extra |= {"In msg nelems": elements, "dtype": kind, "Group size": size}

@@ -391,7 +391,7 @@ def test_eight_real_ranks(traces: Path) -> None:
     # AND rank 7 arrived last at five: at the first 505 µs after rank 6, according to their begins
     assert found.waits.last.tolist() == [0, 0, 0, 0, 1, 2, 0, 5]
     first = found.waits.instances[0]
-    assert (first.op, first.last) == ("send_recv", 7)
+    assert (first.op, first.last) == ("all_to_all", 7)
     assert first.late_ns == pytest.approx(505 * US, abs=2 * US)
     # AND the waiting follows from the begins and durations in the files: 7,624 µs for rank 1
     assert first.waited_ns == pytest.approx(
@@ -472,3 +472,13 @@ def _third(found: object) -> int:
     assert isinstance(found, Ranks)
     block = found.matched.blocks[0]
     return int(block.begin_ns[7, 0] - block.begin_ns[3, 0])
+
+
+def test_collectives_have_the_names_of_the_annotations(tmp_path: Path) -> None:
+    # GIVEN kernels that send and receive, launched by all-to-alls of the program
+    arrivals = [[1_000.0 * n + 10 * rank for n in range(1, 5)] for rank in range(3)]
+    for rank, calls in enumerate(together(arrivals)):
+        own = [("SendRecv", begin, end) for _, begin, end in calls]
+        write_rank(tmp_path, rank, own, world=3, mark="nccl:all_to_all")
+    # WHEN the ranks are analysed THEN the collective is the all-to-all
+    assert [each.op for each in ranks_in(tmp_path).groups] == ["all_to_all"]

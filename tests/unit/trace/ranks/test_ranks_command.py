@@ -54,6 +54,19 @@ def test_the_page_fits_the_screen(height: int, width: int, folder: Path) -> None
     assert len(text.getvalue().splitlines()) < max(height, 36)
 
 
+def test_no_word_of_the_ranks_is_cut_at_80_columns(tmp_path: Path) -> None:
+    # GIVEN ranks with the longest verdict, and times with many digits
+    arrivals = [[20_000.0 * n + 9_000 * (rank == 1) for n in range(60)] for rank in range(3)]
+    for rank, calls in enumerate(together(arrivals, took=8_000)):
+        write_rank(tmp_path, rank, calls, world=3)
+    text = io.StringIO()
+    print_result(ranks_in(tmp_path), Console(file=text, width=80, height=40, force_terminal=True))
+    assert "communication-bound" in text.getvalue()
+    assert "…" not in text.getvalue()
+    # THEN the time by which the table is sorted is there
+    assert "540.000" in text.getvalue()
+
+
 def test_files(folder: Path, tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     files = {kind: tmp_path / f"page.{kind}" for kind in ("json", "markdown", "html")}

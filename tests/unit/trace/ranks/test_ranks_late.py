@@ -246,7 +246,7 @@ def test_the_chart_equals_the_table(tmp_path: Path) -> None:
     columns = [name for name, _ in table.columns]
     rows = {str(row[0]): dict(zip(columns, row, strict=True)) for row in table.rows}
     for at, rank in enumerate(picture["ranks"]):
-        row = rows[f"rank {rank}"]
+        row = rows[str(rank)]
         for key, column in (
             ("computing", "computing"),
             ("waiting", "waiting"),
