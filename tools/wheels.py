@@ -35,7 +35,10 @@ VENV = WORK / "venv"
 BACKEND = WORK / "backend"
 ZIG_CACHE = WORK / "zig"
 REQUIREMENTS = ROOT / "requirements-wheels.txt"
-BUILD_PACKAGES = ("scikit-build-core", "pybind11", "cmake", "ninja")
+BUILD_PACKAGES = (
+    *("scikit-build-core", "pybind11", "cmake", "ninja"),
+    *("exceptiongroup", "tomli", "typing-extensions"),
+)
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
