@@ -6,8 +6,11 @@ The compiler is zig, a package of the package index that compiles for each proce
 glibc, so that neither a container nor another machine is needed. A wheel needs the interpreter of
 its version on this machine, with headers; the version is left out without one. The wheels for
 another processor are built with the same headers: CPython's differ only in sizes that 64-bit
-Linux machines have in common. They are tried in qemu-user, if it is installed and tools/roots.sh
-has created a folder with that Python for that processor. It also gets Python 3.14 for this one.
+Linux machines have in common. They are tried in qemu-user, with the Pythons that Debian has for
+that processor. tools/roots.sh gets these, and Python 3.14 for this one, if it may.
+
+A wheel that an earlier run built from the same sdist is taken over, with what was tried with it.
+The last lines are a table of all files in Markdown, and what failed.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
-from common import ROOT, STATE, fingerprint
+from common import ROOT, STATE, apt_install, fingerprint
 
 WORK = STATE / "wheels"
 VENV = WORK / "venv"
@@ -144,6 +147,31 @@ def root_of(version: str, machine: str) -> Path | None:
     return root if (root / "complete").exists() else None
 
 
+def get_roots(versions: Sequence[str], machines: Sequence[str]) -> str | None:
+    """Get the Pythons of Debian that this machine lacks. Returns None, or why it cannot."""
+    own = os.uname().machine
+    here = interpreters(versions)
+    missing = [f"{own}-{version}" for version in versions if version not in here]
+    foreign = [machine for machine in machines if machine != own]
+    missing += [f"{machine}-{version}" for machine in foreign for version in versions]
+    if not missing:
+        return None
+    if os.geteuid() != 0:
+        return "tools/roots.sh needs root"
+    needed = {"mmdebstrap": "mmdebstrap"}
+    needed |= {f"qemu-{machine}": "qemu-user" for machine in foreign}
+    for program, package in needed.items():
+        reason = None if shutil.which(program) else apt_install(package)
+        if reason is not None:
+            return reason
+    try:
+        # It has not all of them, and keeps those that it has got before.
+        run(ROOT / "tools/roots.sh", *missing)
+    except Failed as error:
+        return str(error)
+    return None
+
+
 # --- building ---------------------------------------------------------------------------------
 
 
@@ -216,20 +244,32 @@ def zig_tools(machine: str) -> dict[str, str]:
     }
 
 
-def build_wheel(
-    source: Path, python: Interpreter, version: str, machine: str, output: Path
-) -> Path:
+class Build(NamedTuple):
+    """What a wheel is built from and for."""
+
+    source: Path
+    """The unpacked sdist, in a folder that is named after its hash."""
+    python: Interpreter
+    version: str
+    machine: str
+
+    @property
+    def tag(self) -> str:
+        """The part of the names of its folders that tells it from the others."""
+        return f"cp{self.version.replace('.', '')}-{self.machine}"
+
+
+def build_wheel(build: Build) -> Path:
     """Build a wheel with the tag of its glibc, and return it."""
-    tag = f"cp{version.replace('.', '')}"
-    folder = WORK / "built" / f"{tag}-{machine}"
-    objects = WORK / f"build-{tag}-{machine}"
+    folder = WORK / "built" / build.tag
+    objects = WORK / f"build-{build.tag}"
     for old in (folder, objects):
         shutil.rmtree(old, ignore_errors=True)
-    variables = zig_tools(machine)
-    if machine != os.uname().machine:
-        suffix = f".cpython-{version.replace('.', '')}-{machine}-linux-gnu.so"
+    variables = zig_tools(build.machine)
+    if build.machine != os.uname().machine:
+        suffix = f".cpython-{build.version.replace('.', '')}-{build.machine}-linux-gnu.so"
         variables |= {"SETUPTOOLS_EXT_SUFFIX": suffix}
-        variables |= {"_PYTHON_HOST_PLATFORM": f"linux-{machine}"}
+        variables |= {"_PYTHON_HOST_PLATFORM": f"linux-{build.machine}"}
     # As an option, because a variable is split at blanks, which a path can contain.
     arguments = variables.pop("CMAKE_ARGS")
     settings = {
@@ -241,18 +281,19 @@ def build_wheel(
         "import json, sys; from scikit_build_core.build import build_wheel; "
         "build_wheel(sys.argv[1], json.loads(sys.argv[2]))"
     )
-    python.run(
+    build.python.run(
         *("-s", "-c", program, folder, json.dumps(settings)),
-        cwd=source,
+        cwd=build.source,
         PYTHONPATH=str(BACKEND),
         **variables,
         **backend_path(),
     )
+    shutil.rmtree(objects)
     (built,) = folder.glob("*.whl")
-    platform_tag = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+    platform_tag = f"manylinux_{GLIBC.replace('.', '_')}_{build.machine}"
     run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", platform_tag, built)
     (tagged,) = folder.glob("*.whl")
-    return Path(shutil.move(tagged, output / tagged.name))
+    return tagged
 
 
 # --- checks -----------------------------------------------------------------------------------
@@ -327,11 +368,23 @@ def lowest(wheel: Path, version: str) -> list[str]:
     return [f"{name}=={version}" for name, version in found.items()]
 
 
-def smoke_test(wheel: Path, python: Interpreter, version: str, machine: str, *pins: str) -> str:
+def why_not_tried(build: Build) -> str | None:
+    """Return why a wheel cannot be imported on this machine, or None if it can."""
+    if build.machine == os.uname().machine:
+        return None
+    if shutil.which(f"qemu-{build.machine}") is None:
+        return f"no: there is no qemu-{build.machine}"
+    if root_of(build.version, build.machine) is None:
+        return f"no: there is no Python {build.version} for {build.machine}"
+    return None
+
+
+def smoke_test(wheel: Path, build: Build, *pins: str) -> str:
     """Install a wheel in a clean environment and run tools/smoke.py; return what that prints.
 
     If torch is among the pins, also run examples that use it.
     """
+    _, python, version, machine = build
     folder = WORK / "smoke"
     shutil.rmtree(folder, ignore_errors=True)
     variables = {"OMP_NUM_THREADS": "1", "STAGESPAN_OUTPUT_DIR": str(folder / "output")}
@@ -339,11 +392,9 @@ def smoke_test(wheel: Path, python: Interpreter, version: str, machine: str, *pi
         python.run("-m", "venv", folder)
         clean = python._replace(python=folder / "bin/python")
         clean.run("-m", "pip", "install", "-q", wheel, *pins)
-        interpreter = (*clean.prefix, clean.python)
+        interpreter: tuple[str | Path, ...] = (*clean.prefix, clean.python)
     else:
-        emulator, root = shutil.which(f"qemu-{machine}"), root_of(version, machine)
-        if emulator is None or root is None:
-            return "not tried: needs qemu-user and a Python of that processor"
+        emulator, root = f"qemu-{machine}", str(root_of(version, machine))
         glibc = int(GLIBC.split(".")[1])
         platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc, 4, -1)]
         options = [f"--platform={name}" for name in (*platforms, f"manylinux2014_{machine}")]
@@ -352,7 +403,7 @@ def smoke_test(wheel: Path, python: Interpreter, version: str, machine: str, *pi
             *("--target", folder, "--python-version", version, *options, wheel, *pins),
         )
         # Without `site`, which would look for the packages of this machine.
-        interpreter = (emulator, "-L", root, root / f"usr/bin/python{version}", "-S")
+        interpreter = (emulator, "-L", root, f"{root}/usr/bin/python{version}", "-S")
         variables["PYTHONPATH"] = str(folder)
     number = wheel.name.split("-")[1]
     said = run(*interpreter, ROOT / "tools/smoke.py", number, cwd=folder, **variables)
@@ -360,6 +411,52 @@ def smoke_test(wheel: Path, python: Interpreter, version: str, machine: str, *pi
         for name in ("find_slow_stage.py", "replay_stage.py"):
             run(*interpreter, ROOT / "examples" / name, cwd=folder, **variables)
     return said.strip()
+
+
+class Result(NamedTuple):
+    """A wheel that passed its checks."""
+
+    wheel: Path
+    runs_on: str
+    tried: dict[str, str]
+    """What tools/smoke.py printed, by what was installed with the wheel."""
+
+
+def build_and_try(build: Build) -> Result:
+    """Build, check and try a wheel; leave out what an earlier run did. Raises Failed."""
+    record = WORK / "built" / f"{build.tag}.json"
+    made_from = [build.source.parent.name, build.python.run("--version").strip()]
+    done = json.loads(record.read_text()) if record.is_file() else {}
+    wheel = WORK / "built" / build.tag / done.get("name", "none")
+    if done.get("made_from") != made_from or not wheel.is_file():
+        wheel = build_wheel(build)
+        done = {"made_from": made_from, "name": wheel.name, "tried": {}}
+        done["runs_on"] = check_wheel(wheel, build.machine)
+        record.write_text(json.dumps(done))
+    print(f"{wheel.name}  {wheel.stat().st_size:,} bytes, runs on {done['runs_on']}", flush=True)
+    pins = {"lowest": lowest(wheel, build.version), "newest": []}
+    if build.machine == "aarch64" and build.version == "3.11":
+        pins[OLDEST_TORCH] = [*pins["lowest"], OLDEST_TORCH]
+    for what, chosen in pins.items():
+        if why_not_tried(build) is None and what not in done["tried"]:
+            done["tried"][what] = smoke_test(wheel, build, *chosen)
+            record.write_text(json.dumps(done))
+            print(f"  {what}: {done['tried'][what]}", flush=True)
+    return Result(wheel, done["runs_on"], done["tried"])
+
+
+def table(sdist: Path, results: dict[Build, Result]) -> Iterator[str]:
+    """Return the lines of a table of what was built, in Markdown."""
+    yield "| file | bytes | runs on | imported by |"
+    yield "| --- | --- | --- | --- |"
+    yield f"| `{sdist.name}` | {sdist.stat().st_size:,} | | |"
+    for build, (wheel, runs_on, tried) in results.items():
+        imported = why_not_tried(build)
+        if tried:
+            python = json.loads(next(iter(tried.values())))["python"]
+            emulated = "" if build.machine == os.uname().machine else f" in qemu-{build.machine}"
+            imported = f"Python {python}{emulated}: {', '.join(tried)}"
+        yield f"| `{wheel.name}` | {wheel.stat().st_size:,} | {runs_on} | {imported} |"
 
 
 def main() -> int:
@@ -374,27 +471,34 @@ def main() -> int:
     output.mkdir(parents=True, exist_ok=True)
     for old in (*output.glob("*.whl"), *output.glob("*.tar.gz")):
         old.unlink()
-    versions = chosen.version or VERSIONS
+    versions, machines = chosen.version or VERSIONS, chosen.machine or MACHINES
+    lacks = get_roots(versions, machines)
+    if lacks is not None:
+        print(f"no other Pythons of Debian than those that are here: {lacks}", flush=True)
     pythons = interpreters(versions)
     sdist = make_sdist(output)
     print(f"{sdist.name}  {sdist.stat().st_size:,} bytes", flush=True)
     source = unpack(sdist)
-    for machine in chosen.machine or MACHINES:
+    results: dict[Build, Result] = {}
+    failed = []
+    for machine in machines:
         for version, python in pythons.items():
-            wheel = build_wheel(source, python, version, machine, output)
-            oldest = check_wheel(wheel, machine)
-            print(f"{wheel.name}  {wheel.stat().st_size:,} bytes, runs on {oldest}", flush=True)
-            pins = {"lowest": lowest(wheel, version), "newest": []}
-            if machine == "aarch64" and version == "3.11":
-                pins[OLDEST_TORCH] = [*pins["lowest"], OLDEST_TORCH]
-            for what, chosen_pins in pins.items():
-                said = smoke_test(wheel, python, version, machine, *chosen_pins)
-                print(f"  {what}: {said}", flush=True)
+            build = Build(source, python, version, machine)
+            try:
+                results[build] = build_and_try(build)
+            except Failed as error:
+                failed.append(build.tag)
+                print(f"error: {build.tag}: {error}", flush=True)
+            else:
+                shutil.copy2(results[build].wheel, output)
     run(VENV / "bin/twine", "check", "--strict", *output.iterdir())
+    print("", *table(sdist, results), "", sep="\n")
     missing = [version for version in versions if version not in pythons]
     if missing:
         print(f"Left out, because there is no such Python with headers: {', '.join(missing)}.")
-    return 0
+    if failed:
+        print(f"Failed: {', '.join(failed)}.")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
