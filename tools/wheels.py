@@ -214,9 +214,11 @@ def zig_tools(machine: str) -> dict[str, str]:
     zig = Path(ziglang.__file__).parent / "zig"
     folder = WORK / f"zig-{machine}"
     folder.mkdir(parents=True, exist_ok=True)
-    # zig compiles its C++ library once for each set of options, so CMake's tests get those of the
-    # build. Theirs come later on the command line.
-    target = f"-target {machine}-linux-gnu.{GLIBC} -O3 -fPIC"
+    # zig compiles its C++ library, for minutes, once for each set of options. So CMake's tests
+    # get those of the build, also those that CMake would add to the build alone. It has no strip.
+    target = f"-target {machine}-linux-gnu.{GLIBC} -O3 -fPIC -Wl,-s"
+    if machine == os.uname().machine:
+        target += " -flto=thin"  # not tried for another one
     for tool, options in {"cc": target, "c++": target, "ar": "", "ranlib": ""}.items():
         script = folder / tool
         script.write_text(f'#!/bin/sh\nexec "{zig}" {tool} {options} "$@"\n')
@@ -228,12 +230,10 @@ def zig_tools(machine: str) -> dict[str, str]:
         "CMAKE_DISABLE_PRECOMPILE_HEADERS": "ON",
         # The answers to what pybind11 tests and is not asked for.
         **dict.fromkeys(("HAS_FLTO", "HAS_FLTO_THIN"), "OFF"),
-        # zig has no strip, and this machine's knows one processor. CMake's tests get the same.
-        **dict.fromkeys((f"CMAKE_{kind}_LINKER_FLAGS" for kind in ("EXE", "MODULE")), "-Wl,-s"),
+        "STAGESPAN_LTO": "OFF",
     }
     if machine != os.uname().machine:
         definitions |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": machine}
-        definitions |= {"STAGESPAN_LTO": "OFF"}  # not tried there
     return {
         "CC": str(folder / "cc"),
         "CXX": str(folder / "c++"),
