@@ -149,7 +149,8 @@ def test_signals_end_a_program_as_without_stagespan(number: signal.Signals, tmp_
             @span("function")
             def function():
                 print("ready", flush=True)
-                time.sleep(60)
+                while True:  # a signal just before a sleep is handled only after it
+                    time.sleep(0.01)
             with ProfilingContext("open"):
                 function()
             """
