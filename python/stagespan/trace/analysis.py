@@ -48,6 +48,7 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import TraceView
 from stagespan.trace.result import (
     Finding,
+    Gain,
     Result,
     Table,
     Unavailable,
@@ -123,10 +124,15 @@ _SEEN_AS_IDLE = frozenset(
     {
         *("stages.launch", "compiled.recompiled", "compiled.in_window"),
         *("training.optimizer_by_tensor", "training.zero_grad"),
+        *("compiled.graph_break", "compiled.guards"),
     }
 )
 """Codes of findings about work of the host, whose gain is idle time of the device if there is one.
 """
+
+
+_BY_PLACE = frozenset({"steps.outlier", "layers.slow_module"})
+"""Codes of findings about the time of one step or module. Others see the same time by its cause."""
 
 
 class TraceFigures(Figures, frozen=True):
@@ -146,6 +152,24 @@ class TraceFigures(Figures, frozen=True):
     """The time that was not used because it cannot be true, by one of these causes."""
     doubtful_ns: Ns
     """The time in which a device's work is unknown, because an event's duration cannot be true."""
+
+
+def _won_together(gains: Sequence[tuple[str, Gain]]) -> int:
+    """Return what several findings, each given by its code and gain, win together in ns."""
+    # These findings look at the same time from other sides.
+    of_ascend = [gain for code, gain in gains if code.startswith("ascend.")]
+    others = [
+        (code, gain)
+        for code, gain in gains
+        if not code.startswith("ascend.") and code not in _BY_PLACE
+    ]
+    if any(code.startswith("idle.") for code, _ in others):
+        others = [(code, gain) for code, gain in others if code not in _SEEN_AS_IDLE]
+    return max(
+        together_ns(of_ascend),
+        together_ns(gain for _, gain in others),
+        *(gain.time_ns for _, gain in gains),
+    )
 
 
 @dataclass(frozen=True)
@@ -175,18 +199,17 @@ class Analysis:
 
     def together(self) -> str | None:
         """Return a sentence about what all findings win together; None for fewer than two gains."""
+        base = base_window(self.trace)
+        if sum(each.gain is not None for each in self.findings()) < 2 or base is None:
+            return None
+        time = in_words(self.won_together_ns(), "ns")
+        return f"All gains together: at most {time} of {base.whose}."
+
+    def won_together_ns(self) -> int:
+        """Return what all findings win together, at most the time of the steps; 0 without gains."""
         gains = [(each.code, each.gain) for each in self.findings() if each.gain is not None]
         base = base_window(self.trace)
-        if len(gains) < 2 or base is None:
-            return None
-        # These findings look at the same idle time from other sides.
-        of_ascend = [gain for code, gain in gains if code.startswith("ascend.")]
-        others = [(code, gain) for code, gain in gains if not code.startswith("ascend.")]
-        if any(code.startswith("idle.") for code, _ in others):
-            others = [(code, gain) for code, gain in others if code not in _SEEN_AS_IDLE]
-        time = max(together_ns(of_ascend), together_ns(gain for _, gain in others))
-        time = min(time, base.whole_ns)
-        return f"All gains together: at most {in_words(time, 'ns')} of {base.whose}."
+        return min(_won_together(gains), base.whole_ns) if gains and base is not None else 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON: facts about the file, findings, and a key for each analysis."""

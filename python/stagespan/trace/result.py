@@ -142,11 +142,18 @@ class Finding(Figures, frozen=True):
     microseconds and their names end in `_us`."""
     gain: Gain | None = None
     """None if the trace does not show what a change would win."""
+    no_gain: str = ""
+    """Why `gain` is None, in words that follow "because"; "" for findings that are not about time
+    of the steps, such as those about memory."""
 
     @property
     def text(self) -> str:
         """The sentence, and what a change would win."""
-        return self.sentence if self.gain is None else f"{self.sentence} {self.gain}"
+        if self.gain is not None:
+            return f"{self.sentence} {self.gain}"
+        if self.no_gain:
+            return f"{self.sentence} Gain: unknown, because {self.no_gain}."
+        return self.sentence
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON, with times in microseconds."""

@@ -32,12 +32,13 @@ from stagespan.trace.derived.compile_events import (
     forest_of,
     frame_of,
     frames_of,
+    launched_in_graphs,
     lookups,
     triton_by_kind,
     work_in_graphs,
 )
 from stagespan.trace.derived.device import device_work
-from stagespan.trace.derived.gains import gain_of_rows
+from stagespan.trace.derived.gains import gain_of_rows, gain_on_host
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
 from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first
@@ -67,6 +68,8 @@ _LIMIT_SHARES = Thresholds(medium=10.0, low=0.0)
 _EAGER_SHARE = 10.0
 # Shorter times are not reported.
 _LEAST_NS = 1_000_000
+_NO_TIME = "the trace does not show the time between the graphs"
+_BUSY = "the device did not wait for the host"
 _LEAST_LOOKUPS = 10
 
 
@@ -269,7 +272,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
     on_device = bool(device_work(compiled.forest.trace).kind.any())
     if severity == "high" and on_device:
         severity = "medium"
-    gain = _gain_on_host(compiled, time, "one graph does the work of all")
+    gain = gain_on_host(compiled.forest.trace, time or 0, "one graph does the work of all")
     return Finding(
         severity,
         f"{sentence} {advice}",
@@ -277,6 +280,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
         "compiled.graph_break",
         numbers=numbers,
         gain=gain,
+        no_gain="" if gain else _NO_TIME if time is None else _BUSY,
     )
 
 
@@ -321,11 +325,16 @@ def _gain(compiled: Compiled, compilations: list[Compilation], how: str) -> Gain
     return gain_of_rows(compiled.forest.trace, rows, time, how)
 
 
-def _gain_on_host(compiled: Compiled, time_ns: int | None, how: str) -> Gain | None:
-    """Return the gain of host time; None with a device, which may be busy in that time."""
-    if not time_ns or device_work(compiled.forest.trace).kind.any():
-        return None
-    return Gain(time_ns, at_most=True, how=how)
+def _gain_of_fusion(compiled: Compiled, works: list[Work]) -> Gain | None:
+    """Return the gain if the kernels of some operators in graphs become part of others.
+
+    Without a device, it is the time of the operators.
+    """
+    how, trace = "all of them become part of other kernels", compiled.forest.trace
+    rows = launched_in_graphs(compiled.forest, {work.name for work in works})
+    if not len(device_work(trace).rows):
+        return gain_on_host(trace, sum(_time(work) for work in works), how)
+    return gain_of_rows(trace, rows, trace.events.dur_ns[rows], how)
 
 
 def _variants(compiled: Compiled) -> Finding | None:
@@ -357,6 +366,7 @@ def _variants(compiled: Compiled) -> Finding | None:
         tuple(evidence(compiled.forest.trace, row) for row in list(firsts.values())[:3]),
         "compiled.variants",
         numbers={"frames": len(several), "variants": len(most.variants)},
+        no_gain="it was compiled before the trace began",
     )
 
 
@@ -387,6 +397,7 @@ def _limit_reached(compiled: Compiled) -> Finding | None:
         ),
         "compiled.recompile_limit",
         numbers={"eager_calls": eager, "calls": count, "percent": percent},
+        no_gain="the trace does not show how long these calls would take if they were compiled",
     )
 
 
@@ -462,6 +473,7 @@ def _no_inductor(compiled: Compiled) -> Finding | None:
         _evidence_of(plain),
         "compiled.no_inductor",
         numbers={"time_ns": time, "percent": percent},
+        gain=_gain_of_fusion(compiled, plain),
     )
 
 
@@ -484,6 +496,7 @@ def _fallbacks(compiled: Compiled) -> Finding | None:
         _evidence_of(left),
         "compiled.fallback",
         numbers={"time_ns": time, "percent": percent, "libraries_ns": libraries},
+        gain=_gain_of_fusion(compiled, left),
     )
 
 
@@ -505,7 +518,8 @@ def _lookups(compiled: Compiled) -> Finding | None:
         (evidence(forest.trace, int(forest.nodes.rows[longest])),),
         "compiled.guards",
         numbers={"time_ns": time, "percent": percent, "lookups": count},
-        gain=_gain_on_host(compiled, time, "no call looks up compiled code"),
+        gain=(gain := gain_on_host(forest.trace, time, "no call looks up compiled code")),
+        no_gain="" if gain else _BUSY,
     )
 
 

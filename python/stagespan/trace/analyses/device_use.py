@@ -190,7 +190,8 @@ class Use(DeviceUse, StructResult, frozen=True):
                         "device": worst,
                     }
                     | self._numbers(worst, kind),
-                    gain=self._gain(worst, kind, exposed),
+                    gain=(gain := self._gain(worst, kind, exposed)),
+                    no_gain="" if gain else "nothing computes that could hide it",
                 )
             )
         return found

@@ -552,7 +552,8 @@ class IdleFindings:
             shown,
             CODES[cause],
             numbers,
-            gain=None if cause in _NO_GAIN else _gain(time),
+            gain=None if cause in _UNSEEN else _gain(time, _HOW.get(cause, _HOW_IDLE)),
+            no_gain=_NOT_KNOWN if cause in _UNSEEN else "",
         )
 
     def _of_pace(self, times: dict[str, int], severity: Severity) -> Finding:
@@ -659,7 +660,17 @@ class IdleFindings:
         shown = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
         numbers = self._numbers(self.idle_ns, gaps)
         numbers |= {f"{cause}_ns": time for cause, time in largest}
-        return Finding(severity, sentence, shown, "idle.several", numbers=numbers)
+        seen = sum(time for cause, time in self.by_cause.items() if cause not in _UNSEEN)
+        gain = _gain(min(seen, self.idle_ns), _HOW_SEEN if seen < self.idle_ns else _HOW_IDLE)
+        return Finding(
+            severity,
+            sentence,
+            shown,
+            "idle.several",
+            numbers,
+            gain=gain if seen else None,
+            no_gain="" if seen else _NOT_KNOWN,
+        )
 
 
 # The causes for which the host worked, so that recorded stacks make them longer.
@@ -672,12 +683,16 @@ _SLOWED_BY_STACKS = frozenset(
         causes.COMPILATION,
     }
 )
-# Idle time that belongs to the device's own work.
-_NO_GAIN = frozenset({causes.QUEUED, causes.GRAPH, causes.UNSEEN_WAIT, causes.NOT_TRACED})
+# Idle time for which the trace shows no cause that a change could remove.
+_UNSEEN = frozenset({causes.GRAPH, causes.UNSEEN_WAIT, causes.NOT_TRACED})
+_NOT_KNOWN = "the trace does not show what the device waited for"
+_HOW_IDLE = "the device does not wait there"
+_HOW_SEEN = "the device does not wait where the trace shows the reason"
+_HOW = {causes.QUEUED: "each kernel begins when the one before it ends"}
 
 
-def _gain(idle_ns: int) -> Gain:
-    return Gain(idle_ns, at_most=True, how="the device does not wait there")
+def _gain(idle_ns: int, how: str = _HOW_IDLE) -> Gain:
+    return Gain(idle_ns, at_most=True, how=how)
 
 
 def _numbers_of_pattern(pattern: Pattern) -> dict[str, float]:

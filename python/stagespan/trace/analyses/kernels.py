@@ -695,6 +695,7 @@ def _dominant(kernels: Kernels) -> Finding | None:
         tuple(_longest_two(kernels, mine)),
         "kernels.dominant",
         numbers={"time_ns": first.time_ns, "percent": percent, "launches": first.count},
+        no_gain="the trace does not show how fast the kernel could be",
     )
 
 
@@ -805,7 +806,8 @@ def _single_precision(kernels: Kernels) -> Finding | None:
         tuple(_longest_two(kernels, chosen)),
         "kernels.single_precision",
         numbers={"time_ns": time, "percent": percent},
-        gain=_gain_of_precision(kernels, chosen),
+        gain=(gain := _gain_of_precision(kernels, chosen)),
+        no_gain="" if gain else "the peaks of the device are not known",
     )
 
 

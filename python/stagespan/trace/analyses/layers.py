@@ -43,6 +43,7 @@ from stagespan.trace.result import (
     Column,
     Evidence,
     Finding,
+    Gain,
     StructResult,
     Table,
     Unavailable,
@@ -149,6 +150,7 @@ class Layers(StructResult, frozen=True):
                             "median_call_ns": median,
                             "instances": module.instances,
                         },
+                        gain=Gain(extra, at_most=True, how="it takes as long as the median"),
                     )
                 )
         return found[:2]

@@ -513,6 +513,9 @@ _ALWAYS_TIMES = 1.5
 _OUTLIERS_SHOWN = 3
 
 
+_AS_USUAL = "it takes as long as the median step"
+
+
 _MOST_REPORTED = 10
 
 
@@ -595,8 +598,9 @@ def outlier_findings(
             if each.culprit is not None:
                 numbers["event_ns"] = each.culprit_ns
                 numbers["event_of_others_ns"] = each.culprit_usual_ns
+            gain = Gain(each.dur_ns - each.usual_ns, at_most=True, how=_AS_USUAL)
             shown = each.evidence
-            result.append(Finding(severity, sentence, shown, "steps.outlier", numbers=numbers))
+            result.append(Finding(severity, sentence, shown, "steps.outlier", numbers, gain))
     return result
 
 

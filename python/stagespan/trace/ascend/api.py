@@ -9,6 +9,7 @@ import numpy as np
 
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.folder import API_STATISTIC, TRACE, disagreement
+from stagespan.trace.derived.gains import gain_on_host
 from stagespan.trace.derived.threads import ASCEND_HOST, in_processes
 from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns
 from stagespan.trace.read.csv_tables import CsvTable, count
@@ -28,6 +29,7 @@ from stagespan.trace.result import (
 _COMPILES = re.compile(r"^aclopCompile")
 _SYNCHRONISES = re.compile(r"^aclrtSynchronize")
 _SHARES = Thresholds(25.0, 10.0, 5.0)
+_NO_TRACE = "only the trace shows when the device waited"
 _TOP = 50
 
 
@@ -51,6 +53,7 @@ class Calls(StructResult, frozen=True):
     calls: list[ApiCall]
     window_ns: Internal[int | None]
     """The length of the trace, if there is one."""
+    trace: Internal[Trace | None]
     unread: Count = msgspec.field(name="unread_rows", default=0)
     compared: Count = msgspec.field(name="compared_functions", default=0)
     """The number of functions that are in both the file and the trace."""
@@ -85,6 +88,10 @@ class Calls(StructResult, frozen=True):
             of = "the trace"
             if self.window_ns is None:  # calls within others are counted twice
                 severity, of = "low", "all calls"
+            gain, unknown = None, _NO_TRACE
+            if self.trace is not None:
+                gain = gain_on_host(self.trace, time, "all operators are compiled before")
+                unknown = "" if gain else "the device did not wait for the host"
             found.append(
                 Finding(
                     severity,
@@ -96,6 +103,8 @@ class Calls(StructResult, frozen=True):
                     ),
                     code,
                     numbers={"time_ns": time, "percent": percent, "calls": calls},
+                    gain=gain,
+                    no_gain=unknown,
                 )
             )
         files = f"{API_STATISTIC} and the trace"
@@ -132,10 +141,10 @@ def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
     if read:
         both = [call for call in read if call.name in seen]
         differences = [text for call in both if (text := _difference(call, seen[call.name]))]
-        return Calls(API_STATISTIC, read, length, unread, len(both), differences)
+        return Calls(API_STATISTIC, read, length, trace, unread, len(both), differences)
     if seen:
         most = sorted(seen.values(), key=lambda call: (-call.total_ns, call.name))
-        return Calls("the trace", most, length)
+        return Calls("the trace", most, length, trace)
     return Unavailable(
         f"The folder has neither {API_STATISTIC} nor a trace with CANN's calls: both are written"
         " from Level1 on.",

@@ -12,6 +12,7 @@ import numpy as np
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.ascend.folder import COMMUNICATION_JSON, MATRIX_JSON, disagreement
 from stagespan.trace.derived.device import COMMUNICATION, device_work
+from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.read.csv_tables import scaled
 from stagespan.trace.read.model import Trace
@@ -36,6 +37,7 @@ _TIMES = {
 }
 _BEGIN = "Start Timestamp(us)"
 _SHARES = Thresholds(50.0, 25.0, 10.0)
+_TOGETHER = "all ranks arrive at the same time"
 _TOP = 50
 _LARGEST = 1e15
 
@@ -168,6 +170,7 @@ class CollectiveStats(StructResult, frozen=True):
                     waited.evidence,
                     "ascend.collectives_waited",
                     numbers=waited.numbers,
+                    gain=idle_gain(int(waited.numbers["time_ns"]), _TOGETHER),
                 )
             )
         files = f"{COMMUNICATION_JSON} and the trace"

@@ -482,7 +482,9 @@ class HeadOverhead(Result):
             numbers |= {"idle_ns": lost, "idle_percent": percent}
         numbers |= {f"{part}_ns": time for part, time in parts.items()}
         gain = idle_gain(lost) if self.idle_ns is not None else None
-        return [Finding(severity, sentence, evidence, "ascend.head_overhead", numbers, gain)]
+        unknown = "" if gain else "the trace does not show whether the device waited"
+        code = "ascend.head_overhead"
+        return [Finding(severity, sentence, evidence, code, numbers, gain, no_gain=unknown)]
 
     def tables(self) -> list[Table]:
         """Tables of the parts and of the longest heads."""

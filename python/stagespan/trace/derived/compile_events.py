@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -468,10 +469,8 @@ class Work(Figures, frozen=True):
 
 def work_in_graphs(forest: Forest) -> list[Work]:
     """Return the work directly inside compiled graphs, the longest first."""
-    nodes, trace = forest.nodes, forest.trace
-    graphs = forest.having(GRAPH, BACKWARD)
-    parent_is_graph = (nodes.parent >= 0) & np.append(graphs, False)[nodes.parent]
-    direct = parent_is_graph & ~graphs
+    trace = forest.trace
+    graphs, direct = _direct(forest)
     top = np.flatnonzero(direct & (forest.role == OPERATOR))
     host = forest.dur_ns(top)
     found: dict[tuple[str, str], list[int]] = {}
@@ -516,8 +515,8 @@ def _add_kernels(
     calls = launch_of(trace, rows)
     inside = _inside(forest, calls)
     in_graph = values_at(nodes.first_around(graphs), inside) >= 0
-    under = values_at(nodes.first_around(direct & (forest.role == OPERATOR)), inside)
-    by_operator = in_graph & (under >= 0)
+    under = _operator_around(forest, graphs, direct, inside)
+    by_operator = under >= 0
     time: Numbers = events.dur_ns[rows]
     if by_operator.any():
         code = forest.name[under[by_operator]].astype(np.int64)
@@ -540,6 +539,37 @@ def _add_kernels(
             entry = found.setdefault((of, name), [0, -1, 0])
             entry[0] += group.count
             entry[2] += group.time_ns
+
+
+def _operator_around(
+    forest: Forest, graphs: NDArray[np.bool_], direct: NDArray[np.bool_], inside: Rows
+) -> Rows:
+    """Return the operator directly inside a graph around each of some nodes, or -1."""
+    nodes = forest.nodes
+    in_graph = values_at(nodes.first_around(graphs), inside) >= 0
+    under = values_at(nodes.first_around(direct & (forest.role == OPERATOR)), inside)
+    found: Rows = np.where(in_graph, under, -1)
+    return found
+
+
+def launched_in_graphs(forest: Forest, operators: Collection[str]) -> Rows:
+    """Return the device events that operators of some names in compiled graphs launched."""
+    trace = forest.trace
+    rows = device_work(trace).rows
+    graphs, direct = _direct(forest)
+    calls = launch_of(trace, rows)
+    under = _operator_around(forest, graphs, direct, _inside(forest, calls))
+    chosen = np.array([name in operators for name in trace.names] + [False])
+    found: Rows = rows[chosen[np.append(forest.name, -1)[under]] & (under >= 0)]
+    return found
+
+
+def _direct(forest: Forest) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which nodes are graphs, and which are directly inside one."""
+    nodes = forest.nodes
+    graphs = forest.having(GRAPH, BACKWARD)
+    parent_is_graph = (nodes.parent >= 0) & np.append(graphs, False)[nodes.parent]
+    return graphs, parent_is_graph & ~graphs
 
 
 def _class_of(operator: str) -> str:

@@ -7,16 +7,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.windows import base_window
-from stagespan.trace.read.intervals import Rows
+from stagespan.trace.read.intervals import Rows, covered
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 from stagespan.trace.result import Gain, Spared
 
 
-def idle_gain(idle_ns: int) -> Gain | None:
+def idle_gain(idle_ns: int, how: str = "the device does not wait there") -> Gain | None:
     """Return the gain if the device does not wait for a time; None if it does not wait."""
-    how = "the device does not wait there"
     return Gain(idle_ns, at_most=True, how=how) if idle_ns else None
+
+
+@once
+def idle_in_base(trace: Trace) -> int | None:
+    """Return the time in ns of the base in which no device works; None without a device."""
+    base, rows = base_window(trace), device_work(trace).rows
+    if base is None or len(rows) == 0:
+        return None
+    begin, end = (
+        np.clip(edges[rows], base.begin_ns, base.end_ns)
+        for edges in (trace.events.begin_ns, trace.events.end_ns)
+    )
+    return base.whole_ns - covered(begin, end)
+
+
+def gain_on_host(trace: Trace, time_ns: int, how: str) -> Gain | None:
+    """Return the gain if the host does not spend a time; None if that wins nothing.
+
+    With a device it is no more than the device's idle time: while the device works, the host can
+    run ahead of it.
+    """
+    base, idle = base_window(trace), idle_in_base(trace)
+    if base is None:
+        return None
+    most = min(time_ns, base.whole_ns if idle is None else idle)
+    return Gain(most, at_most=True, how=how) if most > 0 else None
 
 
 def gain_of_rows(trace: Trace, rows: Rows, spared_ns: NDArray[Any], how: str) -> Gain | None:

@@ -62,6 +62,9 @@ def test_operators_that_inductor_left_to_aten(tmp_path: Path) -> None:
     assert (finding.code, finding.severity) == ("compiled.fallback", "medium")
     assert finding.numbers == {"time_ns": 3_000_000, "percent": 75, "libraries_ns": 600_000}
     assert [each.event for each in finding.evidence] == ["aten::sort"]
+    # AND at most all of its time can be won
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (3_000_000, True)
 
 
 def test_a_backend_without_code_generation(tmp_path: Path) -> None:
@@ -77,6 +80,9 @@ def test_a_backend_without_code_generation(tmp_path: Path) -> None:
     (finding,) = findings
     assert finding.code == "compiled.no_inductor"
     assert finding.numbers == {"time_ns": 2_000_000, "percent": 40}
+    # AND at most the time of the two kernels that are not of a library can be won
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (2_000_000, True)
 
 
 def test_look_ups_that_take_long(tmp_path: Path) -> None:
@@ -96,6 +102,26 @@ def test_look_ups_that_take_long(tmp_path: Path) -> None:
         "percent": pytest.approx(100 / 3),
         "lookups": 20,
     }
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (2_000_000, True)
+
+
+@pytest.mark.parametrize("kernel", [5_000, 10_000])
+def test_look_ups_win_no_more_than_the_idle_time_of_the_device(kernel: int, tmp_path: Path) -> None:
+    # GIVEN the same look-ups while the device works for most of the time
+    program = Program()
+    begin = program.now
+    program.launch("gemm", kernel)
+    for _ in range(20):
+        with region(program, lookup=100), program.within(GRAPH):
+            program.work(198)
+    # WHEN torch.compile is analysed
+    _, findings = of(program, tmp_path)
+    (finding,) = [each for each in findings if each.code == "compiled.guards"]
+    # THEN at most the rest of the time can be won
+    end = max(program.now, *program.free.values())
+    assert finding.gain is not None
+    assert finding.gain.time_ns == min(2_000, end - begin - kernel) * 1_000
 
 
 def test_many_breaks_on_a_device_are_no_more_than_medium(tmp_path: Path) -> None:

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from kernel_programs import operator
 from planted import Program
+from real_traces import read_real
 
+from stagespan.text.amounts import in_words
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import Analysis, analyze
+from stagespan.trace.derived.windows import base_window
 from stagespan.trace.result import Finding, Gain, Spared, by_severity, together_ns
 
 TWO = {"Input type": ["c10::BFloat16", "c10::BFloat16"]}
@@ -99,3 +104,149 @@ def test_findings_of_one_severity_are_sorted_by_gain() -> None:
         [finding("low", 9), finding("high", None), finding("high", 3), finding("high", 5)]
     )
     assert [each.code for each in found] == ["5", "3", "None", "9"]
+
+
+def test_a_step_that_took_long_wins_what_it_took_beyond_the_median(tmp_path: Path) -> None:
+    # GIVEN six steps of 1 ms, of which one waits for 3 ms more
+    program = Program()
+    for step in range(6):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            with program.within("aten::mm"):
+                program.work(1_000)
+            if step == 3:
+                with program.within("aten::item"):
+                    program.work(3_000)
+    found = analysed(program, tmp_path)
+    (outlier,) = [each for each in found.findings() if each.code == "steps.outlier"]
+    assert outlier.gain == Gain(3_000_000, True, "it takes as long as the median step")
+    assert outlier.numbers == {
+        "step_ns": 4_000_000,
+        "median_ns": 1_000_000,
+        "part_ns": 4_000_000,
+        "part_of_others_ns": 1_000_000,
+        "event_ns": 3_000_000,
+        "event_of_others_ns": 0,
+    }
+
+
+def test_a_finding_says_why_its_gain_is_unknown(tmp_path: Path) -> None:
+    # GIVEN one kernel that takes most of the time, and whose shapes are unknown
+    program = Program()
+    for _ in range(3):
+        program.launch("attention_of_the_user", 10_000)
+        program.launch("gemm", 100)
+    (finding,) = [
+        each for each in analysed(program, tmp_path).findings() if each.code == "kernels.dominant"
+    ]
+    assert finding.gain is None
+    assert finding.text.endswith(
+        " Gain: unknown, because the trace does not show how fast the kernel could be."
+    )
+    assert finding.to_dict()["no_gain"] == "the trace does not show how fast the kernel could be"
+
+
+# Findings that are not about the time of the steps.
+NOT_ABOUT_TIME = ("memory.", "ascend.memory_unused", "ascend.steps_differ", "ascend.calls_differ")
+
+
+@pytest.mark.slow
+def test_each_finding_about_a_real_trace_has_a_gain_or_a_reason(every_trace: list[Path]) -> None:
+    for path in every_trace:
+        for finding in analyze(read_real(path)).findings():
+            if not finding.code.startswith(NOT_ABOUT_TIME):
+                assert (finding.gain is None) == bool(finding.no_gain), (path.name, finding.code)
+
+
+# --- All gains together ---
+
+SPARED = st.dictionaries(st.integers(0, 5), st.integers(0, 100), min_size=1)
+GAINS = st.lists(st.one_of(st.integers(0, 100), SPARED), max_size=6)
+
+
+@given(GAINS)
+def test_each_event_is_made_shorter_once(drawn: list[int | dict[int, int]]) -> None:
+    # GIVEN gains of idle time, and gains that spare times of some events
+    gains, idle = [], 0
+    most: dict[int, int] = {}
+    for each in drawn:
+        if isinstance(each, int):
+            gains.append(Gain(each, True, "idle"))
+            idle += each
+        else:
+            spared = Spared(np.array(list(each)), np.array(list(each.values()), dtype=np.float64))
+            gains.append(Gain(sum(each.values()), True, "shorter", spared))
+            most = {row: max(most.get(row, 0), each.get(row, 0)) for row in {*most, *each}}
+    # THEN all of them together win each event's largest part, once
+    assert together_ns(gains) == idle + sum(most.values())
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("operator"), st.integers(1, 2_000)),
+        st.tuples(st.just("copy"), st.integers(1, 500)),
+        st.tuples(st.just("communicate"), st.integers(1, 2_000)),
+        st.tuples(st.just("tiny"), st.integers(10, 150)),
+        st.tuples(st.just("wait"), st.integers(1, 500)),
+        st.tuples(st.just("work"), st.integers(1, 3_000)),
+        st.tuples(st.just("optimizer"), st.integers(1, 40)),
+        st.tuples(st.just("load"), st.integers(1, 2_000)),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def act(program: Program, what: str, amount: int) -> None:
+    """Do one thing that a finding can be about."""
+    if what == "operator":
+        operator(program, "aten::bmm", "gemm", amount, [[16, 999, 512], [16, 512, 999]], **TWO)
+    elif what == "copy":
+        program.launch("Memcpy HtoD (Pageable -> Device)", amount, cat="gpu_memcpy")
+    elif what == "communicate":
+        program.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", amount, stream=20)
+    elif what == "tiny":
+        for _ in range(amount):
+            program.operator("aten::add", us=2, before=20)
+    elif what == "wait":
+        program.wait(tail=amount)
+    elif what == "work":
+        with program.within("aten::nonzero"):
+            program.work(amount)
+    elif what == "optimizer":
+        with program.within("Optimizer.step#SGD.step", "user_annotation"):
+            for _ in range(amount):
+                program.operator("aten::add_", us=3)
+    else:
+        with program.within("enumerate(DataLoader)#_Loader.__next__", "user_annotation"):
+            program.work(amount)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=st.lists(ACTIONS, min_size=1, max_size=6), are_marked=st.booleans())
+def test_all_gains_together_fit_into_the_time_that_they_refer_to(
+    steps: list[list[tuple[str, int]]], are_marked: bool, tmp_path: Path
+) -> None:
+    # GIVEN a program that does any of the things that findings are about, in any order
+    program = Program()
+    for number, actions in enumerate(steps):
+        mark = f"ProfilerStep#{number}" if are_marked else f"iteration {number}"
+        with program.within(mark, "user_annotation"):
+            for what, amount in actions:
+                act(program, what, amount)
+    program.operator("aten::sum")
+    program.wait()
+    analysis = analysed(program, tmp_path)
+    base = base_window(analysis.trace)
+    assert base is not None
+    won = [each.gain.time_ns for each in analysis.findings() if each.gain is not None]
+    # THEN no gain is more than the steps, and all together are neither more than these nor than
+    # their sum, and at least as much as the largest one
+    assert all(0 < each <= base.whole_ns for each in won)
+    text = analysis.together()
+    assert (text is None) == (len(won) < 2)
+    if text is not None:
+        together = analysis.won_together_ns()
+        assert max(won) <= together <= min(sum(won), base.whole_ns)
+        assert f"at most {in_words(together, 'ns')} of {base.whose}" in text

@@ -186,6 +186,10 @@ def test_idle_time_with_many_small_causes_has_one_finding(tmp_path: Path) -> Non
     # THEN none of them has its own finding, but all together have one
     assert max(found.by_cause.values()) < 0.03 * found.span_ns < found.idle_ns
     assert codes(found) == ["idle.several"]
+    # AND at most all of this time can be won
+    (finding,) = found.findings()
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (sum(found.by_cause.values()), True)
     assert len(found.findings()[0].evidence) >= 2
 
 

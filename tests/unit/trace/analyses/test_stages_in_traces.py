@@ -325,6 +325,8 @@ def test_a_stage_of_many_small_kernels_is_named(tmp_path: Path) -> None:
         "mean_ns": 2 * US,
         "idle_ns": idle,
     }
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (idle, True)
 
 
 def test_a_stage_that_works_on_the_host_is_not_blamed_for_its_launches(tmp_path: Path) -> None:

@@ -155,6 +155,8 @@ def test_operators_of_the_ai_cpu_are_named(tmp_path: Path) -> None:
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("ascend.ai_cpu", "medium")
     assert finding.numbers == {"operators": 2, "time_ns": 300_000, "percent": 30}
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (300_000, True)
     assert [each.event for each in finding.evidence] == ["b_Nonzero", "c_Unique"]
     # AND without them there is none
     it = SyntheticAscend()

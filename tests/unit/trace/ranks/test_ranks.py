@@ -15,6 +15,7 @@ from stagespan.trace.analyses import verdict
 from stagespan.trace.ranks.job import chance_of_being_last
 from stagespan.trace.ranks.waits import BEFORE, REASONS
 from stagespan.trace.rates.collectives import bus_bytes
+from stagespan.trace.result import Gain
 
 
 def test_clocks_are_aligned_by_ends_of_collectives(tmp_path: Path) -> None:
@@ -138,6 +139,10 @@ def test_a_straggler(tmp_path: Path) -> None:
         "of": 10,
         "reason_ns": 13_680 * US,
     }
+    # AND each gain is exact: a rank's part of all waiting, and what rank 5 is later than rank 7
+    assert waiting.gain == Gain(13_960 * US // 8, True, "all ranks arrive when they do on average")
+    assert straggler.gain is not None
+    assert (straggler.gain.time_ns, straggler.gain.at_most) == (9 * 180 * US, True)
     assert found.waits.waited_for_ns.tolist() == [0, 0, 0, 0, 0, 13_680 * US, 0, 280 * US]
     assert straggler.evidence[0].figure == 180 * US
 
@@ -360,7 +365,31 @@ def test_imbalance_of_computing(tmp_path: Path) -> None:
     assert (found.imbalance.ranks, found.imbalance.percent) == ([2], pytest.approx(40.0))
     finding = finding_in(found, "ranks.imbalance")
     assert finding.numbers == {"computing_ns": 700 * US, "percent": pytest.approx(40)}
+    # AND a gain: the slowest rank computes for 200 µs more than the mean
+    assert finding.gain is not None
+    assert (finding.gain.time_ns, finding.gain.at_most) == (200 * US, True)
     assert [each.figure for each in finding.evidence] == [700 * US, 400 * US]
+
+
+@pytest.mark.parametrize(
+    ("computing", "gain", "how"),
+    [
+        # No more can be hidden than the ranks compute: 200 µs and 500 of 600 µs.
+        ((200, 600), 350, "it runs beside all computation (400.000 µs of a rank)"),
+        ((600, 700), 500, "computation hides all of it that is not waiting"),
+    ],
+)
+def test_communication_wins_what_computation_can_hide(
+    computing: tuple[int, int], gain: int, how: str, tmp_path: Path
+) -> None:
+    # GIVEN two ranks that compute, and communicate for 500 µs at the same time
+    for rank, us in enumerate(computing):
+        calls = [("AllReduce_Sum_f32", 1_000.0, 1_500.0), ("AllReduce_Sum_f32", 2_000.0, 2_000.0)]
+        write_rank(tmp_path, rank, calls, world=2, computing=[(10, 10 + us)], host="node1")
+    # WHEN the ranks are analysed together
+    finding = finding_in(ranks_in(tmp_path), "ranks.exposed_communication")
+    # THEN the mean rank wins what its computing can hide
+    assert finding.gain == Gain(gain * US, True, how)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ def test_the_late_rank_s_stage_is_named(slow: int, tmp_path: Path) -> None:
     stage = finding_in(found, "ranks.stage")
     assert stage.sentence.startswith(f"Rank {slow} spent 15x as long in `augment`")
     assert stage.numbers["more_ns"] == 6 * 14_000 * US
+    assert stage.gain is not None
+    assert (stage.gain.time_ns, stage.gain.at_most) == (6 * 14_000 * US, True)
     (table,) = [each for each in found.tables() if each.title == "Stages by rank"]
     row = next(each for each in table.rows if each[0] == "augment")
     assert row[1 + slow] == 6 * 15_000 * US
