@@ -120,6 +120,21 @@ _REPEATS: dict[str, str] = {
 both exist, only that one is shown, with the evidence of both."""
 
 
+# Findings about the kernels that take most of the device's work also cover the longest of them.
+_COVER_DOMINANT = ("rates.products", "rates.convolutions", "rates.attention")
+_MOST = 50.0
+
+
+def _repeats(found: list[Finding]) -> dict[str, str]:
+    """Return `_REPEATS`, with the finding that repeats what the longest kernel says."""
+    covering = [
+        each.code
+        for each in found
+        if each.code in _COVER_DOMINANT and each.numbers["percent"] >= _MOST
+    ]
+    return _REPEATS | ({"kernels.dominant": covering[0]} if covering else {})
+
+
 _SEEN_AS_IDLE = frozenset(
     {
         *("stages.launch", "compiled.recompiled", "compiled.in_window"),
@@ -194,7 +209,7 @@ class Analysis:
         events whose times cannot be true are one grade less severe.
         """
         found = [finding for result in self.results.values() for finding in result.findings()]
-        joined = without_repeats(with_doubt(self.trace, found), _REPEATS)
+        joined = without_repeats(with_doubt(self.trace, found), _repeats(found))
         return by_severity(map(without_restatements, joined))
 
     def together(self) -> str | None:

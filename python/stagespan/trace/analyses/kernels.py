@@ -45,7 +45,7 @@ from stagespan.trace.derived.missing import DAMAGED_TIMES, needs_operators
 from stagespan.trace.derived.windows import base_window
 from stagespan.trace.figures import Count, CountedTime, Figures, Ns, one_of
 from stagespan.trace.rates.calls import inputs_in_words
-from stagespan.trace.rates.peaks import device_peaks, vendor_of
+from stagespan.trace.rates.peaks import device_peaks, kernel_profiler, vendor_of
 from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
@@ -660,14 +660,6 @@ def kernel_findings(kernels: Kernels) -> list[Finding]:
     return [each for each in found if each is not None]
 
 
-_PROFILERS = {
-    "NVIDIA": "Nsight Compute",
-    "AMD": "rocprof-compute",
-    "Intel": "VTune",
-    "Huawei": "msprof op",
-}
-
-
 def _dominant(kernels: Kernels) -> Finding | None:
     """Return a finding if one kernel takes most of the device's busy time."""
     groups = kernels.by_name()
@@ -686,7 +678,7 @@ def _dominant(kernels: Kernels) -> Finding | None:
     operator = kernels.prevailing(kernels.operator).get(first.code)
     launched = "" if operator is None else f" (launched by {kernels.trace.names[operator]})"
     name = shortened(kernels.trace.names[first.code])
-    tool = _PROFILERS.get(vendor_of(kernels.trace) or "", "A kernel profiler")
+    tool = kernel_profiler(vendor_of(kernels.trace))
     return Finding(
         of_size("medium", first.time_ns),
         f"The kernel {name}{launched} takes {in_words(first.time_ns, 'ns')}"

@@ -11,13 +11,21 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec import structs
 
-from stagespan.text.amounts import counted, in_words, listed
+from stagespan.text.amounts import counted, in_words
 from stagespan.trace.analyses import kernels as kernel_times
 from stagespan.trace.analyses.kernels import Kernels
+from stagespan.trace.analyses.rate_findings import below_the_peak, dominant_on_host, unaligned
 from stagespan.trace.derived.gains import gain_of_rows
-from stagespan.trace.derived.kernel_kinds import COMMUNICATION, KINDS
+from stagespan.trace.derived.kernel_kinds import (
+    ATTENTION,
+    COMMUNICATION,
+    CONVOLUTION,
+    KINDS,
+    MATMUL,
+    MOE,
+    TRITON,
+)
 from stagespan.trace.derived.missing import (
     NOT_RECORDED,
     needs_device,
@@ -32,28 +40,28 @@ from stagespan.trace.rates.calls import Call, Cost, call_of, inputs_in_words
 from stagespan.trace.rates.costs import Unknown, cost_of, formula_of
 from stagespan.trace.rates.limits import (
     LIMITS,
-    USED_WELL,
     has_other_algorithm,
     limit_of,
     reason_of,
-    unaligned_sizes,
 )
-from stagespan.trace.rates.peaks import Peaks, device_names, device_peaks, host_peaks
+from stagespan.trace.rates.peaks import (
+    Peaks,
+    device_names,
+    device_peaks,
+    host_peaks,
+    vendor_of,
+)
 from stagespan.trace.read.groups import grouped, pairs
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     Chart,
-    Evidence,
     Finding,
     Gain,
-    Spared,
     StructResult,
     Table,
-    Thresholds,
     Unavailable,
-    of_size,
     share,
 )
 
@@ -62,6 +70,9 @@ _WRITTEN = 50
 _MODULE = re.compile(r"^nn\.Module: ")
 _INSTANCE = re.compile(r"_\d+$")
 _DRAWN = 100
+# Percent of all work: with less in products that have no rate, the sum is almost complete.
+_MUCH_UNRATED = 5.0
+_MAY_BE_PRODUCTS = (MATMUL, CONVOLUTION, ATTENTION, MOE, TRITON)
 _ARGUMENTS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 NO_SHAPES, GRAPH, NO_OPERATOR = "no_shapes", "device_graph", "no_operator"
 NO_FORMULA, UNKNOWN, COMMUNICATES, WRAPS = "no_formula", "unknown", "communication", "wrapper"
@@ -74,10 +85,6 @@ _WHY_LEFT_OUT = {
     COMMUNICATES: "communication",
     WRAPS: "calls operators that have rates",
 }
-# Percent of the device's work in products whose rows are not aligned.
-_UNALIGNED_SHARES = Thresholds(25.0, 10.0, 3.0)
-# Products above this share of the peak lose little because of their sizes.
-_SLOW_PERCENT = 40.0
 
 
 class DevicePeaks(Figures, frozen=True):
@@ -172,6 +179,9 @@ class Rates(StructResult, frozen=True):
     """Rates while the calls ran, not over the whole step; None without steps."""
     left_out: list[LeftOut]
     on_device: bool
+    vendor: Internal[str | None] = None
+    unrated_products_ns: Internal[int] = 0
+    """The time of products, convolutions, attention and Triton kernels without a rate."""
 
     @property
     def work(self) -> str:
@@ -182,18 +192,28 @@ class Rates(StructResult, frozen=True):
         """The rate of all products, and the part of the device's work that has a rate."""
         found = self.rated
         if found.tflop_s is None:
-            return f"{found.percent:.1f} % of {self.work} has a rate; no products"
+            return f"{found.percent:.1f} % of {self.work} has a rate, but no products do"
         peak = "" if self.mfu_percent is None else f", {self.mfu_percent:.1f} % of the peak"
         whole, flops = self.base.whole_ns, found.flops or 0.0
-        return (
-            f"{in_words(flops, 'FLOP')} in {in_words(whole, 'ns')} of {self.base.label}:"
-            f" {in_words(flops / max(whole, 1) * 1e9, 'FLOP/s')}{peak}"
+        unrated = share(self.unrated_products_ns, self.work_ns)
+        least = "at least " if unrated >= _MUCH_UNRATED else ""
+        text = (
+            f"{least}{in_words(flops, 'FLOP')} in {in_words(whole, 'ns')} of {self.base.label}:"
+            f" {least}{in_words(flops / max(whole, 1) * 1e9, 'FLOP/s')}{peak}"
         )
+        if least:
+            text += f". {unrated:.1f} % of {self.work} is products or Triton kernels without a rate"
+        return text
 
     def findings(self) -> list[Finding]:
-        """Products that are slow because of their sizes."""
-        found = [_unaligned(self)]
-        return [each for each in found if each is not None]
+        """Work that is slow because of its sizes, or for another reason."""
+        if not self.on_device:
+            single = dominant_on_host(self.by_shape, self.work_ns)
+            return [] if single is None else [single]
+        single = unaligned(self.by_shape, self.work_ns, self.work)
+        whole = self.base.whole_ns
+        below = below_the_peak(self.by_shape, self.work_ns, whole, self.vendor)
+        return below if single is None else [single, *below]
 
     def chart(self) -> Chart | None:
         """Return a roofline: operations per second against operations per byte.
@@ -374,7 +394,11 @@ class _Found:
         self._rows, self._time = kernels.rows[inside], kernels.time_ns[inside]
         self._name, self._stage = kernels.name[inside], kernels.stage[inside]
         self._operator = kernels.operator[inside]
-        self._communicates = kernels.kind[inside] == list(KINDS).index(COMMUNICATION)
+        kinds = list(KINDS)
+        self._communicates = kernels.kind[inside] == kinds.index(COMMUNICATION)
+        self._may_be_product = np.isin(
+            kernels.kind[inside], [kinds.index(each) for each in _MAY_BE_PRODUCTS]
+        )
         self._of_graph = kernels.without_shapes[inside]
         self._call: Rows = np.where(self._of_graph, -1, kernels.call[inside])
         self._kinds: list[_Kind] = []
@@ -505,7 +529,13 @@ class _Found:
             by_step=self._by_step(),
             left_out=self._left_out(),
             on_device=self._on_device,
+            vendor=vendor_of(self._trace),
+            unrated_products_ns=self._unrated_products_ns(),
         )
+
+    def _unrated_products_ns(self) -> int:
+        unrated = self._may_be_product & ~self._is_rated & ~np.isin(self._call, self._wraps)
+        return int(self._time[unrated].sum())
 
     def _work(self, part: Numbers) -> dict[int, list[_Work]]:
         """Return the work of each part by kind, the longest first; `part` has a code per row."""
@@ -637,7 +667,13 @@ class _Found:
             kernel=kernels[0] if kernels else None,
             bytes_at_least=work.cost.bytes_at_least,
             limit=limit,
-            reason=reason_of(work.call, work.cost, limit, work.time_ns / work.calls),
+            reason=reason_of(
+                work.call,
+                work.cost,
+                limit,
+                work.time_ns / work.calls,
+                None if work.peaks is None else work.peaks.units,
+            ),
             call=work.call,
             cost=work.cost,
             gain_at=partial(self._gain_at, work),
@@ -815,61 +851,4 @@ def _together(work: list[_Work], total_ns: int) -> Rate:
         tb_s=_per_second(bytes_, sum(each.time_ns for each in moved)),
         peak_percent=None if ideal is None or not of_products else share(ideal, of_products),
         memory_percent=None if memory is None or of_memory is None else share(of_memory, memory),
-    )
-
-
-# --- findings ---
-
-
-def _joined(gains: Iterable[Gain | None]) -> Gain | None:
-    """Return the gain of several changes of the same kind; None if none of them is known."""
-    known = [gain for gain in gains if gain is not None and gain.spared is not None]
-    if not known:
-        return None
-    spared = [gain.spared for gain in known if gain.spared is not None]
-    rows = np.concatenate([each.rows for each in spared])
-    time_ns = np.concatenate([each.time_ns for each in spared])
-    return structs.replace(
-        known[0], time_ns=sum(gain.time_ns for gain in known), spared=Spared(rows, time_ns)
-    )
-
-
-def _unaligned(rates: Rates) -> Finding | None:
-    """Return a finding about products whose sizes keep them from the fast kernels."""
-    found = [
-        (each, sizes)
-        for each in rates.by_shape
-        if each.peak_percent is not None
-        and each.peak_percent < _SLOW_PERCENT
-        and each.limit not in ("memory", "latency")
-        and (sizes := unaligned_sizes(each.call, each.cost))
-    ]
-    time = sum(each.time_ns for each, _ in found)
-    percent = share(time, rates.work_ns)
-    severity = _UNALIGNED_SHARES.severity(percent)
-    if severity is None:
-        return None
-    sizes = sorted({size for _, of in found for size in of}, reverse=True)
-    slowest, fastest = (pick(each.tflop_s or 0.0 for each, _ in found) for pick in (min, max))
-    peaks = [each.peak_percent or 0.0 for each, _ in found]
-    speed = (
-        f"{slowest:,.0f}"
-        if round(slowest) == round(fastest)
-        else f"{slowest:,.0f} to {fastest:,.0f}"
-    )
-    first = found[0][0]
-    padded = -(-sizes[0] // 8) * 8
-    products = counted(sum(each.calls for each, _ in found), "product")
-    be = "is" if len(sizes) == 1 else "are"
-    return Finding(
-        of_size(severity, time),
-        f"{in_words(time, 'ns')} ({percent:.1f} % of {rates.work}) went into {products} at {speed}"
-        f" TFLOP/s, at most {max(peaks):.1f} % of the peak, because"
-        f" {listed(f'{each:,}' for each in sizes)} {be} not a multiple of 8: rows of the matrices"
-        " do not begin at multiples of 16 bytes, as the fast kernels need. Pad"
-        f" {sizes[0]:,} to {padded:,}.",
-        (Evidence(f"{first.operator} {first.shape}", None, first.time_ns, "ns"),),
-        "rates.unaligned",
-        gain=_joined([each.gain_at(USED_WELL) for each, _ in found]),
-        numbers={"time_ns": time, "percent": percent, "peak_percent": max(peaks)},
     )

@@ -23,6 +23,8 @@ _SHORT_NS = 10_000
 # Matrix units load 16 bytes at once.
 _ALIGNED_BYTES = 16
 _FEWER_OPERATIONS = re.compile(r"winograd|fft", re.IGNORECASE)
+# The largest tiles of a result that one unit computes at once. Smaller ones reach less of the peak.
+_TILE = 128
 # A product with fewer rows or columns reads its larger operand for little work.
 _FEW_ROWS = 16
 
@@ -80,13 +82,26 @@ def thin_side(cost: Cost) -> str | None:
     return f"{name} = {least}" if least < _FEW_ROWS else None
 
 
+def tiles(cost: Cost) -> int | None:
+    """Return into how many tiles the result of a product is divided; None for other operators."""
+    if cost.product is None:
+        return None
+    batch, m, n, _ = cost.product
+    return batch * -(-m // _TILE) * -(-n // _TILE)
+
+
 def has_other_algorithm(kernels: Iterable[str]) -> bool:
     """Whether kernels compute a convolution with fewer operations than are counted."""
     return any(_FEWER_OPERATIONS.search(name) for name in kernels)
 
 
-def reason_of(call: Call, cost: Cost, limit: Limit | None, time_ns: float) -> str:
-    """Return why a call does not reach the peak of its products, in a few words; "" if unknown."""
+def reason_of(
+    call: Call, cost: Cost, limit: Limit | None, time_ns: float, units: int | None = None
+) -> str:
+    """Return why a call does not reach the peak of its products, in a few words; "" if unknown.
+
+    `units` is the number of the device's units (multiprocessors, compute units).
+    """
     if limit is None and cost.flops is not None and has_other_algorithm(call.kernels):
         return "Winograd or FFT: fewer operations than counted"
     if limit in (None, "compute"):
@@ -101,4 +116,7 @@ def reason_of(call: Call, cost: Cost, limit: Limit | None, time_ns: float) -> st
         return thin
     if limit == "latency":
         return f"{time_ns / 1000:.1f} µs per call"
+    found = tiles(cost)
+    if limit == "neither" and found is not None and units is not None and found < units:
+        return f"{found:,} tiles of {_TILE} x {_TILE} for {units:,} units"
     return ""

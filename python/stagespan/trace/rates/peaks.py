@@ -167,6 +167,19 @@ def vendor_of(trace: Trace) -> str | None:
     return vendors.pop() if len(vendors) == 1 else None
 
 
+_PROFILERS = {
+    "NVIDIA": "Nsight Compute",
+    "AMD": "rocprof-compute",
+    "Intel": "VTune",
+    "Huawei": "msprof op",
+}
+
+
+def kernel_profiler(vendor: str | None) -> str:
+    """Return the profiler of a vendor that measures single kernels."""
+    return _PROFILERS.get(vendor or "", "A kernel profiler")
+
+
 def host_peaks(trace: Trace) -> Peaks | None:
     """Return the peaks of the processors that stagespan measured while it made a trace."""
     found = trace.metadata.get("stagespan_peaks")

@@ -1,0 +1,233 @@
+"""Findings about operators that are slow for the work that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+from msgspec import structs
+
+from stagespan.text.amounts import counted, in_words, listed
+from stagespan.trace.derived.kernel_kinds import ATTENTION, CONVOLUTION, MATMUL, kind_of
+from stagespan.trace.rates.calls import Call, Cost
+from stagespan.trace.rates.limits import USED_WELL, thin_side, unaligned_sizes
+from stagespan.trace.rates.peaks import kernel_profiler
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Gain,
+    Spared,
+    Thresholds,
+    of_size,
+    share,
+)
+
+# Percent of the device's work in products whose rows are not aligned.
+_UNALIGNED_SHARES = Thresholds(25.0, 10.0, 3.0)
+# Products above this share of the peak lose little because of their sizes.
+_SLOW_PERCENT = 40.0
+# Percent of the steps, or of the trace, that a better kernel may win. It may not exist, so no
+# finding is of high severity.
+_BELOW_SHARES = Thresholds(medium=10.0, low=4.0)
+_DOMINANT_PERCENT = 50.0
+# Percent of the time of all shapes of a finding; the rates of shorter ones are not named.
+_LEAST_NAMED = 5.0
+_NOUNS = {
+    MATMUL: ("rates.products", "matrix product"),
+    CONVOLUTION: ("rates.convolutions", "convolution"),
+    ATTENTION: ("rates.attention", "call of attention", "calls of attention"),
+}
+_ADVICE = {
+    (MATMUL, "AMD"): (
+        "PYTORCH_TUNABLEOP_ENABLED=1 measures which kernel of hipBLASLt and rocBLAS is the fastest"
+        " for each shape."
+    ),
+    (MATMUL, "NVIDIA"): (
+        "torch.compile(mode='max-autotune') measures which kernel is the fastest for each shape."
+    ),
+    (CONVOLUTION, "AMD"): (
+        "torch.backends.cudnn.benchmark = True measures which kernel of MIOpen is the fastest for"
+        " each shape."
+    ),
+    (CONVOLUTION, "NVIDIA"): (
+        "torch.backends.cudnn.benchmark = True measures which kernel of cuDNN is the fastest for"
+        " each shape."
+    ),
+    (ATTENTION, "AMD"): "Other libraries have other kernels of attention, such as aiter.",
+    (ATTENTION, "NVIDIA"): (
+        "torch.nn.attention.sdpa_kernel chooses another implementation, such as that of cuDNN."
+    ),
+}
+"""What makes work of a kind faster on the devices of a vendor."""
+
+
+class Shape(Protocol):
+    """The rate of an operator with inputs of one shape (`rates.ShapeRate`)."""
+
+    @property
+    def operator(self) -> str: ...
+    @property
+    def shape(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def kernel(self) -> str | None: ...
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def percent(self) -> float: ...
+    @property
+    def calls(self) -> int: ...
+    @property
+    def tflop_s(self) -> float | None: ...
+    @property
+    def tb_s(self) -> float | None: ...
+    @property
+    def peak_percent(self) -> float | None: ...
+    @property
+    def memory_percent(self) -> float | None: ...
+    @property
+    def limit(self) -> str | None: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def call(self) -> Call: ...
+    @property
+    def cost(self) -> Cost: ...
+    @property
+    def gain_at(self) -> Callable[[float], Gain | None]: ...
+
+
+def unaligned(shapes: Sequence[Shape], work_ns: int, work: str) -> Finding | None:
+    """Return a finding about products whose sizes keep them from the fast kernels."""
+    found = [(each, sizes) for each in shapes if (sizes := _sizes_that_slow(each))]
+    time = sum(each.time_ns for each, _ in found)
+    percent = share(time, work_ns)
+    severity = _UNALIGNED_SHARES.severity(percent)
+    if severity is None:
+        return None
+    sizes = sorted({size for _, of in found for size in of}, reverse=True)
+    peaks = [each.peak_percent or 0.0 for each, _ in found]
+    first = found[0][0]
+    padded = -(-sizes[0] // 8) * 8
+    products = counted(sum(each.calls for each, _ in found), "product")
+    be = "is not a multiple" if len(sizes) == 1 else "are not multiples"
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of {work}) went into {products} at"
+        f" {_range([each.tflop_s or 0.0 for each, _ in found])}"
+        f" TFLOP/s, at most {max(peaks):.1f} % of the peak, because"
+        f" {listed(f'{each:,}' for each in sizes)} {be} of 8: rows of the matrices"
+        " do not begin at multiples of 16 bytes, as the fast kernels need. Pad"
+        f" {sizes[0]:,} to {padded:,}.",
+        (Evidence(f"{first.operator} {first.shape}", None, first.time_ns, "ns"),),
+        "rates.unaligned",
+        gain=_joined([each.gain_at(USED_WELL) for each, _ in found]),
+        numbers={"time_ns": time, "percent": percent, "peak_percent": max(peaks)},
+    )
+
+
+def below_the_peak(
+    shapes: Sequence[Shape], work_ns: int, whole_ns: int, vendor: str | None
+) -> list[Finding]:
+    """Return findings about products, convolutions and attention that use neither peak well."""
+    kinds: dict[str, list[Shape]] = {kind: [] for kind in _NOUNS}
+    for each in shapes:
+        slow = each.limit == "neither" and each.peak_percent is not None
+        kind = kind_of(each.operator)
+        # Sizes are not the kernel's fault. Single precision has a finding of its own.
+        if slow and kind in kinds and each.type != "fp32" and not each.reason:
+            kinds[kind].append(each)
+    found = [_below(kind, of, work_ns, whole_ns, vendor) for kind, of in kinds.items() if of]
+    return [each for each in found if each is not None]
+
+
+def _below(
+    kind: str, shapes: list[Shape], work_ns: int, whole_ns: int, vendor: str | None
+) -> Finding | None:
+    gain = _joined([each.gain_at(USED_WELL) for each in shapes])
+    severity = None if gain is None else _BELOW_SHARES.severity(share(gain.time_ns, whole_ns))
+    if severity is None:
+        return None
+    time = sum(each.time_ns for each in shapes)
+    percent = share(time, work_ns)
+    most = [each for each in shapes if share(each.time_ns, time) >= _LEAST_NAMED] or shapes
+    peaks = [each.peak_percent or 0.0 for each in most]
+    memory = max(each.memory_percent or 0.0 for each in most)
+    types = dict.fromkeys(each.type for each in most)
+    mostly = "" if most == shapes else ", mostly"
+    code, *noun = _NOUNS[kind]
+    # Templates of Inductor are the result of such a measurement.
+    by_torch = all(
+        each.operator.startswith("aten::") and not (each.kernel or "").startswith("triton_tem")
+        for each in shapes
+    )
+    advice = _ADVICE.get((kind, vendor or ""), "") if by_torch else ""
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f" {counted(sum(each.calls for each in shapes), *noun)}{mostly} at"
+        f" {_range([each.tflop_s or 0.0 for each in most])} TFLOP/s, {_range(peaks, 1)} % of the"
+        f" peak of {listed(types)}, although the memory was used at no more than {memory:.1f} % of"
+        f" its peak. {advice + ' ' if advice else ''}{kernel_profiler(vendor)} shows what else"
+        " limits them.",
+        tuple(
+            Evidence(f"{each.operator} {each.shape}", None, each.time_ns, "ns")
+            for each in shapes[:2]
+        ),
+        code,
+        gain=gain,
+        numbers={"time_ns": time, "percent": percent, "memory_percent": memory},
+    )
+
+
+def dominant_on_host(shapes: Sequence[Shape], work_ns: int) -> Finding | None:
+    """Return a finding about an operator with inputs of one shape that takes most of the time."""
+    if not shapes or shapes[0].percent < _DOMINANT_PERCENT:
+        return None
+    first = shapes[0]
+    rates = []
+    if first.tflop_s is not None:
+        rates.append(in_words(first.tflop_s * 1e12, "FLOP/s"))
+    if first.tb_s is not None:
+        rates.append(f"{first.tb_s * 1e3:.1f} GB/s")
+    percent = share(first.time_ns, work_ns)
+    reason = first.reason or thin_side(first.cost)
+    because = f", because {reason}" if reason else ""
+    return Finding(
+        of_size("medium", first.time_ns),
+        f"{counted(first.calls, 'call')} of {first.operator} with inputs {first.shape}"
+        f" {'takes' if first.calls == 1 else 'take'} {in_words(first.time_ns, 'ns')}"
+        f" ({percent:.1f} % of the operators' time), at {' and '.join(rates)}{because}.",
+        (Evidence(f"{first.operator} {first.shape}", None, first.time_ns, "ns"),),
+        "rates.dominant",
+        numbers={"time_ns": first.time_ns, "percent": percent, "calls": first.calls},
+    )
+
+
+def _sizes_that_slow(shape: Shape) -> list[int]:
+    if shape.peak_percent is None or shape.peak_percent >= _SLOW_PERCENT:
+        return []
+    if shape.limit in ("memory", "latency"):
+        return []
+    return unaligned_sizes(shape.call, shape.cost)
+
+
+def _range(numbers: list[float], digits: int = 0) -> str:
+    """Return `457 to 629`, or one number if both are the same when they are rounded."""
+    least, most = f"{min(numbers):,.{digits}f}", f"{max(numbers):,.{digits}f}"
+    return least if least == most else f"{least} to {most}"
+
+
+def _joined(gains: Iterable[Gain | None]) -> Gain | None:
+    """Return the gain of several changes of the same kind; None if none of them is known."""
+    known = [gain for gain in gains if gain is not None and gain.spared is not None]
+    if not known:
+        return None
+    spared = [gain.spared for gain in known if gain.spared is not None]
+    rows = np.concatenate([each.rows for each in spared])
+    time_ns = np.concatenate([each.time_ns for each in spared])
+    return structs.replace(
+        known[0], time_ns=sum(gain.time_ns for gain in known), spared=Spared(rows, time_ns)
+    )

@@ -1,0 +1,155 @@
+"""Findings about slow work: planted programs on known devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import unstated
+from kernel_programs import operator
+from planted import Program
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analyses import rates
+from stagespan.trace.analyses.rates import Rates
+from stagespan.trace.analysis import analyze
+from stagespan.trace.result import Finding
+
+BF16 = "c10::BFloat16"
+TWO = {"Input type": [BF16, BF16]}
+H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936, "numSms": 132}
+MI300 = {"id": 0, "name": "AMD Instinct MI300X", "totalGlobalMem": 206141652992, "numSms": 304}
+LARGE = [[8192, 4096], [4096, 8192]]
+LARGE_FLOPS = 2 * 8192 * 4096 * 8192
+HEADS = [[4, 16, 4096, 128]] * 3
+OF_ATTENTION = {"Input type": [BF16] * 3, "Concrete Inputs": ["", "", "", "0.0", "False"]}
+
+
+def written(program: Program, folder: Path, device: dict[str, Any] | None) -> Trace:
+    path = folder / "trace.json"
+    about = {} if device is None else {"deviceProperties": [device]}
+    path.write_text(json.dumps({"traceEvents": program.events, **about}))
+    return read_trace(path)
+
+
+def rates_of(trace: Trace) -> Rates:
+    found = rates.analyze(trace)
+    assert isinstance(found, Rates)
+    assert unstated(found.findings()) == []
+    return found
+
+
+def findings_of(program: Program, folder: Path, device: dict[str, Any] | None) -> list[Finding]:
+    return rates_of(written(program, folder, device)).findings()
+
+
+def product(program: Program, us: int, dims: list[list[int]], times: int = 4) -> None:
+    for _ in range(times):
+        operator(program, "aten::mm", "nvjet_tst", us, dims, **TWO)
+
+
+@pytest.mark.parametrize(
+    ("device", "peak", "advice"),
+    [
+        (H100, 989.4, ("max-autotune", "Nsight Compute")),
+        (MI300, 1307.4, ("PYTORCH_TUNABLEOP_ENABLED", "rocprof-compute")),
+    ],
+)
+def test_slow_products_say_what_reaching_the_peak_wins(
+    device: dict[str, Any], peak: float, advice: tuple[str, str], tmp_path: Path
+) -> None:
+    # GIVEN four large products at a third of the peak
+    us = round(3 * LARGE_FLOPS / peak / 1e6)
+    program = Program()
+    product(program, us, LARGE)
+    # WHEN the trace is analysed
+    found = analyze(written(program, tmp_path, device))
+    # THEN a finding names the rate, the peak and the gain at 60 % of it, and the device's tools. It
+    # replaces the one about the longest kernel
+    codes = [each.code for each in found.findings()]
+    assert "rates.products" in codes
+    assert "kernels.dominant" not in codes
+    finding = found.findings()[codes.index("rates.products")]
+    assert finding.numbers["time_ns"] == 4 * us * 1000
+    assert "33.3 % of the peak of bf16" in finding.sentence
+    assert all(each in finding.sentence for each in advice)
+    assert finding.gain is not None
+    least_us = LARGE_FLOPS / (0.6 * peak) / 1e6
+    assert finding.gain.time_ns == pytest.approx(4 * (us - least_us) * 1000, abs=2)
+
+
+def test_work_of_each_kind_has_its_own_finding(tmp_path: Path) -> None:
+    program = Program()
+    product(program, 3000, LARGE)
+    for _ in range(4):
+        name = "aten::_scaled_dot_product_flash_attention"
+        operator(program, name, "flash_fwd", 5000, HEADS, **OF_ATTENTION)
+    found = findings_of(program, tmp_path, H100)
+    assert [each.code for each in found] == ["rates.products", "rates.attention"]
+
+
+def test_products_that_reach_the_peak_have_none(tmp_path: Path) -> None:
+    program = Program()
+    product(program, round(LARGE_FLOPS / (0.7 * 989.4) / 1e6), LARGE)
+    assert findings_of(program, tmp_path, H100) == []
+
+
+@pytest.mark.parametrize(
+    ("dims", "reason"),
+    [
+        ([[8, 4096], [4096, 65536]], "m = 8"),
+        ([[512, 4096], [4096, 1024]], "32 tiles of 128 x 128 for 132 units"),
+    ],
+)
+def test_products_whose_sizes_are_the_reason_have_none(
+    dims: list[list[int]], reason: str, tmp_path: Path
+) -> None:
+    # GIVEN products that no kernel computes at the peak, because of their sizes
+    program = Program()
+    product(program, 1000, dims)
+    # WHEN rates are computed
+    found = rates_of(written(program, tmp_path, H100))
+    # THEN the table has the reason, and no finding blames the kernel
+    assert found.by_shape[0].reason == reason
+    assert found.findings() == []
+
+
+def test_an_unknown_device_has_none(tmp_path: Path) -> None:
+    program = Program()
+    product(program, 3000, LARGE)
+    assert findings_of(program, tmp_path, H100 | {"name": "Foo 9000"}) == []
+
+
+def test_rates_of_a_part_of_the_products_are_a_bound(tmp_path: Path) -> None:
+    # GIVEN a step that spends most of its time in products of a device graph, without shapes
+    program = Program()
+    product(program, 300, LARGE, times=1)
+    operator(program, "aten::mm", "gemm_of_a_graph", 3000)
+    # WHEN the line of the first screen is made
+    line = rates_of(written(program, tmp_path, H100)).line()
+    # THEN it says that the rate is a bound, and for which part nothing is known
+    assert line.startswith("at least ")
+    assert "90.9 % of device work is products or Triton kernels without a rate" in line
+    # AND the sum of all products is no bound
+    program = Program()
+    product(program, 300, LARGE, times=2)
+    assert "at least" not in rates_of(written(program, tmp_path, H100)).line()
+
+
+def test_the_largest_operator_of_a_host_is_named(tmp_path: Path) -> None:
+    # GIVEN a program on the host that spends most of its time in a product of ten rows
+    program = Program()
+    for us, dims in ((9_000, [[10, 1024], [1024, 1_000_000]]), (500, [[512, 512], [512, 512]])):
+        begin = program.now
+        program.work(us)
+        types = {"Input Dims": dims, "Input type": ["float", "float"]}
+        program.event("aten::mm", "cpu_op", begin, program.now, **types)
+    # WHEN rates are computed
+    (finding,) = findings_of(program, tmp_path, None)
+    # THEN the finding has its shape, its share, its rates and the reason
+    assert finding.code == "rates.dominant"
+    assert finding.numbers["percent"] == pytest.approx(100 * 9_000 / 9_500)
+    assert "1 call of aten::mm with inputs 10x1024, 1024x1000000" in finding.sentence
+    assert "2.276 TFLOP/s and 459.6 GB/s, because m = 10" in finding.sentence
