@@ -146,15 +146,23 @@ def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
 
     Calls and device events are joined by correlation. If nested calls have the same correlation,
     the outermost call counts. If calls of several processes have the same correlation, the launch
-    is unknown.
+    is unknown. In traces without correlations, they are joined by external id.
     """
     if isinstance(trace, TraceView):
         return _launch_of_every_event(trace)[rows].astype(np.intp)
-    return _launch_by(trace, trace.events.correlation[rows]).astype(np.intp)
+    if _has_correlations(trace):
+        return _launch_by(trace, trace.events.correlation[rows]).astype(np.intp)
+    return _launch_by_external_id(trace)[rows].astype(np.intp)
+
+
+def _has_correlations(trace: Trace) -> bool:
+    return bool((trace.events.correlation != MISSING).any())
 
 
 @once
 def _launch_of_every_event(trace: Trace) -> NDArray[np.int32]:
+    if not _has_correlations(trace):
+        return _launch_by_external_id(trace)
     events = trace.events
     found = np.full(len(events), -1, dtype=np.int32)
     rows = np.flatnonzero(events.correlation != MISSING)
@@ -187,6 +195,37 @@ def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[np.int32]:
     return np.where(
         (known[at] == correlations) & (correlations != MISSING), calls[at], np.int32(-1)
     )
+
+
+# Calls that start work; others, such as cudaStreamSynchronize, can have the same external id.
+STARTS_WORK = re.compile(
+    r"Launch(?:Cooperative)?Kernel|KernelLaunch|GraphLaunch|Mem(?:cpy|set)|ModuleLaunch"
+)
+"""Names of calls of a runtime or driver that start work on a device."""
+
+
+def _launch_by_external_id(trace: Trace) -> NDArray[np.int32]:
+    """Return the row of the launching call of each event, or -1, without correlations.
+
+    Some versions of Kineto write external ids alone. If an operator has made several calls with one
+    id, and as many device events have it, they are in the same order.
+    """
+    events = trace.events
+    found = np.full(len(events), -1, dtype=np.int32)
+    known = events.external_id != MISSING
+    starts = names_with(trace, STARTS_WORK)
+    calls = np.flatnonzero(launches(trace) & known & starts[events.name])
+    work = np.flatnonzero((device_work(trace).kind != NOT_DEVICE) & known)
+    calls = calls[np.lexsort((events.begin_ns[calls], events.external_id[calls]))]
+    work = work[np.lexsort((events.begin_ns[work], events.external_id[work]))]
+    ids, count = np.unique(events.external_id[calls], return_counts=True)
+    of_work, number = np.unique(events.external_id[work], return_counts=True)
+    both, of_calls, of_device = np.intersect1d(ids, of_work, return_indices=True)
+    same = both[count[of_calls] == number[of_device]]
+    found[work[np.isin(events.external_id[work], same)]] = calls[
+        np.isin(events.external_id[calls], same)
+    ]
+    return found
 
 
 def _are_one_call(trace: Trace, calls: NDArray[np.int32], firsts: Numbers, lasts: Numbers) -> Mask:

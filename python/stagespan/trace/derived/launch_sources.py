@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.derived.device import device_work, is_ascend, launch_of, launches
+from stagespan.trace.derived.device import (
+    STARTS_WORK,
+    device_work,
+    is_ascend,
+    launch_of,
+    launches,
+)
 from stagespan.trace.derived.flows import joined_flows, started_by
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.derived.idle_causes import MARKS
@@ -16,6 +22,7 @@ from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.threads import (
     ThreadIndex,
     named,
+    names_with,
     processes,
     threads,
     threads_of,
@@ -23,7 +30,7 @@ from stagespan.trace.derived.threads import (
 from stagespan.trace.derived.trees import Nesting, Tree
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
-from stagespan.trace.read.model import Trace
+from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.read.view import once
 
 EVALUATES = "autograd::engine::evaluate_function: "
@@ -167,6 +174,7 @@ def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
         which.reshape(-1)
     ]
     _by_flows(trace, rows, inside, index, forest)
+    _by_external_id(trace, rows, inside, forest)
     work = ~no_operators(trace)[forest.rows]
     operator = values_at(forest.rows, values_at(forest.first_around(work), inside))
     origin = np.where(operator >= 0, operator, calls) if is_ascend(trace) else calls
@@ -219,6 +227,28 @@ def _by_flows(trace: Trace, rows: Rows, inside: Rows, index: ThreadIndex, forest
     starts = started_by(trace, "async_npu", rows[missing])
     missing, starts = missing[starts >= 0], starts[starts >= 0]
     inside[missing] = forest.at(index.places_of_flows(trace, starts))
+
+
+def _by_external_id(trace: Trace, rows: Rows, inside: Rows, forest: Nesting) -> None:
+    """Find operators by external id, if the trace has no calls that launch work.
+
+    Such traces were filtered, or recorded without the runtime. An operator's id is then the one of
+    the device's work that was launched in it.
+    """
+    events = trace.events
+    starts = launches(trace) & names_with(trace, STARTS_WORK)[events.name]
+    missing = np.flatnonzero((inside < 0) & (events.external_id[rows] != MISSING))
+    operators = events.external_id[forest.rows]
+    if len(missing) == 0 or len(forest) == 0 or starts.any():
+        return
+    order = np.argsort(operators, kind="stable")
+    wanted = events.external_id[rows[missing]]
+    at = np.searchsorted(operators[order], wanted)
+    last = np.searchsorted(operators[order], wanted, side="right") - 1
+    found = order[np.minimum(at, len(order) - 1)]
+    # One operator has the id, and began before the work.
+    fits = (at == last) & (events.begin_ns[forest.rows[found]] <= events.begin_ns[rows[missing]])
+    inside[missing[fits]] = found[fits]
 
 
 # --- Stages ---

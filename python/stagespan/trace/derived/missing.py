@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from stagespan.trace.derived.device import device_work, launches
+from stagespan.trace.derived.device import STARTS_WORK, device_work, launches
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import named
@@ -21,8 +21,7 @@ DAMAGED_TIMES = Unavailable(
 )
 
 
-# Calls of a runtime that start work on a device, and operators that need one.
-_STARTS_WORK = re.compile(r"Launch(?:Cooperative)?Kernel|KernelLaunch|GraphLaunch|Mem(?:cpy|set)")
+# Operators that need a device.
 _NEEDS_DEVICE = re.compile(
     r"^aten::(?:cudnn_|_cudnn|miopen_|_?pin_memory|_flash_attention_(?:forward|backward)"
     r"|_efficient_attention_|_scaled_dot_product_(?:flash|efficient|cudnn)_attention"
@@ -42,7 +41,7 @@ def unrecorded_device(trace: Trace) -> str | None:
     if len(device_work(trace).rows):
         return None
     for rows, pattern in (
-        (launches(trace), _STARTS_WORK),
+        (launches(trace), STARTS_WORK),
         (trace.rows_of(["cpu_op"]), _NEEDS_DEVICE),
     ):
         codes, counts = np.unique(trace.events.name[rows], return_counts=True)

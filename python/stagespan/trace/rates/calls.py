@@ -46,6 +46,16 @@ _LARGEST = 2**50
 # Kernels of copies are instances for an element's size, others for its type.
 _OPAQUE = re.compile(r"OpaqueType<(\d+)")
 _TYPE_IN_NAME = re.compile(r"\b(?:c10::BFloat16|c10::Half|double|float|__nv_bfloat16|__half)\b")
+# Tools that write traces of their own use torch's names instead of those of C++.
+_NAMES_OF_TORCH = {
+    "Float": "float",
+    "Half": "c10::Half",
+    "BFloat16": "c10::BFloat16",
+    "c10::bfloat16": "c10::BFloat16",
+    "torch.float32": "float",
+    "torch.float16": "c10::Half",
+    "torch.bfloat16": "c10::BFloat16",
+}
 _SHORT_NAMES = {"__nv_bfloat16": "c10::BFloat16", "__half": "c10::Half"}
 
 Value = bool | int | float | str | list["Value"]
@@ -237,7 +247,7 @@ def _argument(
     if not shape and (kind == "" or untyped):
         return None
     # A number becomes a tensor without dimensions, whose type says nothing about the result.
-    return Tensor(shape, kind, _integers(step))
+    return Tensor(shape, _NAMES_OF_TORCH.get(kind, kind), _integers(step))
 
 
 def _type_in(kernels: Sequence[str]) -> str:
