@@ -223,9 +223,18 @@ class Kernels(Result):
     def kinds(self, most: int) -> list[str]:
         """The kinds of work that took the most time, at most `most`, each with its percentage."""
         return [
-            f"{KINDS[_KINDS[group.code]]} {share(group.time_ns, self.total_ns):.1f} %"
+            f"{self._named_kind(group.code)} {share(group.time_ns, self.total_ns):.1f} %"
             for group in self.by_kind()[:most]
         ]
+
+    def _named_kind(self, code: int) -> str:
+        """The name of a kind; what is of no known kind has the name that takes most of it."""
+        name = KINDS[_KINDS[code]]
+        if _KINDS[code] != OTHER:
+            return name
+        mine = self.kind == code
+        first = grouped(self.name[mine], self.time_ns[mine])[0]
+        return f"{name} (mostly {shortened(self.trace.names[first.code], 40)})"
 
 
 class KindTime(Figures, frozen=True):

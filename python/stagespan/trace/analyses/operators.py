@@ -16,7 +16,7 @@ from stagespan.text.amounts import counted, in_words, listed
 from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.idle_causes import loads_data
-from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
+from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, VIEWS, kind_of
 from stagespan.trace.derived.launch_sources import host_operators
 from stagespan.trace.derived.missing import unrecorded_device
 from stagespan.trace.derived.threads import ThreadIndex, named
@@ -52,10 +52,6 @@ _AROUND_COPIES = re.compile(
 )
 _READS_ONE = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero)$")
 _CHOOSES_ONE = re.compile(r"^aten::(?:select|slice|index|unbind|squeeze|as_strided|view)$")
-_VIEWS = re.compile(
-    r"^aten::(?:view|t|transpose|permute|expand|expand_as|unsqueeze|squeeze|reshape|slice|select"
-    r"|as_strided|detach|alias|unbind|split|chunk|narrow|empty|empty_like|_unsafe_view)$"
-)
 _COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph")
 _NAMED = 3
 
@@ -381,7 +377,7 @@ def _not_fused(operators: _Operators) -> Finding | None:
         return None
     # Small operators and views between two others do not keep a compiler from fusing these.
     of = operators.in_base(operators.outer[~operators.is_small])
-    of = of[~operators.are(_VIEWS)[of]]
+    of = of[~operators.are(VIEWS)[of]]
     kinds = {code: kind_of(trace.names[code]) for code in np.unique(_name(operators, of)).tolist()}
     fusible = np.array([kinds[code] == ELEMENTWISE for code in _name(operators, of).tolist()])
     if not fusible.any():

@@ -186,7 +186,7 @@ class Rates(StructResult, frozen=True):
     @property
     def work(self) -> str:
         """What the percentages of times refer to."""
-        return "device work" if self.on_device else "operators"
+        return "device work" if self.on_device else "the operators' time"
 
     def line(self) -> str:
         """The rate of all products, and the part of the device's work that has a rate."""
@@ -237,7 +237,7 @@ class Rates(StructResult, frozen=True):
 
     def tables(self) -> list[Table]:
         """By shape, by operator, by stage, and what has no rate."""
-        of = f"of {self.work}"
+        of = "of device work" if self.on_device else "of operators"
         tables = [
             Table.of(
                 "Rates by shape",

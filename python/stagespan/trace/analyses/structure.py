@@ -69,7 +69,7 @@ class Structure(StructResult, frozen=True):
         most = self.calls[0]
         return (
             f"{most.calls:,} x {shortened(most.name)}, {in_words(most.call_ns, 'ns')} each in the"
-            f" median: {most.percent:.1f} % of {self.base.label}'s work"
+            f" median: {most.percent:.1f} % of the work of {self.base.label}"
         )
 
     def tables(self) -> list[Table]:

@@ -129,16 +129,11 @@ class Training(StructResult, frozen=True):
     def _of_optimizer(self, each: OptimizerCalls) -> Finding | None:
         percent = share(each.time_ns, self.base.whole_ns)
         severity = _SHARES.severity(percent)
-        if severity is None or not each.by_tensor:
-            return None
         clears = ".zero_grad#" in each.name
+        advice = _FREES if clears else _advice_on_step(each.name, self.on_device)
+        if severity is None or not each.by_tensor or advice is None:
+            return None
         what = "kernels" if self.on_device else "operators"
-        advice = (
-            "set_to_none=True (the default since torch 2.0) frees gradients instead of clearing"
-            " them."
-            if clears
-            else "foreach=True or fused=True updates all tensors of a group together."
-        )
         return Finding(
             of_size(severity, each.time_ns),
             f"{each.name} {'clears' if clears else 'updates'} tensors one by one, with"
@@ -160,6 +155,25 @@ class Training(StructResult, frozen=True):
                 "nothing is cleared" if clears else "one operator updates all tensors",
             ),
         )
+
+
+_FREES = "set_to_none=True (the default since torch 2.0) frees gradients instead of clearing them."
+# Torch's optimizers by what can update all tensors of a group together.
+_FUSED = re.compile(r"#(?:Adam|AdamW|SGD|Adagrad)\.step$")
+_FOREACH = re.compile(r"#(?:Adadelta|Adafactor|Adamax|ASGD|NAdam|RAdam|RMSprop|Rprop)\.step$")
+
+
+def _advice_on_step(name: str, on_device: bool) -> str | None:
+    """Return how an optimizer can update many tensors together; None if it cannot, or is unknown.
+
+    On a host, foreach runs the operators of each tensor one after the other.
+    """
+    if _FUSED.search(name):
+        how = "foreach=True or fused=True updates" if on_device else "fused=True updates"
+        return f"{how} all tensors of a group together."
+    if _FOREACH.search(name) and on_device:
+        return "foreach=True updates all tensors of a group together."
+    return None
 
 
 @once

@@ -13,7 +13,7 @@ MATMUL, ATTENTION, CONVOLUTION, NORM = "matmul", "attention", "convolution", "no
 ELEMENTWISE, REDUCTION, COPY = "elementwise", "reduction", "copy"
 COMMUNICATION, TRITON, INDUCTOR_CPP = "communication", "triton", "inductor_cpp"
 EMBEDDING, OPTIMIZER, MOE = "embedding", "optimizer", "moe"
-INDEXING = "indexing"
+INDEXING, RECURRENT, VIEW = "indexing", "recurrent", "view"
 OTHER = "other"
 KINDS: dict[str, str] = {
     MATMUL: "matrix products",
@@ -30,6 +30,8 @@ KINDS: dict[str, str] = {
     INDEXING: "gather, scatter, index",
     OPTIMIZER: "optimizer",
     MOE: "mixture of experts",
+    RECURRENT: "recurrent layers",
+    VIEW: "views, empty tensors",
     OTHER: "other",
 }
 """Every kind with its name on pages."""
@@ -43,6 +45,15 @@ LAYOUT = re.compile(
 
 COLLECTIVE = r"(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:"
 """The beginning of the names of torch's annotations and operators for collectives."""
+
+VIEWS = re.compile(
+    r"^aten::(?:view|view_as|t|transpose|permute|expand|expand_as|unsqueeze|squeeze|reshape|slice"
+    r"|select|as_strided|detach|detach_|alias|unbind|split|split_with_sizes|chunk|narrow|unfold|flatten"
+    r"|unflatten|movedim|swapaxes|lift_fresh|empty|empty_like|empty_strided|_unsafe_view"
+    r"|_reshape_alias)$"
+)
+"""Operators that compute nothing: they make another view of a tensor, or an empty one. Some copy
+the tensor if they must, with another operator inside."""
 
 # The first match decides. Names are compared in lower case.
 _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -94,6 +105,14 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             ),
         ),
         (
+            RECURRENT,
+            (
+                r"(?:mkldnn|cudnn|miopen)_rnn|::(?:lstm|gru|rnn_(?:tanh|relu))$|rnncell|rnn_?cell"
+                r"|(?:^|[^a-z])(?:lstm|gru|rnn)_?(?:elementwise|pointwise|cell)|persist_?rnn"
+                r"|cudnn::rnn|rnn_blockpersist|_thnn_fused_(?:lstm|gru)|quantized::(?:linear_)?(?:lstm|gru)|dynamic_?rnn"
+            ),
+        ),
+        (
             CONVOLUTION,
             (
                 r"conv(?!ert)|fprop|(?<!\d)dgrad|wgrad|winograd|im2col|col2im|im2d2col|scudnn|hcudnn|miopen"
@@ -105,7 +124,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             MATMUL,
             (
                 r"(?<!fb)gemm|gemv|matmul|nvjet|^cijk_|_xmma|splitk|cublas|rocblas|hipblas|^dot_kernel|tensile"
-                r"|marlin|machete|(?:^|::|_)(?:add|badd)?b?mm(?:_|$)|::(?:linear|einsum|addmv|mv|dot|vdot)$"
+                r"|marlin|machete|(?:^|::|_)(?:add|badd)?b?mm(?:_|$)|::(?:(?:mkldnn_|_)?linear(?!_gru|_lstm|algebra)\w*|einsum|addmv|mv|dot|vdot)_?$"
                 r"|^bmm_|^ger_|_scaled_mm|grouped_mm"
             ),
         ),
@@ -171,6 +190,8 @@ def kind_of(name: str) -> str:
     whole = lowered
     if whole.startswith("autograd::engine::evaluate_function: "):
         return OTHER
+    if VIEWS.search(whole):
+        return VIEW
     head = lowered.partition("<")[0]
     for kind, rule in _RULES[:_OF_WHOLE]:
         if rule.search(whole):

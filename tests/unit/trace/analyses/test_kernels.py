@@ -223,7 +223,7 @@ def test_self_time_excludes_nested_operators(tmp_path: Path) -> None:
     assert {row["kind"]: row["time_us"] for row in found["by_kind"]} == {
         "matmul": 55,
         "copy": 7,
-        "other": 2,
+        "view": 2,
     }
 
 
@@ -388,10 +388,35 @@ def test_times_that_are_years_apart_have_a_sentence(tmp_path: Path) -> None:
         ("void vllm::moe::topkGatingSoftmax<8, 64>(float const*)", "moe"),
         ("_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1", "moe"),
         ("triton_poi_fused_constant_pad_nd_moe_forward_0", "triton"),
+        ("quantized::linear_dynamic", "matmul"),
+        ("quantized::conv2d_relu", "convolution"),
+        ("aten::mkldnn_linear", "matmul"),
+        ("aten::addmv_", "matmul"),
+        ("aten::mkldnn_rnn_layer", "recurrent"),
+        ("aten::_cudnn_rnn_backward", "recurrent"),
+        ("void LSTM_elementWise_fp<float, float, float>(int, int)", "recurrent"),
+        ("void RNN_blockPersist_fp_GRU<float, 16>(float*)", "recurrent"),
+        ("aten::gru_cell", "recurrent"),
+        ("aten::transpose", "view"),
+        ("aten::empty_strided", "view"),
+        ("void transpose_readWrite_alignment_kernel<float>(float*)", "copy"),
     ],
 )
 def test_kinds(name: str, kind: str) -> None:
     assert kind_of(name) == kind
+
+
+def test_other_work_has_its_longest_name(tmp_path: Path) -> None:
+    # GIVEN work of no known kind
+    program = Program()
+    for name, us in (("mylib::one", 20), ("mylib::two", 70), ("aten::mm", 10)):
+        with program.within(name):
+            program.work(us)
+    # THEN the line names the operator that takes most of it
+    assert kernels_of(program.trace(tmp_path)).kinds(2) == [
+        "other (mostly mylib::two) 90.0 %",
+        "matrix products 10.0 %",
+    ]
 
 
 @pytest.mark.parametrize(

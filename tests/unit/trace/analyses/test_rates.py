@@ -240,7 +240,7 @@ def test_products_with_odd_sizes_are_a_finding(tmp_path: Path) -> None:
     program = Program()
     for _ in range(4):
         operator(program, "aten::bmm", "s1688gemm", 500, [[16, 999, 64], [16, 64, 999]], **TWO)
-        operator(program, "aten::mm", "nvjet", 1000, [[4096, 4096], [4096, 4096]], **TWO)
+        operator(program, "aten::mm", "nvjet", 200, [[4096, 4096], [4096, 4096]], **TWO)
     (finding,) = rates_of(written(program, tmp_path)).findings()
     assert finding.code == "rates.unaligned"
     assert (finding.severity, finding.numbers["time_ns"]) == ("high", 2_000_000)

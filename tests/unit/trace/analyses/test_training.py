@@ -98,6 +98,40 @@ def test_an_optimizer_that_updates_tensor_by_tensor(many: bool, tmp_path: Path) 
         assert finding.gain.time_ns == 3 * 200 * US
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "on_host", "on_device"),
+    [
+        ("AdamW", "fused=True updates", "foreach=True or fused=True updates"),
+        ("RMSprop", None, "foreach=True updates"),
+        ("SparseAdam", None, None),
+        ("LBFGS", None, None),
+        ("MyOptimizer", None, None),
+    ],
+)
+def test_advice_is_what_the_optimizer_can_do(
+    optimizer: str, on_host: str | None, on_device: str | None, tmp_path: Path
+) -> None:
+    for device, advice in ((False, on_host), (True, on_device)):
+        # GIVEN an optimizer that runs 20 operators, on the host or on a device
+        program = Program()
+        launching(program, "aten::mm", "gemm", 100) if device else operator(
+            program, "aten::mm", 100
+        )
+        with program.within(f"Optimizer.step#{optimizer}.step", "user_annotation"):
+            for _ in range(20):
+                if device:
+                    launching(program, "aten::add_", "add_kernel", 10)
+                else:
+                    operator(program, "aten::add_", 10)
+        folder = tmp_path / str(device)
+        folder.mkdir()
+        found = found_in(program.trace(folder))
+        # THEN the advice names an argument only if the optimizer has it, and it helps there
+        sentences = [each.sentence for each in found.findings()]
+        assert len(sentences) == (advice is not None)
+        assert advice is None or advice in sentences[0]
+
+
 def test_on_a_device_it_takes_from_the_first_kernel_to_the_last(tmp_path: Path) -> None:
     program = Program()
     launching(program, "aten::mm", "gemm", 100)

@@ -64,6 +64,7 @@ def test_a_device_without_events_is_noticed(name: str, category: str, tmp_path: 
     [
         ("cudaGetDeviceCount", "cuda_runtime"),
         ("cudaDeviceSynchronize", "cuda_runtime"),
+        ("aten::cudnn_is_acceptable", "cpu_op"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "cpu_op"),
         ("gloo:all_reduce", "user_annotation"),
     ],
