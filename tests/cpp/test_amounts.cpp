@@ -30,7 +30,7 @@ class Amounts : public test::Recordings {
       if (copy.arena.work_keys()[key].text == unit) return static_cast<double>(amount.whole) + amount.fraction;
     return std::nan("");
   }
-  /// Another file with the same content, in which the marks of one state can be kept.
+  /// The marks of this process's recording.
   std::string marks() {
     const int fd = open(file_of(getpid()).c_str(), O_RDONLY | O_CLOEXEC);
     const std::string found = recording_marks(fd);
@@ -62,7 +62,8 @@ TEST_F(Amounts, EachUnitOfEachSpanHasItsSum) {
   EXPECT_EQ(amount_of(copy, other.id, "tokens"), -21);
   EXPECT_EQ(amount_of(copy, other.id, "nothing"), 0);
   bool is_exact = false;
-  for (const auto& [key, amount] : read_amounts(copy.arena).at(other.id)) is_exact |= amount.whole == kExact;
+  const AmountsBySpan all = read_amounts(copy.arena);
+  for (const auto& [key, amount] : all.at(other.id)) is_exact |= amount.whole == kExact;
   EXPECT_TRUE(is_exact);
   // THEN the counters of the stage have all of it
   EXPECT_EQ(test::figures_of(stage).work.at("tokens"), 303 - 21 + 1000);
@@ -141,7 +142,8 @@ TEST_F(Amounts, AReaderSeesNoHalfAmounts) {
     // WHEN the recording is read in the meantime
     const RecordingCopy copy = copied();
     // THEN each amount is that of its span
-    for (const auto& [span, amounts] : read_amounts(copy.arena))
+    const AmountsBySpan found = read_amounts(copy.arena);
+    for (const auto& [span, amounts] : found)
       if (span > first_span_id_ * 2)
         for (const auto& [key, amount] : amounts)
           ASSERT_EQ(static_cast<std::uint64_t>(amount.whole), span - first_span_id_ * 2);

@@ -385,6 +385,70 @@ def test_a_collector_in_trouble_delays_no_end(folder: Path, protocol: str, troub
         end(recorded)
 
 
+BUSY = """
+import os, sys, time
+import stagespan
+
+parent = os.getpid()
+for _ in range(4):
+    if os.fork() == 0:
+        while os.getppid() == parent:
+            with stagespan.request(), stagespan.span("busy"):
+                time.sleep(0.002)
+        os._exit(0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_state_is_written_after_a_signal_beside_busy_processes(folder: Path) -> None:
+    # GIVEN processes that are busy, and a collector that never answers
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        process = start(BUSY, STAGESPAN_JOB="svc")
+        ready(process)
+        with exporter(f"http://127.0.0.1:{silent.getsockname()[1]}") as running:
+            state = folder / ".export-state.json"
+            until(lambda: state.exists() and b"busy" in state.read_bytes())
+            # WHEN the exporter is asked to end THEN it ends, and has written its state since then
+            asked_ns = time.time_ns()
+            running.terminate()
+            running.wait(30)
+            assert running.returncode == 0
+            assert state.stat().st_mtime_ns >= asked_ns
+        # THEN the next one goes on with it
+        with exporter_with_metrics() as (_, port):
+            counted = of(scraped(port), "stagespan_stage_duration_seconds_count", stage="busy")
+            assert counted is not None
+            assert counted > 0
+            assert not of(scraped(port), "stagespan_lost_total", cause="recording")
+        end(process)
+
+
+STUCK = """
+import pathlib, sys, time
+from stagespan.export.ending import Ending
+
+ending = Ending()
+ending.limit(lambda longest_s: pathlib.Path(sys.argv[1]).write_text("saved"))
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+def test_an_exporter_that_hangs_ends_after_a_signal_with_its_state_written(tmp_path: Path) -> None:
+    # GIVEN an exporter whose work never comes to its end
+    process = start(STUCK, str(tmp_path / "state"))
+    ready(process)
+    # WHEN it is asked to end THEN it ends, with its state written
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert (tmp_path / "state").read_text() == "saved"
+
+
 def test_a_slow_collector_that_fails_at_times_gets_everything(folder: Path) -> None:
     # GIVEN a collector that takes a second for each answer, and refuses every other call
     calls = iter(range(1 << 30))

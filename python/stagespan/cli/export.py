@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
-import select
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +13,7 @@ import click
 from stagespan.cli.output import print_json
 
 if TYPE_CHECKING:
+    from stagespan.export.ending import Ending
     from stagespan.export.kept import Keeper
     from stagespan.export.node import Node
     from stagespan.export.otlp import Otlp
@@ -146,7 +144,9 @@ def command(
         )
     if genai is not None and otlp is None:
         raise click.UsageError("--genai adds to what --otlp sends: pass --otlp URL too.")
-    stops = _stops()
+    from stagespan.export.ending import Ending
+
+    ending = Ending()
     from stagespan.export.node import Node
     from stagespan.export.requests import AWAITED_KEEP, AWAITED_OTLP
     from stagespan.export.traces import Rules
@@ -167,7 +167,8 @@ def command(
             for name, one in ((AWAITED_OTLP, sender), (AWAITED_KEEP, keeper))
             if one is not None
         ]
-        node = Node(state, rules if awaited else None, awaited)
+        node = Node(state, rules if awaited else None, awaited, ending.is_over)
+        ending.limit(node.save)
         closing.callback(node.close)  # the last one, because it writes what was sent
         if sender is not None:
             closing.callback(sender.close)
@@ -190,28 +191,20 @@ def command(
             click.echo(f"Requests of {node.folder}: kept in {keep}")
         pause_s = _LEAST_PAUSE_S
         longest_s = _LONGEST_PAUSE_S if awaited else math.inf
-        while not select.select([stops], [], [], pause_s)[0]:
+        while not ending.wait(pause_s):
             began_s = time.process_time()
             node.poll()
-            _hand_over(node, sender, keeper)
+            _hand_over(node, ending, sender, keeper)
             # Reading figures takes at most a twentieth of a core.
             pause_s = max(_LEAST_PAUSE_S, 20 * (time.process_time() - began_s))
             pause_s = min(pause_s, longest_s)
+        ending.allow_work()
         node.poll()
-        _hand_over(node, sender, keeper, at_end=True)
-
-
-def _stops() -> int:
-    """Return a file descriptor that can be read once SIGTERM or SIGINT has come.
-
-    A handler that takes a lock could run while its thread has it. `signal.sigtimedwait` returns a
-    signal that has not come if it was interrupted for longer than its timeout, as by SIGSTOP.
-    """
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    return reader
+        _hand_over(node, ending, sender, keeper, at_end=True)
+        if sender is not None:
+            sender.close(ending.left_s())
+        node.close()
+        ending.end()
 
 
 def _url(host: str, port: int) -> str:
@@ -219,14 +212,20 @@ def _url(host: str, port: int) -> str:
 
 
 def _hand_over(
-    node: Node, sender: Otlp | None, keeper: Keeper | None, *, at_end: bool = False
+    node: Node,
+    ending: Ending,
+    sender: Otlp | None,
+    keeper: Keeper | None,
+    *,
+    at_end: bool = False,
 ) -> None:
     """Hand what is complete to the collector and to the files."""
     requests = node.complete(at_end=at_end)
     if sender is not None:
-        sender.put_requests(requests)
-        sender.step(node, at_end=at_end)
+        sender.put_requests(requests, ending.is_over)
+        if not ending.is_over():
+            sender.step(node, at_end=at_end)
     if keeper is not None:
-        keeper.put(requests)
+        keeper.put(requests, ending.is_over)
         if at_end:
             keeper.write()

@@ -8,7 +8,7 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -99,9 +99,16 @@ class Keeper:
                 "may write to."
             ) from None
 
-    def put(self, requests: Iterable[list[Part]]) -> None:
-        """Add requests. They are in a file within 10 s, or once there are some MiB of them."""
+    def put(
+        self, requests: Iterable[list[Part]], is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Add requests. They are in a file within 10 s, or once there are some MiB of them.
+
+        When ``is_over`` returns True, the others are left to the next exporter.
+        """
         for parts in requests:
+            if is_over():
+                break
             trace_id = parts[0].segment["trace_id"] or ""
             kept = _KeptRequest(_SCHEMA_VERSION, trace_id, list(map(_kept, parts)))
             line = msgspec.json.encode(kept)

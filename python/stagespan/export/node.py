@@ -133,16 +133,19 @@ class Node:
         state: str | os.PathLike[str] | None = None,
         rules: Rules | None = None,
         awaited: Iterable[str] = (),
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Lock the folders, and read the state that an earlier exporter has left.
 
         With ``rules``, `complete` returns the requests that they choose. ``awaited`` is what is
-        to be done with them (`Part.awaited`); until then, they count as not exported.
+        to be done with them (`Part.awaited`); until then, they count as not exported. A reading
+        stops before the next process if ``is_over`` returns True.
 
         Raises StagespanError if another exporter reads the same recordings, or if the folder of
         recordings cannot be read.
         """
         self._lock = threading.RLock()
+        self._is_over = is_over
         self._locks: dict[str, int] = {}
         self._removed_at: dict[str, int] = {}
         self._processes: dict[str, Process] = {}
@@ -227,6 +230,8 @@ class Node:
             if path.startswith("/proc/") or os.path.dirname(path) in folders
         ]
         for path in paths:
+            if self._is_over():
+                return
             try:
                 status = os.stat(path, follow_symlinks=path.startswith("/proc/"))
             except OSError:
@@ -296,6 +301,8 @@ class Node:
 
     def _read_all(self) -> None:
         for process in self._processes.values():
+            if self._is_over():
+                return
             if process.has_ended:
                 continue
             try:
@@ -339,7 +346,8 @@ class Node:
         self._discover()
         self._count_removed()
         self._read_all()
-        self._add_resumed()
+        if not self._is_over():  # otherwise some may not have been found yet
+            self._add_resumed()
         self._read_at = time.monotonic()
         # What is shown is written before, so that no counter falls if this process is killed.
         has_changed = before != self._processes.keys() | self._folded.keys()
@@ -495,6 +503,15 @@ class Node:
         """Return what is going on in the live processes, as they were last read."""
         with self._lock:
             return self._totals.gauges(self._processes.values())
+
+    def save(self, longest_s: float = -1) -> None:
+        """Write the state, unless another thread reads for longer than ``longest_s``."""
+        if self._lock.acquire(timeout=longest_s):
+            try:
+                if self._locks and self._read_at > 0:
+                    self._write_state()
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """Write the state and release the locks."""

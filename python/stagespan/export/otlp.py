@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -376,9 +376,13 @@ class Otlp:
             self._figures_at = now
             self.put_figures(source.totals(), source.lost(), source.gauges())
 
-    def put_requests(self, requests: Iterable[list[Part]]) -> None:
-        """Send requests."""
+    def put_requests(
+        self, requests: Iterable[list[Part]], is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Send requests, until ``is_over`` returns True; the next exporter sends the others."""
         for parts in requests:
+            if is_over():
+                return
             operation = self._operation
             of_root = {} if operation is None else genai.attributes_of(parts, operation)
             for part in parts:
@@ -399,9 +403,10 @@ class Otlp:
             found["otlp_rejected"] = self._rejected.number
         return dict(found)
 
-    def close(self) -> None:
-        """Deliver what is in the queues, for at most 1 s."""
-        closing = [threading.Thread(target=one.close) for one in (self._traces, self._metrics)]
+    def close(self, longest_s: float = LONGEST_END_S) -> None:
+        """Deliver what is in the queues, for at most 1 s or ``longest_s``."""
+        ends = (partial(one.close, longest_s) for one in (self._traces, self._metrics))
+        closing = [threading.Thread(target=one) for one in ends]
         for one in closing:
             one.start()
         for one in closing:

@@ -229,9 +229,12 @@ class Sender:
         self._stuck.append(thread)
         self._exporter = self._make()
 
-    def close(self) -> None:
-        """Deliver what is in the queue, for at most 1 s; the rest is counted as lost."""
-        end = time.monotonic() + LONGEST_END_S
+    def close(self, longest_s: float = LONGEST_END_S) -> None:
+        """Deliver what is in the queue, for at most 1 s or ``longest_s``.
+
+        The rest is counted as lost.
+        """
+        end = time.monotonic() + min(longest_s, LONGEST_END_S)
         with self._changed:
             self._is_closed = True
             self._deadline_s = LONGEST_END_S

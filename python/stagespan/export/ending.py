@@ -1,0 +1,83 @@
+"""Ends the exporter in a limited time after a signal, with its state written."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+_LONGEST_S = 1.4
+"""From the signal to the end of the process, also if a collector never answers. A machine that is
+busy adds to it."""
+_LAST_S = 0.3
+"""Of this time, for writing the state once more."""
+_WORK_S = 0.6
+"""The longest time in which steps are begun after the state was written: reading, handing over."""
+
+
+class Ending:
+    """The time that is left to the exporter.
+
+    When SIGTERM or SIGINT comes, work that is in progress stops at the next of its steps
+    (`is_over`). Then the state is written, and what is new is read and handed over as far as the
+    time allows. The process ends after a fixed time, even if this was not finished.
+    """
+
+    def __init__(self) -> None:
+        """Handle the signals from now on."""
+        # A handler that takes a lock could run while its thread has it. `signal.sigtimedwait`
+        # returns a signal that has not come if it was interrupted for longer than its timeout, as
+        # by SIGSTOP.
+        self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        self._stop_at = self._end_at = math.inf
+        self._is_saved = threading.Event()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, and return whether a signal has come."""
+        return bool(select.select([self._reader], [], [], seconds)[0])
+
+    def is_over(self) -> bool:
+        """Whether nothing more should be begun."""
+        return time.monotonic() >= self._stop_at
+
+    def left_s(self) -> float:
+        """Return the time until the state must be written for the last time."""
+        return max(self._end_at - _LAST_S - time.monotonic(), 0.0)
+
+    def limit(self, save: Callable[[float], object]) -> None:
+        """Start to limit the time; ``save`` writes the state and gets the time that it may wait."""
+        threading.Thread(target=self._limit, args=(save,), daemon=True).start()
+
+    def _limit(self, save: Callable[[float], object]) -> None:
+        while not self.wait(3600):
+            pass
+        self._stop_at = time.monotonic()
+        self._end_at = self._stop_at + _LONGEST_S
+        try:
+            save(_LONGEST_S)
+            self._is_saved.set()
+            time.sleep(max(self._end_at - time.monotonic(), 0.0))
+        finally:
+            os._exit(0)
+
+    def allow_work(self) -> None:
+        """Wait until the state is written, and let work go on for a part of the time that is left.
+
+        To be called after a signal has come.
+        """
+        self._is_saved.wait()
+        self._stop_at = time.monotonic() + min(_WORK_S, self.left_s())
+
+    def end(self) -> None:
+        """End the process, without waiting for threads of the exporters' libraries."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
