@@ -539,24 +539,26 @@ def largest(items: Sequence[_T], most: int, size: Callable[[_T], float]) -> list
     return [items[at] for at in sorted(kept)]
 
 
-def time_unit(columns_ns: Iterable[float]) -> tuple[float, str]:
-    """Return the size in ns and the name of the unit for all times of a table.
+_UNITS = ((1e3, "µs"), (1e6, "ms"), (1e9, "s"))
 
-    `columns_ns` contains the longest time of each column.
+
+def time_units(columns_ns: Sequence[float]) -> list[tuple[float, str]]:
+    """Return the size in ns and the name of the unit for each column of times of a table.
+
+    `columns_ns` contains the longest time of each. It is the same unit, so that times can be
+    compared, except for columns of times far below it, which would lose their digits.
     """
-    longest = [each for each in columns_ns if each > 0]
-    most, least = max(longest, default=0.0), min(longest, default=0.0)
-    # A column of times below 10 µs would lose its digits if another one is in ms.
-    if most < 1e6 or (most < 1e8 and least < 1e4):
-        return 1e3, "µs"
-    return (1e6, "ms") if most < 1e12 else (1e9, "s")
+    most = max(columns_ns, default=0.0)
+    base = 0 if most < 1e6 else 1 if most < 1e12 else 2
+    small = _UNITS[base][0] / 100
+    return [_UNITS[max(base - (0 < each < small), 0)] for each in columns_ns]
 
 
 def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[list[str]]]:
     """Return the headings and the cells of a table as strings.
 
-    Times are in one unit, which the headings name. Names have at most `most` characters, and names
-    that differ stay different.
+    The headings name the units of times (`time_units`). Names have at most `most` characters, and
+    names that differ stay different.
     """
     units = [unit for _, unit in table.columns]
     # A point in time can be much larger than all durations, so it gets a unit of its own.
@@ -567,10 +569,13 @@ def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[li
         else 0.0
         for at, unit in enumerate(units)
     ]
-    of_time = [
-        time_unit(most for most, each in zip(longest, when, strict=True) if each == is_when)
-        for is_when in when
-    ]
+    units_of = {
+        is_when: time_units(
+            [each if own == is_when else 0.0 for each, own in zip(longest, when, strict=True)]
+        )
+        for is_when in (False, True)
+    }
+    of_time = [units_of[own][at] for at, own in enumerate(when)]
     heads = [
         f"{name} ({of_time[at][1]})" if unit == "ns" else name
         for at, (name, unit) in enumerate(table.columns)

@@ -27,7 +27,7 @@ from stagespan.trace.result import (
     share,
     shortened,
     texts_of,
-    time_unit,
+    time_units,
 )
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ def _changes_table(changes: Changes, most: int) -> RenderableType:
         else labels(all_names, limit)
     )
     times = [time for _, *row in changes.rows for time in row]
-    size, unit = time_unit([max(times, default=0)])
+    ((size, unit),) = time_units([max(times, default=0)])
     grid = Grid(box=None, pad_edge=False, header_style="dim")
     grid.add_column(changes.heading)
     for heading_of in ("before", "after", "change"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,18 @@ def test_a_missing_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAGESPAN_PEAKS", "/nowhere.csv")
     with pytest.raises(SettingsError, match="nowhere"):
         peaks_of("NVIDIA B200")
+
+
+def test_rows_have_a_source_and_dense_rates() -> None:
+    text = (resources.files("stagespan.trace.rates") / "devices.csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        name = row["name"]
+        assert row["source"], name
+        assert row["date"] or row["source"].startswith("not confirmed"), name
+        assert row["compared_with"] == "" or row["compared_with"].startswith("https://"), name
+        rate = {key: float(row[key]) for key in ("tf32", "fp16", "bf16", "fp8") if row[key]}
+        # With sparsity, a rate would be four times that of the next larger type.
+        if {"fp8", "fp16"} <= rate.keys():
+            assert rate["fp8"] / rate["fp16"] == pytest.approx(2, rel=0.02), name
+        if {"tf32", "fp16"} <= rate.keys():
+            assert rate["tf32"] / rate["fp16"] <= 0.51, name

@@ -14,7 +14,7 @@ from stagespan.text.amounts import in_words
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.paths import analyze_path
 from stagespan.trace.render.terminal import finding_block, one_liners, print_block, print_page
-from stagespan.trace.result import Evidence, Finding, time_unit
+from stagespan.trace.result import Evidence, Finding, time_units
 
 SIZES = [(24, 80), (40, 120), (24, 200)]
 REAL = [
@@ -151,15 +151,17 @@ def test_the_first_change_and_its_gain_are_on_the_smallest_screen(name: str, tra
 
 
 @pytest.mark.parametrize(
-    ("longest", "unit"),
+    ("longest", "units"),
     [
-        ([999_999], "µs"),
-        ([5_000_000], "ms"),
-        # A column of at most 50 µs beside one of 50 ms keeps its digits in ms.
-        ([50_000_000, 50_000], "ms"),
-        ([50_000_000, 5_000], "µs"),
-        ([900_000_000, 5_000], "ms"),
+        ([999_999, 1_000], ["µs", "µs"]),
+        ([0, 0], ["µs", "µs"]),
+        ([1_000_000, 20_000], ["ms", "ms"]),
+        # A column of times below 10 µs would lose its digits in ms.
+        ([50_000_000, 9_999, 0], ["ms", "µs", "ms"]),
+        ([10**12, 20_000_000, 9_999_999], ["s", "s", "ms"]),
     ],
 )
-def test_a_table_is_in_microseconds_only_if_it_must(longest: list[int], unit: str) -> None:
-    assert time_unit(longest)[1] == unit
+def test_only_columns_of_far_shorter_times_have_another_unit(
+    longest: list[int], units: list[str]
+) -> None:
+    assert [unit for _, unit in time_units(longest)] == units

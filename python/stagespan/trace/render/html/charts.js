@@ -120,6 +120,9 @@ function roofline(parent, { device, bytes_s: bandwidth, roofs, points }) {
   const across = points.map(([, each]) => each);
   const highest = Math.max(...roofs.map(([, peak]) => peak), 0);
   const [size, unit] = Math.max(highest, ...points.map(([, , each]) => each)) >= 1e12 ? [1e12, "TFLOP/s"] : [1e9, "GFLOP/s"];
+  const rates = [...points.map(([, , each]) => each), ...roofs.map(([, peak]) => peak)];
+  // Powers of ten alone would be too few for values that differ little.
+  const ticks = (least, most) => (most / least < 1000 ? "D2" : 1);
   const edges = [...across, ...(bandwidth && highest ? [highest / bandwidth] : [])];
   const [first, last] = [Math.min(...edges) / 2, Math.max(...edges) * 4];
   const line = (name, x, y) => ({
@@ -147,8 +150,8 @@ function roofline(parent, { device, bytes_s: bandwidth, roofs, points }) {
     height: 420, hovermode: "closest", showlegend: true,
     legend: { orientation: "h", y: -0.2, yanchor: "top", x: 0, itemsizing: "constant" },
     xaxis: { type: "log", title: { text: "FLOP per byte" }, tickformat: ",~g",
-      range: [Math.log10(first), Math.log10(last)], dtick: 1 },
-    yaxis: { type: "log", title: { text: unit }, tickformat: ",~g", dtick: 1 },
+      range: [Math.log10(first), Math.log10(last)], dtick: ticks(first, last) },
+    yaxis: { type: "log", title: { text: unit }, tickformat: ",~g", dtick: ticks(Math.min(...rates), Math.max(...rates)) },
   }], false);
   parent.append(element("p", { class: "note" }, "Each point is an operator with one shape of inputs; "
     + "its size shows its share of the time. Below the slope, the memory limits it; below a horizontal line, computing."));

@@ -69,7 +69,7 @@ function findings() {
   }
   made.append(element("ul", { class: "findings" }, ...DATA.findings.map((finding) =>
     element("li", { class: finding.severity },
-      element("p", {}, element("span", { class: "severity" }, finding.severity), finding.sentence),
+      element("p", {}, element("span", { class: "severity" }, finding.severity), ...withCode(finding.sentence)),
       element("ul", { class: "evidence" }, ...finding.evidence.map(evidence))))));
 }
 

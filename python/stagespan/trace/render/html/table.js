@@ -36,13 +36,13 @@ function timeUnit(most) {
   return most >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
 }
 
-// The same for all times of a table, by the longest of each column: a short column beside a long one
-// would lose its digits in ms.
-function tableUnit(columns) {
-  const longest = columns.filter((each) => each > 0);
+// The unit of each column of times, by the longest time of each: the same for all of a table, so that they can be
+// compared. Only a column of times far below that unit, which would lose its digits, has the next smaller one.
+function columnUnits(longest) {
   const most = Math.max(0, ...longest);
-  if (most < 1e6 || (most < 1e9 && Math.min(...longest) < 1e5)) return [1e3, "µs"];
-  return most < 1e12 ? [1e6, "ms"] : [1e9, "s"];
+  const base = most < 1e6 ? 0 : most < 1e12 ? 1 : 2;
+  const units = [[1e3, "µs"], [1e6, "ms"], [1e9, "s"]];
+  return longest.map((each) => units[Math.max(each > 0 && each < units[base][0] / 100 ? base - 1 : base, 0)]);
 }
 
 function inWords(value, unit) {
@@ -61,17 +61,16 @@ function inWords(value, unit) {
   return `${number(value, Number.isInteger(value) ? 0 : 3)} ${value === 1 ? unit.replace(/s$/, "") : unit}`.trim();
 }
 
-// Formats of the columns: all durations in one unit, so that they can be compared. Points in time can be much larger,
-// so they have their own unit.
+// Formats of the columns. Points in time can be much larger than durations, so they have their own unit.
 function columnStyles({ columns, rows }) {
   const isTime = ([, unit]) => unit === "ns";
   const isWhen = ([name, unit]) => unit === "ns" && name === "at";
   const longest = columns.map((column, at) => !isTime(column) ? 0
     : rows.reduce((most, row) => (typeof row[at] === "number" ? Math.max(most, Math.abs(row[at])) : most), 0));
-  const when = tableUnit(longest.filter((_, at) => isWhen(columns[at])));
-  const time = tableUnit(longest.filter((_, at) => !isWhen(columns[at])));
+  const when = columnUnits(longest.map((each, at) => (isWhen(columns[at]) ? each : 0)));
+  const time = columnUnits(longest.map((each, at) => (isWhen(columns[at]) ? 0 : each)));
   return columns.map((column, at) => columnStyle(column[1], rows.map((row) => row[at]),
-    isWhen(column) ? when : time));
+    (isWhen(column) ? when : time)[at]));
 }
 
 function columnStyle(unit, cells, [size, name]) {
@@ -88,6 +87,13 @@ function columnStyle(unit, cells, [size, name]) {
     suffix: name,
     text: (v) => (typeof v === "number" ? number(v / size, 3) : inWords(v, unit)),
   };
+}
+
+// A text with code in backticks.
+function withCode(text) {
+  const parts = text.split("`");
+  if (parts.length % 2 === 0) return [text];
+  return parts.map((part, at) => (at % 2 ? element("code", {}, part) : part));
 }
 
 function compare(one, other) {
