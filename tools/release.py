@@ -31,19 +31,30 @@ def problems_of(tag: str) -> list[str]:
         for name in ("CITATION.cff", "conda/recipe.yaml")
         if not line.search((ROOT / name).read_text())
     ]
-    if "[project.urls]" not in (ROOT / "pyproject.toml").read_text():
-        problems.append("pyproject.toml has no [project.urls]")
-    relative = re.findall(r"\]\((?!https?://|#)([^)\s]+)", (ROOT / "README.md").read_text())
+    address = r"https://[^\s\"']+"
+    for name, pattern in {
+        "pyproject.toml": rf'^\[project\.urls\]\n[\w-]+ = "{address}"$',
+        "mkdocs.yml": rf"^repo_url: {address}$",
+        "CITATION.cff": rf"^repository-code: {address}$",
+    }.items():
+        if not re.search(pattern, (ROOT / name).read_text(), re.MULTILINE):
+            problems.append(f"{name} does not have the address of the repository")
+    # Links and pictures of Markdown, also those of references, and of HTML.
+    link = r"""(?:\]\(|^\[[^\]]+\]:\s*|\b(?:src|href)=["'])(?!https://|#)([^)\s"']+)"""
+    relative = re.findall(link, (ROOT / "README.md").read_text(), re.MULTILINE)
     if relative:
         problems.append(
-            f"README.md links to {relative[0]} and others, which the package index does not have: "
-            "make the links absolute"
+            f"README.md links to {relative[0]}, which the package index does not have "
+            f"({len(relative)} such links): make them absolute"
         )
     return problems
 
 
 def main() -> int:
-    """Print the problems; returns 1 if there are any."""
+    """Print the problems; returns 1 if there are any, and 2 without a tag."""
+    if len(sys.argv) != 2:
+        print("error: pass one tag, such as v0.1.0")
+        return 2
     problems = problems_of(sys.argv[1])
     for problem in problems:
         print(f"error: {problem}")

@@ -217,12 +217,16 @@ def test_an_index_that_cannot_be_reached_is_one_sentence(
     assert "\n" not in str(raised.value)
 
 
+OTHER_CITATION = "version: 1.2.2\nrepository-code: https://example.org/a\n"
+
+
 def project(folder: Path, **changed: str) -> Path:
     """Write the files of a project that is ready for its release, but for those that are given."""
     files = {
         "python/stagespan/__init__.py": '__version__ = "1.2.3"\n',
         "CHANGELOG.md": "# Changelog\n\n## 1.2.3 (2026-01-31)\n",
-        "CITATION.cff": "version: 1.2.3\n",
+        "CITATION.cff": "version: 1.2.3\nrepository-code: https://example.org/a\n",
+        "mkdocs.yml": "repo_url: https://example.org/a\n",
         "conda/recipe.yaml": '  version: "1.2.3"\n',
         "pyproject.toml": '[project.urls]\nSource = "https://example.org"\n',
         "README.md": "[a](https://example.org/a.md) [b](#use)\n",
@@ -238,11 +242,20 @@ def project(folder: Path, **changed: str) -> Path:
     [
         ("v1.2.3", {}, None),
         ("v1.2.4", {}, "the tag is v1.2.4, but the version"),
+        ("1.2.3", {}, "the tag is 1.2.3, but the version"),
+        ("v1.2.3rc1", {}, "the tag is v1.2.3rc1, but the version"),
         ("v1.2.3", {"CHANGELOG.md": "## Unreleased\n"}, "CHANGELOG.md begins with 'Unreleased'"),
+        ("v1.2.3", {"CHANGELOG.md": "## 1.2.2 (2026-01-31)\n"}, "CHANGELOG.md begins with '1.2.2"),
         ("v1.2.3", {"CHANGELOG.md": "## 1.2.3 (2999-01-01)\n"}, "is in the future"),
-        ("v1.2.3", {"CITATION.cff": "version: 1.2.2\n"}, "CITATION.cff names another version"),
-        ("v1.2.3", {"pyproject.toml": "[project]\n"}, "pyproject.toml has no [project.urls]"),
+        ("v1.2.3", {"CITATION.cff": OTHER_CITATION}, "CITATION.cff names another version"),
+        ("v1.2.3", {"conda/recipe.yaml": "version: 1\n"}, "recipe.yaml names another version"),
+        ("v1.2.3", {"pyproject.toml": "# [project.urls]\n"}, "pyproject.toml does not have the"),
+        ("v1.2.3", {"pyproject.toml": "[project.urls]\n"}, "pyproject.toml does not have the"),
+        ("v1.2.3", {"mkdocs.yml": "site_name: a\n"}, "mkdocs.yml does not have the address"),
+        ("v1.2.3", {"CITATION.cff": "version: 1.2.3\n"}, "CITATION.cff does not have the address"),
         ("v1.2.3", {"README.md": "![a](docs/a.png)\n"}, "README.md links to docs/a.png"),
+        ("v1.2.3", {"README.md": '<img src="docs/a.png">\n'}, "README.md links to docs/a.png"),
+        ("v1.2.3", {"README.md": "[a]\n\n[a]: docs/a.md\n"}, "README.md links to docs/a.md"),
     ],
 )
 def test_what_is_not_ready_is_not_released(
