@@ -213,7 +213,7 @@ class Use(DeviceUse, StructResult, frozen=True):
         if room == 0:
             return None
         if room < exposed:
-            how = f"it runs beside all {in_words(time.compute_ns, 'ns')} of computation"
+            how = f"it runs beside the {in_words(room, 'ns')} of computation that hide none yet"
         else:
             how = "computation hides all of it"
         won = min(room, exposed)

@@ -77,6 +77,8 @@ def summary(analysis: Analysis) -> str:
     window = window_of(analysis.trace)
     length = "" if window is None else f", {in_words(window[1] - window[0], 'ns')} long"
     total = analysis.trace.total
+    if not total and "ascend_files" in analysis.results:
+        return "the profiler's tables, without a trace"
     return f"{total:,} {'entry' if total == 1 else 'entries'}{length}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +57,11 @@ _LONGEST_WORD = 20
 _CHANGE_FIGURES, _LEAST_NAME = 47, 20
 # Percentages are not printed for rows below this share of the whole, or for larger changes.
 _LEAST_BEFORE, _MOST_PERCENT = 1.0, 1_000.0
+# Stands for a blank that is no place for a new line. Texts do not contain it (`one_line`).
+_GLUE = "\ue000"
+_AMOUNT = re.compile(
+    r"(?<=\d) (?=(?:%|µs|ms|s|ns|bytes?|[KMGT]iB|MB|[MGT]?FLOP(?:/s)?|[GT]B/s)(?![\w/]))"
+)
 _STYLES = {"plain": "", "strong": "bold", "remark": "yellow", "warning": "bold yellow"}
 _BAR_COLOURS = {
     "computing": "green",
@@ -187,7 +193,8 @@ def print_block(block: RenderableType, console: Console) -> None:
     from rich.text import Text
 
     for line in console.render_lines(block, pad=False):
-        text = Text.assemble(*((part.text, part.style or "") for part in line))
+        parts = ((part.text.replace(_GLUE, " "), part.style or "") for part in line)
+        text = Text.assemble(*parts)
         text.rstrip()
         console.print(text, highlight=False, soft_wrap=True)
 
@@ -222,8 +229,9 @@ def _bar(bar: Bar) -> RenderableType:
 
     words = Text()
     for part in bar.parts:
-        words.append(f"  {part.name} ")
-        words.append(f"{share(part.time_ns, bar.whole_ns):.1f} %", _BAR_COLOURS.get(part.colour))
+        words.append("  " + f"{part.name} ".replace(" ", _GLUE))
+        percent = f"{share(part.time_ns, bar.whole_ns):.1f}{_GLUE}%"
+        words.append(percent, _BAR_COLOURS.get(part.colour))
     name = bar.name if bar.count == 1 else f"{bar.count} {bar.name.lower()}s, sums"
     drawn = Text(f"{name}  ")
     # Rounded parts may be slightly longer than their sum.
@@ -269,7 +277,7 @@ def text_table(table: Table, width: int) -> RenderableType:
     for head, is_text in zip(heads[:kept], texts, strict=False):
         grid.add_column(head, justify="left" if is_text else "right", no_wrap=not is_text)
     for row in rows:
-        grid.add_row(*map(Text, row[:kept]))
+        grid.add_row(*(Text(_AMOUNT.sub(_GLUE, cell)) for cell in row[:kept]))
     return grid
 
 
@@ -288,12 +296,12 @@ def finding_block(finding: Finding, evidence: int, width: int = _WIDTH) -> Rende
     grid = Grid.grid(padding=(0, 1))
     grid.add_column(width=_SEVERITY - 1)
     grid.add_column()
-    text = Text(one_line(finding.text))
+    text = text_block(finding.text)
     grid.add_row(Text(finding.severity, _COLOURS[finding.severity]), text)
     for each in finding.evidence[:evidence]:
         # Each on one line: a long path would leave its dash on a line of its own.
         most = max(width - _SEVERITY - len("- ") - len(each.details), _LEAST_NAME)
-        grid.add_row("", Text(f"- {each.within(most)}", "dim"))
+        grid.add_row("", text_block(f"- {each.within(most)}", "dim"))
     return grid
 
 
@@ -309,10 +317,10 @@ def _named_line(name: str, line: str, width: int) -> RenderableType:
 
 
 def text_block(text: str, style: str = "") -> RenderableType:
-    """Return a line without terminal control characters."""
+    """Return a line without terminal control characters, in which amounts keep their units."""
     from rich.text import Text
 
-    return Text(one_line(text), style)
+    return Text(_AMOUNT.sub(_GLUE, one_line(text)), style)
 
 
 def _heights(blocks: Sequence[RenderableType], console: Console) -> int:

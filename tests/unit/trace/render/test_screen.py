@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -148,6 +149,18 @@ def test_the_first_change_and_its_gain_are_on_the_smallest_screen(name: str, tra
     first = analysis.findings()[0]
     assert first.text in text
     assert first.gain is None or str(first.gain) in text
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_an_amount_is_on_the_line_of_its_unit(name: str, traces: Path) -> None:
+    analysis = analyze_path(traces / name)
+    unit = re.compile(r"\s*(?:%|µs|ms|s|bytes|[KMGT]iB)(?![\w/])")
+    for width in range(60, 121, 10):
+        lines = printed(analysis, 100, width)
+        for line, following in itertools.pairwise(lines):
+            assert not (line[-1:].isdigit() and unit.match(following)), (line, following)
+        # AND no line contains what stands for such a blank
+        assert all(line.isprintable() for line in lines)
 
 
 @pytest.mark.parametrize(
