@@ -51,6 +51,8 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
+    evidence,
+    of_size,
     share,
     shortened,
     window_of,
@@ -429,6 +431,10 @@ class IdleFindings:
     """The causes of which no gap has more than half of the time."""
     devices: int
     facts: Facts
+    preparing: str | None
+    """The host's activity for most of the time before the device's first work."""
+    before: tuple[Evidence, ...]
+    """The device's first work."""
 
     @property
     def _subject(self) -> str:
@@ -459,6 +465,7 @@ class IdleFindings:
             if cause not in pace and (severity := self._severity(time)) is not None:
                 found.append(self._of_cause(cause, time, severity))
         found = self._with_the_family(found, times)
+        found += self._of_preparation()
         if not found and (severity := self._severity(self.idle_ns)):
             found.append(self._of_all(severity))
         return found
@@ -642,6 +649,35 @@ class IdleFindings:
         numbers |= {f"{cause}_ns": time for cause, time in largest}
         gain = _gain(start.idle_ns)
         return Finding(severity, sentence, start.evidence, "idle.start_up", numbers, gain)
+
+    def _of_preparation(self) -> list[Finding]:
+        """Return the finding on the time before the first launch of a trace without steps.
+
+        With steps, it is `steps.before_device`.
+        """
+        time = self.by_cause.get(PREPARATION, 0)
+        severity = self._severity(time)
+        if self.base.steps or severity is None or not self.before:
+            return []
+        mostly = "" if self.preparing is None else f", mostly in {shortened(self.preparing, 90)}"
+        numbers = {
+            "time_ns": time,
+            "percent": share(time, self.base.whole_ns),
+            "whole_ns": self.base.whole_ns,
+        }
+        return [
+            Finding(
+                of_size(severity, time),
+                f"{in_words(time, 'ns')} of {self.base.whose} ({numbers['percent']:.1f} %) passed"
+                f" before the device's first work was launched{mostly}. If the program does this"
+                " once, begin the trace later, or mark the steps (profiler.step()): then all shares"
+                " refer to them.",
+                self.before,
+                "idle.preparation",
+                numbers,
+                _gain(time, "the device works in that time"),
+            )
+        ]
 
     def _of_all(self, severity: Severity) -> Finding:
         largest = [
@@ -884,6 +920,8 @@ def _idle_findings(
     found, parts = within.gaps, within.parts
     kernels = trace.events.dur_ns[device_work(trace).kernels]
     between = sums_by_cause(parts)
+    device = device_work(trace).rows
+    first = int(device[np.argmin(trace.events.begin_ns[device])])
     return IdleFindings(
         base=within.base,
         by_cause=dict(sorted(within.by_cause.items(), key=lambda item: -item[1])),
@@ -899,6 +937,8 @@ def _idle_findings(
         ),
         devices=len(device_rows(trace)),
         facts=Facts(trace, found, parts),
+        preparing=within.preparing,
+        before=(evidence(trace, first),),
     )
 
 

@@ -569,16 +569,39 @@ def test_the_event_that_took_the_time_is_named(real: Callable[[str], Trace]) -> 
     for name, least in (("cuda_a100_simple_add", 7.98e9), ("cuda_a100_alexnet", 6.5e9)):
         found = idle_of(real(name))
         # WHEN the findings are determined
-        # THEN the start is the only one, and names cudaFree with its time
-        assert codes(found) == ["idle.start_up"], name
+        # THEN the start names cudaFree with its time, and the rest was before the first launch
+        assert codes(found) == ["idle.start_up", "idle.preparation"], name
         first = found.findings()[0].evidence[0]
         assert first.event in ("cudaFree", "calls of cudaFree"), name
         assert least < (first.figure or 0) < 1.02 * least, name
 
 
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_time_before_the_first_launch_is_a_finding_without_steps(
+    has_steps: bool, tmp_path: Path
+) -> None:
+    # GIVEN a program that prepares for 4 ms, and then computes for 6 ms
+    program = Program()
+    mark = "ProfilerStep#1" if has_steps else "iteration"
+    with program.within(mark, "user_annotation"):
+        with program.within("aten::resize"):
+            program.work(4_000)
+        program.launch("gemm", 6_000)
+        program.wait()
+    found = idle_of(program.trace(tmp_path))
+    # THEN that is a finding with its gain; with steps, the one about steps says so
+    assert ("idle.preparation" in codes(found)) == (not has_steps)
+    if not has_steps:
+        (finding,) = [each for each in found.findings() if each.code == "idle.preparation"]
+        assert "mostly in aten::resize" in finding.sentence
+        assert finding.numbers["time_ns"] == 4_000 * US
+        assert finding.gain is not None
+        assert (finding.gain.time_ns, finding.gain.at_most) == (4_000 * US, True)
+
+
 def test_no_event_of_the_host_for_18_ms(real: Callable[[str], Trace]) -> None:
     found = idle_of(real("cuda_a100_sync_multi_stream"))
-    assert codes(found) == ["idle.host_unseen"]
+    assert codes(found) == ["idle.host_unseen", "idle.preparation"]
     assert found.by_cause[causes.HOST_UNSEEN] == 18_446 * US
 
 
