@@ -202,6 +202,7 @@ def dominant_on_host(shapes: Sequence[Shape], work_ns: int) -> Finding | None:
         f" ({percent:.1f} % of the operators' time), at {' and '.join(rates)}{because}.",
         (Evidence(f"{first.operator} {first.shape}", None, first.time_ns, "ns"),),
         "rates.dominant",
+        no_gain="the trace does not show how fast they could be",
         numbers={"time_ns": first.time_ns, "percent": percent, "calls": first.calls},
     )
 
