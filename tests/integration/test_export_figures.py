@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -270,3 +271,28 @@ def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -
         # WHEN the process has ended THEN that is seen
         end(process)
         assert read().has_gone
+
+
+def test_the_senders_of_hand_offs_are_known_in_whatever_order_processes_are_read(
+    folder: Path,
+) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    # GIVEN an exporter that has read both processes of a service, and is stopped
+    with exporter() as (side_car, port):
+        process = start(ANSWERED, STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="chat")
+        ready(process)
+        assert process.stdin is not None
+        process.stdin.write("1 0\n")
+        process.stdin.flush()
+        ready(process)
+        handoffs = "stagespan_handoff_duration_seconds_count"
+        until(lambda: of(scraped(port), handoffs) == 2)
+        side_car.send_signal(signal.SIGSTOP)
+        # WHEN requests have crossed between them, and both have ended, before it goes on
+        process.communicate("20 0\n\n", timeout=30)
+        side_car.send_signal(signal.SIGCONT)
+        # THEN it knows who has sent each of them
+        until(lambda: of(scraped(port), handoffs) == 42)
+        samples = scraped(port)
+        assert of(samples, handoffs, **{"from": "chat", "to": "tasks"}) == 21
+        assert of(samples, handoffs, **{"from": "tasks", "to": "replies"}) == 21

@@ -300,6 +300,7 @@ class Node:
         self._folded[process.identity] = _leftover(process.latest, process.inode)
 
     def _read_all(self) -> None:
+        copies = []
         for process in self._processes.values():
             if self._is_over():
                 return
@@ -317,6 +318,11 @@ class Node:
                 _LOGGER.warning("%s", error)
                 process.end()
                 continue
+            # Before hand-offs are counted: the sender's recording may be read after the receiver's.
+            if process.used is None or not copy.is_same(process.used):
+                self._totals.roles.learn(copy)
+            copies.append((process, copy))
+        for process, copy in copies:
             self._totals.update(process, copy)
             if copy.has_gone:
                 process.end()

@@ -49,6 +49,7 @@ class Own:
         with self._lock:
             if self._process is None:
                 self._process = Process(copy)
+            self._totals.roles.learn(copy)
             self._totals.update(self._process, copy, at_end=at_end)
 
     def complete(self, *, at_end: bool = False) -> list[list[Part]]:

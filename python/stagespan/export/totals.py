@@ -146,7 +146,10 @@ class Totals:
         """The latest ones."""
 
     def update(self, process: Process, copy: Recording, *, at_end: bool = False) -> None:
-        """Take a new copy of a process's recording; with ``at_end`` the last one."""
+        """Take a new copy of a process's recording; with ``at_end`` the last one.
+
+        `roles` must know the segments of all processes.
+        """
         before, process.latest, process.used = process.used, copy, copy
         if before is not None and copy.is_same(before):
             return
@@ -178,7 +181,6 @@ class Totals:
         process.figures.raise_to(process.observed)
 
     def _take_requests(self, process: Process, copy: Recording, at_end: bool) -> None:
-        self.roles.learn(copy)
         ended = process.taker.ended(copy, at_end=at_end)
         for family, labels, duration_ns in durations(ended, self.roles, copy.pipeline):
             if family == "handoff":
