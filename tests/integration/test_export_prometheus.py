@@ -157,6 +157,38 @@ def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None
         assert of(scraped(port), f"{DURATION}_count", stage="outer") == 1
 
 
+def test_what_was_not_lost_and_what_is_idle_has_the_value_0(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a process whose ring has wrapped, and that is idle now
+    process = start(
+        """
+        import stagespan
+        for n in range(3000):
+            with stagespan.span("decode"), stagespan.queued("replica"):
+                pass
+        print("ready", flush=True)
+        input()
+        """,
+        STAGESPAN_JOB="svc",
+        STAGESPAN_RING_SPANS="1024",
+    )
+    ready(process)
+    # WHEN an exporter reads it that needs the ring
+    with exporter("--keep", str(tmp_path / "kept")) as (_, port):
+        until(lambda: of(scraped(port), f"{DURATION}_count", stage="decode") == 3000)
+        samples = scraped(port)
+    end(process)
+    # THEN each cause of losses has a series, so that the first loss is an increase
+    lost = samples["stagespan_lost_total"]
+    causes = {dict(labels)["cause"] for labels in lost}
+    assert {"names", "threads", "unreadable", "recording", "requests_unread", "keep"} <= causes
+    # THEN spans that are only counted are not lost
+    assert "overwritten" not in causes
+    assert set(lost.values()) == {0}
+    # THEN stages and queues are shown while nothing is open
+    assert of(samples, "stagespan_stage_running", stage="decode", service="svc") == 0
+    assert of(samples, "stagespan_queue_waiting", stage="replica", service="svc") == 0
+
+
 def test_requests_and_hand_offs_are_counted_once(folder: Path) -> None:
     # GIVEN a request in two processes, one of which was killed
     process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc")

@@ -185,6 +185,6 @@ def figures_of(recording: Recording, ns_per_tick: float, stages: Names, units: N
             for unit, amount in stage.work.items():
                 count("work", shown, units.shown(unit), amount)
     for cause, lost in recording.lost().items():
-        if lost:
+        if cause != "overwritten":  # no figure needs the spans in the rings
             count("lost", cause, "", lost)
     return found

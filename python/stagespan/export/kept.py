@@ -168,7 +168,7 @@ class Keeper:
 
     def lost(self) -> dict[str, int]:
         """Return how many requests could not be written."""
-        return {"keep": self._lost} if self._lost else {}
+        return {"keep": self._lost}
 
 
 # --- reading --------------------------------------------------------------------------------------

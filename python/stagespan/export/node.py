@@ -493,8 +493,10 @@ class Node:
     def lost(self) -> dict[str, int]:
         """Return what the exporter itself has lost, by cause."""
         with self._lock:
-            found = Counter(self._lost)
-            if self._totals.requests is not None and self._totals.requests.lost:
+            # Those that are 0 too: Prometheus finds no increase in what a series begins with.
+            found = Counter({"recording": 0, "unreadable": 0})
+            found.update(self._lost)
+            if self._totals.requests is not None:
                 found["requests_waiting"] += self._totals.requests.lost
         for losses in self.losses:
             found.update(losses())

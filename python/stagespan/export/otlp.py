@@ -17,7 +17,7 @@ from stagespan.errors import StagespanError
 from stagespan.export import genai
 from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
 from stagespan.export.node import Node
-from stagespan.export.otlp_sending import LONGEST_END_S, Rejected, Sender, exporter_for
+from stagespan.export.otlp_sending import CAUSES, LONGEST_END_S, Rejected, Sender, exporter_for
 from stagespan.export.own import Own
 from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource, TimedSpan
 from stagespan.export.totals import LABELS, Gauges, Group
@@ -398,10 +398,8 @@ class Otlp:
 
     def lost(self) -> dict[str, int]:
         """Return what was not delivered, by cause: spans, and times that figures were sent."""
-        found = self._traces.lost + self._metrics.lost
-        if self._rejected.number:
-            found["otlp_rejected"] = self._rejected.number
-        return dict(found)
+        found = {cause: self._traces.lost[cause] + self._metrics.lost[cause] for cause in CAUSES}
+        return {**found, "otlp_rejected": self._rejected.number}
 
     def close(self, longest_s: float = LONGEST_END_S) -> None:
         """Deliver what is in the queues, for at most 1 s or ``longest_s``."""
@@ -424,6 +422,7 @@ class Running:
     def __init__(self, url: str | None, rules: Rules, operation: str | None) -> None:
         self._source = Own(rules)
         self._otlp = Otlp(url, operation)
+        self._source.losses.append(self._otlp.lost)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stagespan-export", daemon=True)
         self._thread.start()

@@ -21,6 +21,8 @@ _LONGEST_CALL_S = 10.0
 _MOST_SPANS = 20_000
 _BATCH_SPANS = 512
 _MOST_STUCK = 3
+CAUSES = ("otlp_queue", "otlp_failed", "otlp_timeout", "otlp_end")
+"""Why a `Sender` does not deliver what it was given."""
 
 
 def _protocol(signal: str, url: str | None) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 
 from stagespan import _core
 from stagespan.errors import StagespanError
@@ -24,6 +26,8 @@ class Own:
         Raises StagespanError if this process has no recording.
         """
         self._rules = rules
+        self.losses: list[Callable[[], dict[str, int]]] = []
+        """Functions that return what others have lost, by cause."""
         if _core.recording_place()["kind"] in ("off", "memory"):
             raise StagespanError(
                 "This process has no recording to export: remove STAGESPAN_RECORDING=off, or see "
@@ -66,8 +70,11 @@ class Own:
             return self._totals.sums(self._processes())
 
     def lost(self) -> dict[str, int]:
-        """Return nothing: what the process has lost is in its figures."""
-        return {}
+        """Return what others have lost, by cause. What the process has lost is in its figures."""
+        found: Counter[str] = Counter()
+        for losses in self.losses:
+            found.update(losses())
+        return dict(found)
 
     def exemplars(self) -> Exemplars:
         """Return the latest request of each bucket."""

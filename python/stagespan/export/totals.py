@@ -12,7 +12,7 @@ import msgspec
 
 from stagespan import _core
 from stagespan.export.figures import BOUNDS_NS, OTHER, Figures, Names, figures_of
-from stagespan.export.requests import Part, Resource, Roles, Taker, durations
+from stagespan.export.requests import UNREAD, Part, Resource, Roles, Taker, durations
 from stagespan.export.traces import Requests
 from stagespan.recording.reading import Recording
 
@@ -196,9 +196,12 @@ class Totals:
                     stage = self.stages.shown(span.stage)
                     times = span.begin_ns, span.end_ns
                     self._note(process.group, family, stage, part.segment["trace_id"], *times)
-        if process.taker.missed:
-            lost = {cause: {"": float(number)} for cause, number in process.taker.missed.items()}
-            process.observed.amounts["lost"] = lost
+        missed = process.taker.missed
+        process.observed.amounts["lost"] = {
+            cause: {"": float(missed[cause])}
+            for cause in UNREAD
+            if cause in missed or self.requests is not None
+        }
         for one in ended:
             begin_ns, end_ns = one["received_ns"] or one["begin_ns"], one["end_ns"]
             if begin_ns is not None and end_ns is not None and one["parent_segment"] is None:
@@ -249,10 +252,12 @@ class Totals:
     def gauges(self, processes: Iterable[Process]) -> Gauges:
         """Return what is going on in live processes, as they were last read."""
         found = Gauges(Counter(), Counter(), {}, Counter(), self.stages.others)
-        for group in self.retained:
+        for group, figures in self.retained.items():
             found.up[group.service] += 0
+            _add_idle(group, figures, found)
         for process in processes:
             found.up[process.group.service] += not process.has_ended
+            _add_idle(process.group, process.figures, found)
             if not process.has_ended:
                 self._add_gauges(process, found)
         return found
@@ -269,3 +274,14 @@ class Totals:
             elif copy.read_ns is not None and segment["origin"] == "root":
                 age_ns = copy.read_ns - begin_ns
                 found.oldest_ns[group] = max(found.oldest_ns.get(group, 0), age_ns)
+
+
+def _add_idle(group: Group, figures: Figures, found: Gauges) -> None:
+    """Add the stages and queues that have figures, with 0 if nothing is open."""
+    for family in ("stage", "batch"):
+        for stage in figures.durations.get(family, {}):
+            found.running[group, stage] += 0
+    queues = [*figures.durations.get("queue", {})]
+    queues += [label.partition(LABELS)[2] for label in figures.durations.get("handoff", {})]
+    for queue in queues:
+        found.waiting[group, queue] += 0
