@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -210,12 +211,17 @@ def test_a_folder_without_kept_requests_or_with_damaged_ones_is_refused(tmp_path
     assert "is damaged" in done.stderr
 
 
+def filled_in(expression: str, service: str = ".*") -> str:
+    """Return an expression as Grafana sends it if everything is chosen, or one service."""
+    values = {"__rate_interval": "1m", "service": service}
+    return re.sub(r"\$(\w+)", lambda found: values.get(found[1], ".*"), expression)
+
+
 def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
     # GIVEN a Prometheus that has scraped services with errors, waits, requests and hand-offs
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("no Prometheus on PATH: install the Debian package prometheus")
-    (folder / "999-1.stagespan").write_bytes(b"not a recording")
     busy = start(
         """
         import stagespan, time
@@ -225,8 +231,11 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
         print("ready", flush=True)
         for n in count():
             remote = stagespan.extract({})
-            with remote, stagespan.span("step"), stagespan.queued("replica"):
+            with remote, stagespan.span("step") as step, stagespan.queued("replica"):
+                step.add(tokens=2)
+                remote.chunk(1)
                 time.sleep(0.01)
+                remote.chunk(1)
         """,
         STAGESPAN_JOB="svc",
     )
@@ -242,17 +251,26 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
         with exporter() as (_, port):
             prometheus = Prometheus(program, tmp_path, port, free_port())
             ready(pair)
-            asked = [
-                query.expression.replace("$service", ".*")
-                .replace("$__rate_interval", "1m")
-                .replace("$__range", "5m")
-                for panel in dashboard._PANELS
-                for query in panel.queries
-            ]
-            asked += [rule.value for rule in dashboard.RULES]
+            # WHEN something is lost for the first time THEN the rule about losses is true
+            until(lambda: prometheus.query("stagespan_lost_total"))
+            (losses,) = (rule for rule in dashboard.RULES if rule.name == "StagespanLosses")
+            assert not prometheus.query(f"({losses.value}) {losses.condition}")
+            (folder / "999-1.stagespan").write_bytes(b"not a recording")
+            until(lambda: prometheus.query(f"({losses.value}) {losses.condition}"))
             # WHEN each expression is asked THEN it returns data
+            targets = [one for panel in dashboard.dashboard()["panels"] for one in panel["targets"]]
+            asked = [filled_in(one["expr"]) for one in targets]
+            asked += [rule.value for rule in dashboard.RULES]
             for expression in asked:
                 until(lambda e=expression: prometheus.query(e))
+            # THEN the variables have values, and one service can be chosen
+            variables = dashboard.dashboard()["templating"]["list"][1:]
+            for variable in variables:
+                metric, label = re.findall(r"label_values\((.*), (\w+)\)", variable["query"])[0]
+                query = filled_in(f"count by ({label}) ({metric})")
+                assert until(lambda q=query: prometheus.query(q)), variable["name"]
+            for one in targets:
+                assert prometheus.query(filled_in(one["expr"], service="(svc)")), one["expr"]
     finally:
         if prometheus is not None:
             prometheus.close()
