@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _QUIET_NS = 10**9
 """A request that was received can be entered again. It counts as ended after this time."""
 _MOST_ROLES = 1 << 16
+_READINGS = 4
 _SHOWN = tuple(KINDS.index(kind) for kind in ("execution", "queue"))
 _BATCH = KINDS.index("batch")
 UNKNOWN = "(unknown)"
@@ -113,6 +114,34 @@ class Part:
         return self.segment["parent_segment"] is None
 
 
+class _Balance:
+    """How many of something were never seen.
+
+    One reading of a process that runs can be off by some, because what it compares was not copied
+    at one moment. So a number counts once several readings in a row have said it.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        """Those that were not counted yet."""
+        self._latest: deque[int] = deque(maxlen=_READINGS)
+
+    def reset(self, difference: int) -> None:
+        """Take the difference of a reading that shows that nothing was missed before it."""
+        self.number = min(self.number + difference, 0)
+        self._latest.clear()
+
+    def add(self, difference: int, is_last: bool) -> int:
+        """Take the difference of a reading, and return how many more count as missed."""
+        self.number += difference
+        self._latest.append(self.number)
+        is_sure = is_last or len(self._latest) == _READINGS
+        missed = max(self.number if is_last else min(self._latest), 0) if is_sure else 0
+        self.number -= missed
+        self._latest = deque((one - missed for one in self._latest), _READINGS)
+        return missed
+
+
 class Taker:
     """What was already taken from the recording of one process."""
 
@@ -125,9 +154,8 @@ class Taker:
         self._batches: dict[int, Batch] = {}
         self._highest = max(self.taken, default=0)
         self._known: set[int] | None = None  # what the last call has seen
-        self.is_settled = False
-        """Whether nothing that the last call has seen is left for a later one."""
-        self._unseen = 0  # numbers that no row had, beyond those that were counted as missed
+        self._are_left_open = False  # those that the last call has seen, and that were not taken
+        self._missed_rows, self._missed_spans = _Balance(), _Balance()
         self.missed: Counter[str] = Counter()
         """What was overwritten before it was taken, by cause."""
         self._overwritten = 0
@@ -160,9 +188,16 @@ class Taker:
         self.taken = (self.taken & known) | found.keys()
         self._known = known
         left = (one for key, one in rows.items() if key not in self.taken)
-        are_open = all(one["end_ns"] is None and one["origin"] != "return" for one in left)
-        self.is_settled = are_open and self._unseen <= 0
+        self._are_left_open = all(
+            one["end_ns"] is None and one["origin"] != "return" for one in left
+        )
         return list(found.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing that the last calls have seen is left for a later one."""
+        to_come = self._missed_rows.number, self._missed_spans.number
+        return self._are_left_open and max(to_come) <= 0
 
     def _count_unseen(self, copy: Recording, highest: int, new: set[int]) -> None:
         """Count the rows that were displaced before any call has seen them.
@@ -170,13 +205,12 @@ class Taker:
         Each row has used up a number. A hop that has come back does not show its own one, which may
         be later than those of all other rows, and a row may be written after later ones.
         """
-        before = self._unseen
-        self._unseen += highest - self._highest - len(new)
+        difference = highest - self._highest - len(new)
         if len(copy.segments()) < copy.most_segments:
-            self._unseen = min(self._unseen, 0)  # none was displaced: these numbers were not used
-        missed = max(self._unseen if copy.has_gone else min(before, self._unseen), 0)
-        self.missed["requests_unread"] += missed
-        self._unseen -= missed
+            self._missed_rows.reset(difference)  # none was displaced: these numbers were not used
+        else:
+            missed = self._missed_rows.add(difference, is_last=copy.has_gone)
+            self.missed["requests_unread"] += missed
 
     @property
     def unsent(self) -> set[int]:
@@ -234,10 +268,13 @@ class Taker:
             new = copy.amounts_written - before
             self.missed["amounts_unread"] += max(new - copy.most_amounts, 0)
         spans, overwritten = copy.spans(), copy.lost()["overwritten"]
-        if self._ids is not None and overwritten > self._overwritten:
-            gone = len(self._ids) - int(imports.load("numpy").isin(self._ids, spans["id"]).sum())
-            # A span that was written while the copies were made can be in neither.
-            self.missed["spans_unread"] += max(overwritten - self._overwritten - gone, 0)
+        if self._ids is not None:
+            gone = 0
+            if overwritten > self._overwritten or self._missed_spans.number > 0:
+                here = imports.load("numpy").isin(self._ids, spans["id"])
+                gone = len(self._ids) - int(here.sum())
+            missed = self._missed_spans.add(overwritten - self._overwritten - gone, copy.has_gone)
+            self.missed["spans_unread"] += missed
         self._overwritten, self._ids = overwritten, spans["id"].copy()
 
     def _batches_of(self, copy: Recording, make: _Maker) -> dict[int, list[Batch]]:
