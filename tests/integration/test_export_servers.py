@@ -1,0 +1,171 @@
+"""Tests of an exporter beside real servers whose workers are replaced, and beside torchrun."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from exporting import exporter, free_port, get, of, scraped, until
+
+pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+
+pytestmark = pytest.mark.slow
+
+COUNT = "stagespan_stage_duration_seconds_count"
+REQUESTS = "stagespan_request_duration_seconds_count"
+UP = "stagespan_process_up"
+
+APP = """
+    import json, os
+    import stagespan
+    from stagespan import _core
+
+    def handle():
+        with stagespan.request(), stagespan.span("handle") as span:
+            span.add(bytes=3)
+        return json.dumps([os.getpid(), stagespan.stats()["handle"].count]).encode()
+
+    def wsgi(environ, start_response):
+        body = handle()
+        start_response("200 OK", [("Content-Length", str(len(body)))])
+        return [body]
+
+    async def asgi(scope, receive, send):
+        if scope["type"] != "http":
+            return
+        body = handle()
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+"""
+SERVERS = {
+    "gunicorn": ("gunicorn", "app:wsgi", "--workers", "2", "--max-requests", "15", "--bind"),
+    "gunicorn with preload": (
+        *("gunicorn", "app:wsgi", "--preload", "--workers", "2", "--max-requests", "15", "--bind"),
+    ),
+    "uvicorn": ("uvicorn", "app:asgi", "--workers", "2", "--limit-max-requests", "15", "--port"),
+}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_workers_that_a_server_replaces_are_counted(
+    server: str, folder: Path, tmp_path: Path
+) -> None:
+    module, *arguments = SERVERS[server]
+    pytest.importorskip(module, reason=f"runs the real {module}")
+    (tmp_path / "app.py").write_text(textwrap.dedent(APP))
+    port = free_port()
+    address = str(port) if module == "uvicorn" else f"127.0.0.1:{port}"
+    counts: dict[int, int] = {}  # as the statistics of each worker say
+    with exporter() as (_, metrics):
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments, address],
+            cwd=tmp_path,
+            env={**os.environ, "STAGESPAN_JOB": "svc"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+        def ask() -> int | None:
+            """Send a request; return the worker, or None if it was being replaced."""
+            try:
+                pid, count = json.loads(get(f"http://127.0.0.1:{port}/"))
+            except (OSError, http.client.HTTPException):
+                assert process.poll() is None
+                return None
+            counts[pid] = max(count, counts.get(pid, 0))
+            return int(pid)
+
+        try:
+            until(ask, 60)
+            # WHEN workers are replaced after some requests, and one was killed
+            until(lambda: ask() is not None and len(counts) >= 4, 60)
+            os.kill(until(ask), signal.SIGKILL)
+            before = len(counts)
+            until(lambda: ask() is not None and len(counts) >= before + 2, 60)
+            # THEN the sum is that of the statistics of all workers
+            expected = sum(counts.values())
+            until(lambda: of(scraped(metrics), COUNT, stage="handle", service="svc") == expected)
+            until(lambda: of(scraped(metrics), REQUESTS, status="ok") == expected)
+            samples = scraped(metrics)
+            assert of(samples, "stagespan_stage_work_total", unit="bytes") == 3 * expected
+            # THEN there is one series, however many workers there were
+            assert len(samples[COUNT]) == 1
+            assert (of(samples, UP, service="svc") or 0) >= 1
+        finally:
+            process.terminate()
+            _, errors = process.communicate(timeout=60)
+        # THEN nothing is missing when the server has ended
+        until(lambda: of(scraped(metrics), UP, service="svc") == 0)
+        samples = scraped(metrics)
+        assert of(samples, COUNT, stage="handle", service="svc") == expected, errors
+        assert set(samples["stagespan_lost_total"].values()) == {0}
+
+
+RANK = """
+    import json, os, sys, time
+    import torch.distributed as dist
+    import torch
+    import stagespan
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for _ in range(10 + rank):
+        with stagespan.span("step") as step:
+            step.add(samples=4)
+    with stagespan.span("reduce"):
+        dist.all_reduce(torch.ones(1))
+    print(json.dumps([rank, stagespan.stats()["step"].count]), flush=True)
+    dist.barrier()
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.1)
+    dist.destroy_process_group()
+"""
+
+
+def test_the_ranks_of_torchrun_have_labels(folder: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed: it has the real torchrun")
+    (tmp_path / "train.py").write_text(textwrap.dedent(RANK))
+    stop = tmp_path / "stop"
+    with exporter() as (_, port):
+        # GIVEN two ranks of a run that has an id
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+                *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+                *("--rdzv-id", "train-7", str(tmp_path / "train.py"), str(stop)),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdout is not None
+        said = dict(json.loads(process.stdout.readline()) for _ in range(2))
+        assert said == {0: 10, 1: 11}
+        # WHEN they are asked THEN each has its label, and the run is the service
+        for rank, count in said.items():
+            labels = {"service": "train-7", "rank": str(rank)}
+            until(
+                lambda c=count, of_rank=labels: (
+                    of(scraped(port), COUNT, stage="step", **of_rank) == c
+                )
+            )
+            assert of(scraped(port), COUNT, stage="reduce", **labels) == 1
+            assert of(scraped(port), "stagespan_stage_work_total", **labels) == 4 * count
+        assert of(scraped(port), UP, service="train-7") == 2
+        # WHEN they have ended THEN the counts stay
+        stop.touch()
+        assert process.wait(60) == 0
+        until(lambda: of(scraped(port), UP, service="train-7") == 0)
+        assert of(scraped(port), COUNT, stage="step") == 21
