@@ -195,10 +195,12 @@ def until(condition: Callable[[], Any], seconds: float = 20) -> Any:
 class Prometheus:
     """A real Prometheus that scrapes one port."""
 
-    def __init__(self, program: str, folder: Path, target: int, port: int) -> None:
+    def __init__(
+        self, program: str, folder: Path, target: int, port: int, interval: str = "300ms"
+    ) -> None:
         config = folder / "prometheus.yml"
         config.write_text(
-            "global: {scrape_interval: 300ms, scrape_timeout: 300ms}\n"
+            f"global: {{scrape_interval: {interval}, scrape_timeout: {interval}}}\n"
             "scrape_configs:\n"
             "- job_name: node\n"
             f"  static_configs: [{{targets: ['127.0.0.1:{target}']}}]\n"
@@ -231,6 +233,15 @@ class Prometheus:
         address = f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
         result = json.loads(get(address))["data"]["result"]
         return [(one["metric"], float(one["value"][1])) for one in result]
+
+    def matrix(
+        self, expression: str, begin_s: int, end_s: int, step_s: int
+    ) -> list[dict[str, Any]]:
+        """Return each series of an expression, with its labels and its values over a time."""
+        asked = {"query": expression, "start": begin_s, "end": end_s, "step": step_s}
+        address = f"{self.url}/api/v1/query_range?{urllib.parse.urlencode(asked)}"
+        found: list[dict[str, Any]] = json.loads(get(address))["data"]["result"]
+        return found
 
     def series(self, expression: str, window: str = "10m") -> list[list[float]]:
         """Return all samples of each series that an expression selects."""

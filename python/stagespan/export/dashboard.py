@@ -10,7 +10,7 @@ _WHERE = f'{_OF_SERVICE}, pipeline=~"$pipeline", rank=~"$rank"'
 _QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 _COLUMNS = 24
 _HEIGHT = 9
-_LINE = {"fillOpacity": 8, "showPoints": "never"}
+_LINE = {"showPoints": "never"}
 _AREA = {"fillOpacity": 30, "showPoints": "never", "stacking": {"mode": "normal", "group": "A"}}
 _BARS = {"drawStyle": "bars", "fillOpacity": 80, "lineWidth": 0}
 
