@@ -56,7 +56,12 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     metavar="HOST:PORT",
     help="Serve a page that shows the stages and the slowest requests now.",
 )
-@click.option("--keep", metavar="DIR", help="Write requests to files that `requests DIR` reads.")
+@click.option(
+    "--keep",
+    metavar="DIR",
+    help="Write requests to files that `requests DIR` reads. DIR may be a URL such as "
+    "s3://bucket/kept.",
+)
 @click.option(
     "--keep-mb",
     metavar="N",
@@ -170,6 +175,8 @@ def command(
         node = Node(state, rules if awaited else None, awaited, ending.is_over)
         ending.limit(node.save)
         closing.callback(node.close)  # the last one, because it writes what was sent
+        if keeper is not None:
+            closing.callback(keeper.close)
         if sender is not None:
             closing.callback(sender.close)
         node.losses += [one.lost for one in (sender, keeper) if one is not None]
@@ -203,6 +210,8 @@ def command(
         _hand_over(node, ending, sender, keeper, at_end=True)
         if sender is not None:
             sender.close(ending.left_s())
+        if keeper is not None:
+            keeper.close(ending.left_s())
         node.close()
         ending.end()
 

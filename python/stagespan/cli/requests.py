@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -126,12 +127,12 @@ def _read(
     if named:
         from stagespan.trace.read.remote import local_path
 
-        paths = [local_path(one) for one in named]
-        folders = [path for path in paths if path.is_dir()]
+        paths = {one: local_path(one) for one in named}
+        folders = {one: path for one, path in paths.items() if path.is_dir()}
         found = [
-            finding.open_recording(one)
-            for one, path in zip(named, paths, strict=True)
-            if path not in folders
+            finding.open_recording(os.fspath(path))
+            for one, path in paths.items()
+            if one not in folders
         ]
         if not folders:
             return found, None

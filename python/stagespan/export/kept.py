@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import logging
 import os
+import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,12 +19,14 @@ import msgspec
 from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.export import kept_parquet
+from stagespan.export.otlp_sending import LONGEST_END_S, Sender
 from stagespan.export.requests import AWAITED_KEEP, Part, Resource, TimedSpan
+from stagespan.export.stores import ObjectStore, store_of
 from stagespan.live.kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
-from stagespan.process.files import write_whole
 from stagespan.recording.reading import Amounts, RecordedOpenSpan, Recording, Segment
+from stagespan.trace.read.remote import reason_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +38,7 @@ _PREFIX, _SUFFIX = "requests-", ".jsonl.gz"
 _FILE_BYTES = 4 << 20
 _FILE_SECONDS = 10.0
 _MOST_LINE_BYTES = 256 << 20
+_MOST_UPLOAD_BYTES = 64 << 20
 
 
 class _KeptPart(msgspec.Struct):
@@ -68,36 +72,45 @@ def _kept(part: Part) -> _KeptPart:
     )
 
 
+class _File:
+    """What is to be written to a file."""
+
+    def __init__(self, lines: list[bytes], parts: list[Part]) -> None:
+        self.lines, self.parts = lines, parts
+        self.size_bytes = sum(map(len, lines))
+        self.is_written = False
+
+
 class Keeper:
-    """Writes requests to files in a folder. The oldest ones are removed if it gets too large."""
+    """Writes requests to files in one place. The oldest ones are removed if it gets too large.
+
+    Files in an object store are written by a thread, so that a slow network delays nothing.
+    """
 
     def __init__(
-        self, folder: str | os.PathLike[str], most_bytes: int, *, parquet: bool = False
+        self, place: str | os.PathLike[str], most_bytes: int, *, parquet: bool = False
     ) -> None:
-        """Make the folder. Files are JSON lines, or Parquet.
+        """Take a folder, which is made, or a URL. Files are JSON lines, or Parquet.
 
-        Raises StagespanError if the folder cannot be made, or if Parquet cannot be written.
+        Raises StagespanError if files cannot be written there, or if Parquet cannot be written.
         """
         if parquet:
             kept_parquet.check_writer()
-        self._folder, self._most_bytes = Path(folder), most_bytes
+        self._place, self._most_bytes = place, most_bytes
         self._suffix = kept_parquet.SUFFIX if parquet else _SUFFIX
         self._lines: list[bytes] = []
         self._parts: list[Part] = []
-        self._bytes = 0
         self._begun_at = time.monotonic()
-        self._host = os.uname().nodename
+        self._prefix = f"{_PREFIX}{os.uname().nodename}-"
+        self._store = store_of(place)
         self._lost = 0
-        self._files = 0
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(self._folder, os.W_OK | os.X_OK):
-                raise PermissionError(13, "Permission denied")
-        except OSError as error:
-            raise StagespanError(
-                f"Requests cannot be kept in {folder}: {error.strerror}. Name a folder that you "
-                "may write to."
-            ) from None
+        self._number = 0
+        self._is_told = False
+        self._uploading: list[_File] = []
+        self._changing = threading.Lock()
+        self._uploads: Sender | None = None
+        if isinstance(self._store, ObjectStore):
+            self._uploads = Sender(lambda: self._store, self._upload, batch=1)
 
     def put(
         self, requests: Iterable[list[Part]], is_over: Callable[[], bool] = lambda: False
@@ -111,12 +124,10 @@ class Keeper:
                 break
             trace_id = parts[0].segment["trace_id"] or ""
             kept = _KeptRequest(_SCHEMA_VERSION, trace_id, list(map(_kept, parts)))
-            line = msgspec.json.encode(kept)
-            self._lines.append(line)
+            self._lines.append(msgspec.json.encode(kept))
             self._parts += parts
-            self._bytes += len(line)
         is_old = time.monotonic() - self._begun_at > _FILE_SECONDS
-        if self._lines and (is_old or self._bytes > _FILE_BYTES):
+        if self._lines and (is_old or sum(map(len, self._lines)) > _FILE_BYTES):
             self.write()
 
     def write(self) -> None:
@@ -124,47 +135,73 @@ class Keeper:
         self._begun_at = time.monotonic()
         if not self._lines:
             return
-        self._files += 1
-        name = f"{_PREFIX}{self._host}-{time.time_ns() // 1_000_000}-{self._files}{self._suffix}"
-        if self._suffix == _SUFFIX:
-            data = gzip.compress(b"\n".join(self._lines) + b"\n", compresslevel=3)
+        file = _File(self._lines, self._parts)
+        self._lines, self._parts = [], []
+        if self._uploads is None:
+            self._write(file)
+            self._end(file)
+            return
+        with self._changing:
+            self._uploading.append(file)
+            is_full = sum(one.size_bytes for one in self._uploading) > _MOST_UPLOAD_BYTES
+        if is_full:
+            self._end(file)
         else:
-            whole = ((part, msgspec.json.encode(_kept(part))) for part in self._parts)
+            self._uploads.put([file], partial(self._end, file))
+
+    def _upload(self, _: Any, batch: list[_File]) -> None:
+        for file in batch:
+            self._write(file)
+
+    def _write(self, file: _File) -> None:
+        """Write a file, and note that it is written. Says once why that is not possible."""
+        self._number += 1
+        name = f"{self._prefix}{time.time_ns() // 1_000_000}-{self._number}{self._suffix}"
+        if self._suffix == _SUFFIX:
+            data = gzip.compress(b"\n".join(file.lines) + b"\n", compresslevel=3)
+        else:
+            whole = ((part, msgspec.json.encode(_kept(part))) for part in file.parts)
             data = kept_parquet.packed(whole)
         try:
             self._make_room(len(data))
-            write_whole(self._folder / name, data)
-        except OSError as error:
-            if not self._lost:
+            self._store.write(name, data)
+            file.is_written = True
+        except self._store.errors as error:
+            if not self._is_told:
+                self._is_told = True
                 _LOGGER.warning(
                     "Requests cannot be kept in %s: %s. They are counted as lost.",
-                    self._folder,
-                    error.strerror,
+                    self._place,
+                    getattr(error, "strerror", None) or reason_of(error),
                 )
-            self._lost += len(self._lines)
-        for part in self._parts:
+
+    def _end(self, file: _File) -> None:
+        """Count what was not written, and let go of it."""
+        with self._changing:
+            if not file.is_written:
+                self._lost += len(file.lines)
+            if file in self._uploading:
+                self._uploading.remove(file)
+        for part in file.parts:
             part.awaited.discard(AWAITED_KEEP)
-        self._lines.clear()
-        self._parts.clear()
-        self._bytes = 0
 
     def _make_room(self, size_bytes: int) -> None:
-        own = []
-        paths = [
-            path
-            for suffix in (_SUFFIX, kept_parquet.SUFFIX)
-            for path in self._folder.glob(f"{_PREFIX}{self._host}-*{suffix}")
-        ]
-        for path in paths:
-            status = path.stat()
-            own.append((status.st_mtime_ns, status.st_size, path))
-        own.sort()
-        total_bytes = size_bytes + sum(size for _, size, _ in own)
-        for _, size, path in own:
+        own = self._store.files(self._prefix)
+        total_bytes = size_bytes + sum(one.size_bytes for one in own)
+        for one in own:
             if total_bytes <= self._most_bytes:
                 break
-            path.unlink(missing_ok=True)
-            total_bytes -= size
+            self._store.remove(one.name)
+            total_bytes -= one.size_bytes
+
+    def close(self, longest_s: float = LONGEST_END_S) -> None:
+        """Write what was put. What an object store has not taken by then is counted as lost."""
+        self.write()
+        if self._uploads is not None:
+            self._uploads.close(longest_s)
+            with self._changing:
+                self._lost += sum(len(one.lines) for one in self._uploading if not one.is_written)
+                self._uploading.clear()
 
     def lost(self) -> dict[str, int]:
         """Return how many requests could not be written."""
@@ -325,48 +362,49 @@ class Kept(NamedTuple):
 
 
 def read(
-    folders: Sequence[Path], slowest: int, id_: str | None = None, status: str | None = None
+    folders: Mapping[str, Path], slowest: int, id_: str | None = None, status: str | None = None
 ) -> Kept:
-    """Return the requests that exporters of any machines have kept in folders.
+    """Return the requests that exporters of any machines have kept in folders, given by name.
 
     Of Parquet, only the ``slowest`` requests are read with an id that the regular expression
     ``id_`` matches and with the ``status``; of JSON lines all of them.
 
     Raises StagespanError if a folder has none, if a file is damaged, or if there are both kinds.
     """
-    lines: list[Path] = []
-    tables: list[Path] = []
-    for folder in folders:
+    lines: list[tuple[str, Path]] = []
+    tables: list[tuple[str, Path]] = []
+    for name, folder in folders.items():
         of_lines = sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
         of_tables = sorted(folder.glob(f"{_PREFIX}*{kept_parquet.SUFFIX}"))
         if not of_lines and not of_tables:
             raise StagespanError(
-                f"There are no kept requests in {folder}: pass a folder that `stagespan export "
+                f"There are no kept requests in {name}: pass a folder that `stagespan export "
                 "--keep` has written to."
             )
-        lines += of_lines
-        tables += of_tables
+        lines += [(name, path) for path in of_lines]
+        tables += [(name, path) for path in of_tables]
     if not tables:
         return Kept(recordings_of(_parts_in(lines)), None)
     if lines:
         raise StagespanError(
-            f"There are requests as JSON lines in {lines[0].parent}, and as Parquet in "
-            f"{tables[0].parent}: pass folders of one kind at a time."
+            f"There are requests as JSON lines in {lines[0][0]}, and as Parquet in "
+            f"{tables[0][0]}: pass folders of one kind at a time."
         )
-    found = kept_parquet.select(tables, slowest, id_, status)
+    place = tables[0][0]
+    found = kept_parquet.select(place, [path for _, path in tables], slowest, id_, status)
     decoder = msgspec.json.Decoder(_KeptPart)
     try:
         parts = [decoder.decode(part) for part in found.parts]
     except ValueError as error:
         raise StagespanError(
-            f"The kept requests in {tables[0].parent} are damaged, or of another version ({error})."
+            f"The kept requests in {place} are damaged, or of another version ({error})."
         ) from None
     return Kept(recordings_of(parts), found.total)
 
 
-def _parts_in(paths: Iterable[Path]) -> Iterator[_KeptPart]:
+def _parts_in(files: Iterable[tuple[str, Path]]) -> Iterator[_KeptPart]:
     decoder = msgspec.json.Decoder(_KeptRequest)
-    for path in paths:
+    for place, path in files:
         try:
             with gzip.open(path) as file:
                 for line in iter(partial(file.readline, _MOST_LINE_BYTES), b""):
@@ -378,5 +416,6 @@ def _parts_in(paths: Iterable[Path]) -> Iterator[_KeptPart]:
             continue
         except (OSError, EOFError, zlib.error, ValueError) as error:
             raise StagespanError(
-                f"{path} is not a file of kept requests, or is damaged ({error}): remove it."
+                f"{path.name} in {place} is not a file of kept requests, or is damaged ({error}): "
+                "remove it."
             ) from None

@@ -104,11 +104,16 @@ limit $slowest
 
 
 def select(
-    files: Sequence[Path], slowest: int, id_: str | None = None, status: str | None = None
+    place: str,
+    files: Sequence[Path],
+    slowest: int,
+    id_: str | None = None,
+    status: str | None = None,
 ) -> Selection:
     """Find the slowest requests in files.
 
     Args:
+        place: Where they are, for messages.
         files: What `packed` has made, on any machines. Parts are joined by the ids of traces.
         slowest: How many requests are chosen.
         id_: A regular expression that their id must match.
@@ -140,7 +145,7 @@ def select(
     except duckdb.Error as error:
         reason = str(error).partition("\n")[0]
         raise StagespanError(
-            f"The kept requests in {files[0].parent} cannot be read ({reason}): remove the file "
+            f"The kept requests in {place} cannot be read ({reason}): remove the file "
             "that is damaged."
         ) from None
     finally:

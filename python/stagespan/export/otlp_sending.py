@@ -19,7 +19,7 @@ _LOGGER = logging.getLogger("stagespan")
 LONGEST_END_S = 1.0
 _LONGEST_CALL_S = 10.0
 _MOST_SPANS = 20_000
-_BATCH_SPANS = 512
+_BATCH_ITEMS = 512
 _MOST_STUCK = 3
 CAUSES = ("otlp_queue", "otlp_failed", "otlp_timeout", "otlp_end")
 """Why a `Sender` does not deliver what it was given."""
@@ -158,8 +158,14 @@ class Sender:
     them remain; while they do, everything is dropped and counted.
     """
 
-    def __init__(self, make: Callable[[], Any], export: Callable[[Any, Any], Any]) -> None:
-        self._make, self._export = make, export
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        export: Callable[[Any, Any], Any],
+        batch: int = _BATCH_ITEMS,
+    ) -> None:
+        """``export`` takes what ``make`` returns, and at most ``batch`` items."""
+        self._make, self._export, self._batch = make, export, batch
         self._exporter = make()
         self._items: deque[tuple[Any, Callable[[], object] | None]] = deque()
         self._changed = threading.Condition()
@@ -197,7 +203,8 @@ class Sender:
                     self._changed.wait()
                 if not self._items:
                     return
-                batch = [self._items.popleft() for _ in range(min(_BATCH_SPANS, len(self._items)))]
+                number = min(self._batch, len(self._items))
+                batch = [self._items.popleft() for _ in range(number)]
             self._call([item for item, _ in batch])
             for _, done in batch:
                 if done is not None:
@@ -239,7 +246,7 @@ class Sender:
         end = time.monotonic() + min(longest_s, LONGEST_END_S)
         with self._changed:
             self._is_closed = True
-            self._deadline_s = LONGEST_END_S
+            self._deadline_s = longest_s
             self._changed.notify()
         self._thread.join(max(end - time.monotonic(), 0))
         with self._changed:

@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from stagespan.errors import TraceError
 
@@ -26,9 +27,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
     Raises TraceError if the URL or archive cannot be read, or if fsspec is not installed.
     """
-    text = os.fspath(path)
-    if _URL.match(text):
-        return _fetched(text)
+    if is_url(path):
+        return _fetched(os.fspath(path))
     found = Path(path)
     if found.is_file() and zipfile.is_zipfile(found):
         return _unpacked(found, _unzip)
@@ -43,7 +43,16 @@ def _temporary() -> Path:
     return Path(folder)
 
 
-def _fetched(url: str) -> Path:
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is the URL of something in an object store."""
+    return _URL.match(os.fspath(path)) is not None
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path in it.
+
+    Raises TraceError if fsspec, or its package for this kind of URL, is not installed.
+    """
     try:
         import fsspec
     except ImportError as error:
@@ -52,13 +61,31 @@ def _fetched(url: str) -> Path:
             " `pip install fsspec`, and the package for this kind of URL, such as s3fs."
         ) from error
     try:
-        files, there = fsspec.core.url_to_fs(url)
-        target = _temporary() / (Path(there.rstrip("/")).name or "files")
-        files.get(there, str(target), recursive=files.isdir(there))
+        system, path = fsspec.core.url_to_fs(url)
     # fsspec has one class for each kind of URL, each with exceptions of its own.
     except Exception as error:
-        reason = str(error).strip() or type(error).__name__
-        raise TraceError(f"{url} cannot be read: {reason}") from error
+        raise TraceError(
+            f"{url} cannot be read: {reason_of(error)}. Check the address, and install the package"
+            " for this kind of URL, such as s3fs."
+        ) from error
+    return system, path
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an exception of fsspec's classes says, in one line without a full stop."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _fetched(url: str) -> Path:
+    files, there = file_system(url)
+    try:
+        target = _temporary() / (Path(there.rstrip("/")).name or "files")
+        files.get(there, str(target), recursive=files.isdir(there))
+    except Exception as error:  # as above
+        raise TraceError(
+            f"{url} cannot be read: {reason_of(error)}. Check the address, and the credentials that"
+            " the package for this kind of URL reads."
+        ) from error
     return target
 
 

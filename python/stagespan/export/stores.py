@@ -1,0 +1,132 @@
+"""Where kept requests are written: a folder, or an object store that fsspec reads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from stagespan.errors import StagespanError
+from stagespan.process.files import write_whole
+from stagespan.trace.read.remote import file_system, is_url, reason_of
+
+_PROBE = ".stagespan-export"
+
+
+class StoredFile(NamedTuple):
+    """A file of an exporter. Older ones sort first."""
+
+    written_ns: int
+    size_bytes: int
+    name: str
+
+
+class Store(Protocol):
+    """A place for files."""
+
+    errors: tuple[type[Exception], ...]
+    """What its methods can raise."""
+
+    def files(self, prefix: str) -> list[StoredFile]:
+        """Return the files whose names begin with a prefix, the oldest first."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file whole."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file, which may have gone."""
+
+
+def store_of(place: str | os.PathLike[str]) -> Store:
+    """Return the folder or the object store that a path or URL names; a folder is made.
+
+    Raises StagespanError if files cannot be written there.
+    """
+    return ObjectStore(os.fspath(place)) if is_url(place) else Folder(place)
+
+
+class Folder:
+    """A folder of this machine."""
+
+    errors: tuple[type[Exception], ...] = (OSError,)
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._path, os.W_OK | os.X_OK):
+                raise PermissionError(13, "Permission denied")
+        except OSError as error:
+            raise StagespanError(
+                f"Requests cannot be kept in {path}: {error.strerror}. Name a folder that you "
+                "may write to."
+            ) from None
+
+    def files(self, prefix: str) -> list[StoredFile]:
+        """Return the files whose names begin with a prefix, the oldest first."""
+        found = []
+        for path in self._path.glob(f"{prefix}*"):
+            status = path.stat()
+            found.append(StoredFile(status.st_mtime_ns, status.st_size, path.name))
+        return sorted(found)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file whole."""
+        write_whole(self._path / name, data)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, which may have gone."""
+        (self._path / name).unlink(missing_ok=True)
+
+
+class ObjectStore:
+    """A place that fsspec names with a URL, such as s3://bucket/requests.
+
+    It is listed once. Each call can take many seconds if the network is slow.
+    """
+
+    errors: tuple[type[Exception], ...] = (Exception,)
+    """Each kind of URL has a class of fsspec with exceptions of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._system, path = file_system(url)
+        self._path = path.rstrip("/")
+        self._files: dict[str, list[StoredFile]] = {}
+        probe = f"{self._path}/{_PROBE}-{os.uname().nodename}-{os.getpid()}"
+        try:
+            self._system.pipe_file(probe, b"")
+            self._system.rm_file(probe)
+        except self.errors as error:
+            raise StagespanError(
+                f"Requests cannot be kept in {url}: {reason_of(error)}. Name a place where you may "
+                "write and remove files, and pass the credentials that its package reads."
+            ) from None
+
+    def files(self, prefix: str) -> list[StoredFile]:
+        """Return the files whose names begin with a prefix, the oldest first."""
+        if prefix not in self._files:
+            try:
+                rows = self._system.ls(self._path, detail=True)
+            except FileNotFoundError:
+                rows = []
+            named = ((row["name"].rpartition("/")[2], row["size"] or 0) for row in rows)
+            # Not all stores know when a file was written. The names contain that time.
+            self._files[prefix] = [
+                StoredFile(0, size, name) for name, size in sorted(named) if name.startswith(prefix)
+            ]
+        return self._files[prefix]
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file whole."""
+        self._system.pipe_file(f"{self._path}/{name}", data)
+        for prefix, files in self._files.items():
+            if name.startswith(prefix):
+                files.append(StoredFile(0, len(data), name))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, which may have gone."""
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(f"{self._path}/{name}")
+        for prefix, files in self._files.items():
+            self._files[prefix] = [one for one in files if one.name != name]
