@@ -178,7 +178,12 @@ def _below(
         ),
         code,
         gain=gain,
-        numbers={"time_ns": time, "percent": percent, "memory_percent": memory},
+        numbers={
+            "time_ns": time,
+            "percent": percent,
+            "peak_percent": max(peaks),
+            "memory_percent": memory,
+        },
     )
 
 

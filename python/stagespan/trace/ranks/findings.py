@@ -286,7 +286,7 @@ def _exposed(job: JobTraces) -> list[Finding]:
         )
         for at in order[:3]
     ]
-    reason, more = _without_data(job)
+    reason, more, still = _without_data(job)
     if not reason and job.missing:
         reason = f" Part of it may be waiting for the missing ranks ({listed(job.missing)})."
     sentence += reason or (
@@ -299,6 +299,7 @@ def _exposed(job: JobTraces) -> list[Finding]:
         "least_percent": shares[order[-1]],
         "most_percent": shares[order[0]],
         "waiting_ns": job.lost_ns,
+        **still,
     }
     shown = (*evidence, *more)
     gain = _gain(*_hideable(job))
@@ -317,14 +318,17 @@ def _hideable(job: JobTraces) -> tuple[float, str]:
     return sum(hidden) / len(hidden), how
 
 
-def _without_data(job: JobTraces) -> tuple[str, list[Evidence]]:
-    """Time in collectives after all ranks with a trace had arrived, in which no data moved."""
+def _without_data(job: JobTraces) -> tuple[str, list[Evidence], dict[str, float]]:
+    """Time in collectives after all ranks with a trace had arrived, in which no data moved.
+
+    Returns a sentence, evidence, and the figures in the sentence.
+    """
     known = [each for each in job.waits.instances if each.still_ns is not None]
     still = sum(each.still_ns or 0 for each in known)
     pure = sum(each.pure_ns for each in known)
     beyond = job.exposed[0] - job.lost_ns
     if share(still, pure) < _STILL or share(still * len(job.summaries), beyond) < _STILL:
-        return "", []
+        return "", [], {}
     known.sort(key=lambda each: -(each.still_ns or 0))
     worst = known[0]
     sentence = (
@@ -346,7 +350,12 @@ def _without_data(job: JobTraces) -> tuple[str, list[Evidence]]:
         )
         for each in known[:2]
     ]
-    return sentence, evidence
+    numbers: dict[str, float] = {
+        "still_ns": still,
+        "together_ns": pure,
+        "worst_still_ns": worst.still_ns or 0,
+    }
+    return sentence, evidence, numbers
 
 
 def _imbalance(job: JobTraces) -> list[Finding]:
@@ -366,7 +375,11 @@ def _imbalance(job: JobTraces) -> list[Finding]:
     least = min(computing, key=lambda each: computing[each][0])
     numbers: dict[str, float] = {"computing_ns": computed, "percent": uneven.percent}
     if len(uneven.ranks) > 1 and uneven.times is not None:
-        numbers["times"] = uneven.times
+        numbers |= {
+            "times": uneven.times,
+            "mean_ns": uneven.mean_ns,
+            "others_mean_ns": uneven.others_mean_ns,
+        }
         sentence = (
             f"{_ranks_named(job, uneven.above).capitalize()} computed {uneven.times:.2f} times as"
             f" long as {_ranks_named(job, uneven.below)} (mean {in_words(uneven.mean_ns, 'ns')},"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from functools import cached_property
@@ -406,3 +406,62 @@ def _shown(page: Page, raw: RawFolder) -> Iterator[Claim]:
             if name in totals and ", no data" not in each["event"]:
                 text = f"{finding['code']}: {each['event']}"
                 yield _is("evidence", text, each["figure"], totals[name], 0.01)
+
+
+# --- Jobs of several ranks ---
+
+
+def claims_of_job(told: dict[str, Any], folder: Path) -> list[Claim]:
+    """Return the claims of the page of several ranks, compared with the tables of each rank."""
+    ranks = [RawFolder(each) for each in sorted(folder.iterdir()) if each.is_dir()]
+    exposed = [_of_step(raw, "Communication(Not Overlapped)") for raw in ranks]
+    computing = [_of_step(raw, "Computing") for raw in ranks]
+    whole = [_of_step(raw, "Stage") for raw in ranks]
+    waited, last, matched = _waited(ranks)
+    shares = sorted(100 * part / of for part, of in zip(exposed, whole, strict=True))
+    mean = sum(computing) / len(computing)
+    slow = [each for each in computing if each > mean]
+    fast = [each for each in computing if each <= mean]
+    expected: dict[str, Found] = {
+        "ranks.exposed_communication": {
+            # The table's times of day are 0.25 µs apart.
+            "time_us": (sum(exposed), 0.1),
+            "whole_us": (sum(whole), 0.5),
+            "percent": (100 * sum(exposed) / sum(whole), 0.01),
+            "least_percent": (shares[0], 0.01),
+            "most_percent": (shares[-1], 0.01),
+        },
+        "ranks.imbalance": {
+            "computing_us": (max(computing), 0.1),
+            "percent": (100 * (max(computing) - mean) / mean, 0.01),
+            "times": (sum(slow) / len(slow) / (sum(fast) / len(fast)), 0.001),
+        },
+        # Clocks are aligned by the collectives, so their ends are the same only nearly.
+        "ranks.waiting": {"time_us": (waited, 0.01 * waited)},
+    }
+    found = [_is("ranks", "collectives", told["ranks"]["matched_collectives"], matched, 0)]
+    for finding in told["findings"]:
+        code, figures = finding["code"], finding["figures"]
+        kind = f"finding {code}"
+        for key, (value, within) in expected.get(code, {}).items():
+            if key in figures:
+                found.append(_is(kind, key, figures[key], value, within))
+        if code == "ranks.late":
+            most = max(last.values())
+            found.append(_is(kind, "rank", last[int(figures["rank"])], most, 0))
+            found.append(_is(kind, "last", figures["last"], most, 1))
+    return found + list(sentences(Page(folder.name, told, None)))  # type: ignore[arg-type]
+
+
+def _waited(ranks: list[RawFolder]) -> tuple[float, Counter[int], int]:
+    """Return how long the ranks waited in all in µs, how often each was last, and of how many.
+
+    All ranks leave a collective at the same time, so the last one has the shortest.
+    """
+    times: dict[str, dict[int, float]] = defaultdict(dict)
+    for rank, raw in enumerate(ranks):
+        for name, columns in raw.collectives:
+            times[name][rank] = 1000 * columns["Elapse Time(ms)"]
+    common = [each for each in times.values() if len(each) > 1]
+    waited = sum(time - min(each.values()) for each in common for time in each.values())
+    return waited, Counter(min(each, key=lambda rank: each[rank]) for each in common), len(common)

@@ -6,6 +6,7 @@ A claim is a number or a cause that the page states. A check yields claims of on
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -453,12 +454,20 @@ def memory(page: Page) -> Iterator[Claim]:
 # --- Rates ---
 
 _PEAKS = {
-    # dense TFLOP/s of bf16 and fp16, from the vendors' data sheets
-    "H100 80GB HBM3": 989.4, "MI300X": 1307.4, "A100-SXM4": 312.0, "B200": 2250.0,
+    # dense TFLOP/s of bf16 and fp16, and TB/s of the memory, from the vendors' data sheets
+    "H100 80GB HBM3": (989.4, 3.35), "MI300X": (1307.4, 5.3), "A100-SXM4": (312.0, 2.039),
+    "B200": (2250.0, 8.0),
 }  # fmt: skip
 
 
-def _numbers(dims: Any) -> list[list[int]]:
+def peaks_of(page: Page) -> tuple[float | None, float | None]:
+    """Return the peaks of the page's device; None if it is not in the list."""
+    devices = [each["device"] for each in page.told["rates"].get("devices", [])]
+    found = (peaks for name, peaks in _PEAKS.items() if any(name in each for each in devices))
+    return next(found, (None, None))
+
+
+def numbers(dims: Any) -> list[list[int]]:
     return [[int(n) for n in each] if isinstance(each, list) else [] for each in dims]
 
 
@@ -469,13 +478,13 @@ def _pairs(queries: int, keys: int, is_causal: bool) -> int:
     return sum(min(query + 1, keys) for query in range(queries))
 
 
-def _products(operator: Event, is_causal: bool) -> int | None:
+def products(operator: Event, is_causal: bool) -> int | None:
     """Return the FLOPs of a product or of attention, by hand."""
     dims = operator.arguments.get("Input Dims", operator.arguments.get("Input dims"))
     if not dims:
         return None
     try:
-        d = _numbers(dims)
+        d = numbers(dims)
         if operator.name == "aten::mm":
             return 2 * d[0][0] * d[0][1] * d[1][1]
         if operator.name == "aten::addmm":
@@ -503,17 +512,17 @@ def rates(page: Page) -> Iterator[Claim]:
     if "by_shape" not in told or page.base is None or not page.raw.device:
         return
     raw, (begin, end) = page.raw, page.base
-    causal = _causal_flash(raw)
+    causal = causal_flash(raw)
     found: dict[tuple[str, str], list[int]] = {}
     calls: dict[tuple[str, str], set[int]] = {}
     for event in raw.device:
         operator = raw.operator(event)
         if operator is None or not (begin <= event.begin and event.end <= end):
             continue
-        flops = _products(operator, id(operator) in causal)
+        flops = products(operator, id(operator) in causal)
         if flops is None:
             continue
-        d = _numbers(operator.arguments.get("Input Dims", operator.arguments.get("Input dims")))
+        d = numbers(operator.arguments.get("Input Dims", operator.arguments.get("Input dims")))
         shape = ", ".join("x".join(map(str, each)) for each in d if each)
         sums = found.setdefault((operator.name, shape), [0, 0])
         sums[1] += event.duration
@@ -521,14 +530,7 @@ def rates(page: Page) -> Iterator[Claim]:
             calls[operator.name, shape].add(id(operator))
             sums[0] += flops
     names = {name for name, _ in found}
-    peak = next(
-        (
-            peak
-            for name, peak in _PEAKS.items()
-            if any(name in each["device"] for each in told["devices"])
-        ),
-        None,
-    )
+    peak, _ = peaks_of(page)
     for row in told["by_shape"]:
         if row["operator"] not in names or row["flops"] is None:
             continue
@@ -580,6 +582,12 @@ def _reason(text: str, row: dict[str, Any]) -> Claim:
     per_call = re.match(r"([\d.]+) µs per call", reason)
     if per_call is not None:
         state = RIGHT if abs(float(per_call[1]) - row["time_us"] / row["calls"]) < 0.051 else WRONG
+    elif "tiles" in reason:
+        # Of the result, whose sizes are the rows of the first matrix and the columns of the other.
+        matrices = [each.split("x") for each in row["shape"].split(", ") if "x" in each]
+        (*batch, m, _), (*_, n) = (list(map(int, each)) for each in matrices[:2])
+        tiles = math.prod(batch) * -(-m // named[1]) * -(-n // named[2])
+        state = RIGHT if tiles == named[0] < named[3] else WRONG
     elif "odd" in reason:
         state = RIGHT if named[0] in sizes and named[0] % 2 == 1 else WRONG
     elif "tiles of" in reason:
@@ -594,7 +602,7 @@ def _reason(text: str, row: dict[str, Any]) -> Claim:
     return Claim("rates", f"{text}: {reason}", f"sizes {sorted(sizes)}", state)
 
 
-def _causal_flash(raw: RawTrace) -> set[int]:
+def causal_flash(raw: RawTrace) -> set[int]:
     """Return each `_flash_attention_forward` inside an operator that is causal."""
     outer = [
         each

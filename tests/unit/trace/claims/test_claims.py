@@ -15,7 +15,7 @@ import collective_claims  # noqa: F401 (registers its checks)
 import finding_claims
 import program_claims  # noqa: F401
 import pytest
-from ascend_claims import claims_of
+from ascend_claims import claims_of, claims_of_job
 from claims import CHECKS, RIGHT, UNCHECKED, WRONG, Claim, Page
 from raw_trace import RawTrace
 
@@ -109,6 +109,17 @@ def test_no_claim_about_an_ascend_folder_is_wrong(
     assert [claim for claim in claims if claim.state == WRONG] == []
     assert len(claims) >= FEWEST
     assert sum(claim.state == UNCHECKED for claim in claims) <= 0.2 * len(claims)
+
+
+@pytest.mark.parametrize("name", ["ascend_level1", "ascend_st_level2"])
+def test_no_claim_about_a_job_of_ascend_is_wrong(
+    name: str, traces: Path, more_traces: Path, listed: list[tuple[str, Claim]]
+) -> None:
+    folder = next(each / name for each in (traces, more_traces) if (each / name).is_dir())
+    claims = claims_of_job(analyze_path(folder, jobs=1).to_dict(), folder)
+    listed += [(name, claim) for claim in claims]
+    assert [claim for claim in claims if claim.state == WRONG] == []
+    assert len(claims) >= FEWEST
 
 
 def test_the_late_rank_of_a_job_is_late_in_the_raw_events(traces: Path) -> None:
