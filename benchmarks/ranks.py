@@ -4,7 +4,7 @@
 
 Writes made traces of a job, each with the same number of kernels and collectives, and analyses
 folders of 10 to 1,000 of them in one process. A separate process measures each folder. The exit
-status is 1 if the memory for each further rank is more than 100 KB.
+status is 1 if the memory for each further rank is more than 30 KB.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.__main__ import ROOT
 
 _COUNTS = (10, 100, 1_000)
 _KERNELS, _COLLECTIVES = 5_000, 200
-_MOST_BYTES = 100_000
+_MOST_BYTES = 30_000
 
 
 def write_rank(folder: Path, rank: int, ranks: int) -> None:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,15 @@ from stagespan.trace.read.model import Trace
 
 MOST_COLLECTIVES = 5_000
 """The number of collectives kept for each rank, so that a worker's result stays small."""
+_MOST_OF_ALL = 4_000_000
+# Steps repeat, so this many show who is late.
+_ENOUGH = 200
+
+
+def most_collectives(ranks: int) -> int:
+    """Return how many collectives are kept for each of some ranks, so that memory is bounded."""
+    return min(MOST_COLLECTIVES, max(_ENOUGH, _MOST_OF_ALL // max(ranks, 1)))
+
 
 TOGETHER = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send_recv"}
@@ -41,20 +51,24 @@ ASCEND_GROUP = re.compile(r"^hcom_[A-Za-z]+__(\d+)_\d+_")
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """One element for each collective, sorted by begin; times in ns."""
+    """One element for each collective, sorted by begin; times in ns.
+
+    Of many ranks, these take most of the memory, so all arrays but `begin_ns` are of the smallest
+    type that holds their values.
+    """
 
     ops: list[str]
-    op: NDArray[np.int32]
+    op: NDArray[np.signedinteger[Any]]
     """Index into `ops`."""
     groups: list[str]
-    group: NDArray[np.int32]
+    group: NDArray[np.signedinteger[Any]]
     """Index into `groups`; "" if the trace does not name the group."""
     bytes_in: Numbers
     """The input bytes of the rank; -1 if unknown."""
     members: Numbers
     """The number of ranks in the group; -1 if unknown."""
     begin_ns: Numbers
-    end_ns: Numbers
+    dur_ns: Numbers
     computed_ns: Numbers
     """Time that the rank computed from the trace's begin until the collective began."""
     computed_in_ns: Numbers
@@ -67,25 +81,52 @@ class Collectives:
     """The step that launched it: 0 before the first mark of a step, otherwise its number from 1;
     -1 if the trace has no steps."""
     left_out: int
-    """The number of collectives beyond `MOST_COLLECTIVES`, which are skipped."""
+    """The number of further collectives, which are skipped."""
     computing_known: bool = True
     """Whether the trace shows what the rank computed; if not, the computing times are 0."""
 
     def __len__(self) -> int:
         return len(self.begin_ns)
 
+    @property
+    def end_ns(self) -> Numbers:
+        """The end of each."""
+        return self.begin_ns + self.dur_ns
+
+    @classmethod
+    def small(cls, **columns: Any) -> Collectives:
+        """Return collectives whose arrays are of the smallest types."""
+        arrays: dict[str, Any] = {
+            name: _small(column)
+            for name, column in columns.items()
+            if isinstance(column, np.ndarray) and name != "begin_ns"
+        }
+        return cls(**(columns | arrays))
+
+
+def _small(values: NDArray[np.signedinteger[Any]]) -> NDArray[np.signedinteger[Any]]:
+    """Return integers in the smallest type that holds all of them."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    for kind in (np.int8, np.int16, np.int32):
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return values.astype(kind)
+    return values
+
 
 def collectives(
-    trace: Trace, transit_ns: Mapping[str, Sequence[int | None]] | None = None
+    trace: Trace,
+    transit_ns: Mapping[str, Sequence[int | None]] | None = None,
+    most: int | None = None,
 ) -> Collectives:
-    """The collectives of `work_of`.
+    """The collectives of `work_of`, at most `most`, or `MOST_COLLECTIVES`.
 
     `transit_ns` has the time in which each moved data, by name and in the order of time.
     """
     events = trace.events
     every, computing = work_of(trace)
-    left_out = max(0, len(every) - MOST_COLLECTIVES)
-    rows = every[:MOST_COLLECTIVES]
+    most = MOST_COLLECTIVES if most is None else most
+    left_out = max(0, len(every) - most)
+    rows = every[:most]
     group, groups = argument_of(trace, rows, "Process Group Name")
     if not groups:
         group, groups = _groups_in_names(trace, rows)
@@ -95,15 +136,15 @@ def collectives(
     begin = events.begin_ns[rows]
     first = busy.begin[0] if len(busy.begin) else 0
     since = np.full(len(rows), min(first, begin.min(initial=first)))
-    return Collectives(
+    return Collectives.small(
         ops=ops,
         op=op,
         groups=["", *groups],
-        group=(group + 1).astype(np.int32),
+        group=group + 1,
         bytes_in=bytes_in(trace, rows),
         members=members(trace, rows),
         begin_ns=begin,
-        end_ns=events.end_ns[rows],
+        dur_ns=events.dur_ns[rows],
         computed_ns=computes.within(since, begin),
         computed_in_ns=computes.within(begin, events.end_ns[rows]),
         busy_ns=busy.within(since, begin),
@@ -177,9 +218,13 @@ def transits(found: communication.CollectiveStats | None) -> dict[str, list[int 
 
 
 def collectives_of_files(
-    found: communication.CollectiveStats | None, kernels: CsvTable | None
+    found: communication.CollectiveStats | None, kernels: CsvTable | None, most: int | None = None
 ) -> Collectives:
-    """The collectives of communication.json, and the computing of kernel_details.csv if given."""
+    """The collectives of communication.json, and the computing of kernel_details.csv if given.
+
+    They are at most `most`, or `MOST_COLLECTIVES`.
+    """
+    most = MOST_COLLECTIVES if most is None else most
     calls = sorted(
         (
             _Call(e.begin_ns, e.begin_ns + e.elapse_ns, e.name, e.transit_ns or -1, e.step)
@@ -188,12 +233,12 @@ def collectives_of_files(
         ),
         key=lambda each: (each.begin_ns, each.end_ns),
     )
-    left_out = max(0, len(calls) - MOST_COLLECTIVES)
+    left_out = max(0, len(calls) - most)
     begin, end = _column(calls, "begin_ns"), _column(calls, "end_ns")
     computes = None if kernels is None else intervals_of_kernels(kernels)
     computing = Cover(*(computes or (begin[:0], end[:0])))
     busy = computing | Cover(begin, end)
-    calls, begin, end = calls[:MOST_COLLECTIVES], begin[:MOST_COLLECTIVES], end[:MOST_COLLECTIVES]
+    calls, begin, end = calls[:most], begin[:most], end[:most]
     since = np.full(len(calls), busy.begin[0] if len(busy.begin) else 0)
     ops, op = numbered_ops([each.name for each in calls])
     groups: dict[str, int] = {"": 0}
@@ -204,7 +249,7 @@ def collectives_of_files(
         of_group.append(groups.setdefault(named[1] if named else "", len(groups)))
     of_step = [steps.setdefault(each.step, len(steps) + 1) for each in calls]
     unknown = np.full(len(calls), -1, dtype=np.int64)
-    return Collectives(
+    return Collectives.small(
         ops=ops,
         op=op,
         groups=list(groups),
@@ -212,7 +257,7 @@ def collectives_of_files(
         bytes_in=unknown,
         members=unknown.copy(),
         begin_ns=begin,
-        end_ns=end,
+        dur_ns=end - begin,
         computed_ns=computing.within(since, begin),
         computed_in_ns=computing.within(begin, end),
         busy_ns=busy.within(since, begin),

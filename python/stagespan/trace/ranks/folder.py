@@ -12,7 +12,6 @@ import numpy as np
 
 from stagespan.errors import TraceError
 from stagespan.text.amounts import MOST_LISTED, counted, listed
-from stagespan.trace.ranks.collectives import MOST_COLLECTIVES
 from stagespan.trace.ranks.find import ranks_by_place
 from stagespan.trace.ranks.match import UNKNOWN_CLOCK, Clocks, Matched, align, match
 from stagespan.trace.ranks.report import Ranks
@@ -78,7 +77,7 @@ def ranks_of(
         duplicated=duplicated,
         without_rank=without_rank,
         unreadable=unreadable,
-        matched=matched,
+        matched=matched.without_calls(),
         clocks=clocks,
         waits=waits(summaries, matched, clocks),
         remarks=tuple(remarks),
@@ -286,9 +285,8 @@ def _about_matching(summaries: list[RankSummary], matched: Matched) -> list[str]
         remarks.append(f"{matched.alone:,} sends and receives between two ranks are skipped.")
     left = sum(each.collectives.left_out for each in summaries)
     if left:
-        remarks.append(
-            f"{left:,} collectives beyond the first {MOST_COLLECTIVES:,} of each rank are skipped."
-        )
+        kept = max(len(each.collectives) for each in summaries)
+        remarks.append(f"{left:,} collectives beyond the first {kept:,} of each rank are skipped.")
     return remarks
 
 

@@ -6,8 +6,8 @@ at about the same time on all ranks, which shows how far each clock is ahead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ _CLOCKS_NS = 10_000_000
 _LEAST_COUNT, _SPREAD = 4, 0.05
 # Spreads of the ends differ if one is this many times the other, and above the noise.
 _SIMILAR_FACTOR, _NOISE_NS = 4.0, 20_000
+AT_ONCE = 1 << 15
+"""The number of elements of ranks and collectives that are processed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,17 @@ class MatchedCalls:
         known: NDArray[np.bool_] = self.begin_ns != NO_VALUE
         return known
 
+    def columns(self, some: slice) -> MatchedCalls:
+        """The part with these collectives; its arrays are views."""
+        return MatchedCalls(
+            self.group,
+            self.ranks,
+            self.ops[some],
+            self.bytes_in[some],
+            self.members[some],
+            **{name: getattr(self, name)[:, some] for name in _BY_RANK},
+        )
+
     def part(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> MatchedCalls:
         """The part with these ranks and collectives."""
         here = np.ix_(rows, columns)
@@ -74,16 +87,17 @@ class MatchedCalls:
         )
 
 
-_BY_RANK = (
-    "begin_ns",
-    "end_ns",
-    "computed_ns",
-    "computed_in_ns",
-    "busy_ns",
-    "transit_ns",
-    "step",
-)
-"""Columns of `Collectives` that a block has for each rank."""
+_BY_RANK = {
+    "begin_ns": NO_VALUE,
+    "end_ns": NO_VALUE,
+    "computed_ns": 0,
+    "computed_in_ns": 0,
+    "busy_ns": 0,
+    "transit_ns": -1,
+    "step": -1,
+}
+"""Columns of `Collectives` that a block has for each rank, in their types, and the value if the
+rank's trace does not contain the collective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +109,12 @@ class Matched:
     """Ranks (indices of summaries) that have collectives, but no matched ones."""
     alone: int
     """The number of sends and receives between two ranks, which are skipped."""
+    count: int
+    """The number of collectives that are in the traces of at least two ranks."""
 
-    @property
-    def count(self) -> int:
-        """The number of collectives that are in the traces of at least two ranks."""
-        return sum(len(block.ops) for block in self.blocks)
+    def without_calls(self) -> Matched:
+        """Return the same without the blocks, which take much memory for many ranks."""
+        return replace(self, blocks=[])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +122,9 @@ class _GroupCalls:
     """A group's collectives in one rank's trace."""
 
     rank: int
-    ops: NDArray[np.object_]
-    rows: NDArray[np.intp]
+    ops: NDArray[np.int16]
+    """Codes of operations, the same for all ranks."""
+    rows: NDArray[np.int32]
     of: Collectives
 
     @property
@@ -126,27 +142,30 @@ def match(summaries: Sequence[RankSummary]) -> Matched:
     operations agree at no shift are not matched.
     """
     by_group: dict[str, list[_GroupCalls]] = {}
+    codes: dict[str, int] = {}
     alone = 0
     for number, summary in enumerate(summaries):
         found = summary.collectives
-        names = np.array(found.ops, dtype=object)[found.op]
+        ops = np.array([codes.setdefault(op, len(codes)) for op in found.ops], dtype=np.int16)
         private = np.isin(found.op, [at for at, op in enumerate(found.ops) if op in BETWEEN_TWO])
         alone += int(private.sum())
         for group, name in enumerate(found.groups):
-            rows = np.flatnonzero((found.group == group) & ~private)
+            rows = np.flatnonzero((found.group == group) & ~private).astype(np.int32)
             if len(rows):
-                by_group.setdefault(name, []).append(_GroupCalls(number, names[rows], rows, found))
+                calls = _GroupCalls(number, ops[found.op[rows]], rows, found)
+                by_group.setdefault(name, []).append(calls)
     blocks, matched = [], set()
     for name, members in by_group.items():
-        block = _block(name, members)
+        block = _block(name, members, list(codes))
         if block is not None:
             blocks.append(block)
             matched.update(block.ranks.tolist())
     with_some = {calls.rank for members in by_group.values() for calls in members}
-    return Matched(blocks, sorted(with_some - matched), alone)
+    count = sum(len(block.ops) for block in blocks)
+    return Matched(blocks, sorted(with_some - matched), alone, count)
 
 
-def _block(group: str, members: list[_GroupCalls]) -> MatchedCalls | None:
+def _block(group: str, members: list[_GroupCalls], names: list[str]) -> MatchedCalls | None:
     if len(members) < 2:
         return None
     base = max(members, key=lambda calls: len(calls.rows))
@@ -157,14 +176,19 @@ def _block(group: str, members: list[_GroupCalls]) -> MatchedCalls | None:
     first = min(shift for _, shift in kept)
     last = max(shift + len(calls.rows) for calls, shift in kept)
     size = (len(kept), last - first)
-    of = {name: np.full(size, NO_VALUE, dtype=np.int64) for name in _BY_RANK}
-    ops = np.full(size[1], "", dtype=object)
+    of = {
+        name: np.full(
+            size, absent, np.result_type(*(getattr(calls.of, name).dtype for calls, _ in kept))
+        )
+        for name, absent in _BY_RANK.items()
+    }
+    ops = np.full(size[1], -1, dtype=np.int16)
     bytes_in, members_of = (np.full(size[1], -1, dtype=np.int64) for _ in range(2))
     for row, (calls, shift) in enumerate(kept):
         here = slice(shift - first, shift - first + len(calls.rows))
         for name, values in of.items():
             values[row, here] = getattr(calls.of, name)[calls.rows]
-        ops[here] = np.where(ops[here] == "", calls.ops, ops[here])
+        ops[here] = np.where(ops[here] < 0, calls.ops, ops[here])
         bytes_in[here] = np.maximum(bytes_in[here], calls.of.bytes_in[calls.rows])
         members_of[here] = np.maximum(members_of[here], calls.of.members[calls.rows])
     shared = np.flatnonzero((of["begin_ns"] != NO_VALUE).sum(axis=0) >= 2)
@@ -173,10 +197,11 @@ def _block(group: str, members: list[_GroupCalls]) -> MatchedCalls | None:
     return MatchedCalls(
         group,
         np.array([calls.rank for calls, _ in kept], dtype=np.intp),
-        ops[shared].tolist(),
+        [names[code] for code in ops[shared].tolist()],
         bytes_in[shared],
         members_of[shared],
-        **{name: values[:, shared] for name, values in of.items()},
+        # One after another, so that only one array exists twice.
+        **{name: of.pop(name)[:, shared] for name in _BY_RANK},
     )
 
 
@@ -264,12 +289,11 @@ def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
     traces. Medians are used because a few collectives that end late on one rank do not move them.
     """
     count = len(summaries)
-    residuals, offset = _relaxed(count, matched)
-    known = np.array([len(each) > 0 for each in residuals], dtype=np.bool_)
-    error = np.full(count, -1, dtype=np.int64)
-    for at in np.flatnonzero(known).tolist():
-        each = residuals[at]
-        error[at] = round(_TO_SIGMA * float(np.median(np.abs(each - np.median(each)))))
+    spread, offset = _relaxed(count, matched)
+    known = np.array([each is not None for each in spread], dtype=np.bool_)
+    error = np.array(
+        [-1 if each is None else round(_TO_SIGMA * each) for each in spread], dtype=np.int64
+    )
     hosts: dict[str, list[int]] = {}
     for at, summary in enumerate(summaries):
         if summary.host is not None and summary.unix_clock:
@@ -288,18 +312,20 @@ def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
     return Clocks(np.rint(offset).astype(np.int64), error, how)
 
 
-def _relaxed(count: int, matched: Matched) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
-    """Return the offsets with the best agreement of the ends, and each rank's deviations."""
+def _relaxed(count: int, matched: Matched) -> tuple[list[float | None], NDArray[np.float64]]:
+    """Return the offsets with the best agreement of the ends, and each rank's deviation."""
     ends = []
     for block in matched.blocks:
         together = np.array([op in TOGETHER for op in block.ops], dtype=np.bool_)
         if not together.any():
             continue
-        raw = block.end_ns[:, together]
+        raw = block.end_ns if together.all() else block.end_ns[:, together]
         base = int(raw[raw != NO_VALUE].min())
         # Relative to the first end, the times are exact as doubles.
-        near = np.where(raw == NO_VALUE, base, raw) - base
-        ends.append((block.ranks, np.where(raw == NO_VALUE, np.nan, near)))
+        near = np.full(raw.shape, np.nan)
+        known = raw != NO_VALUE
+        near[known] = raw[known] - base
+        ends.append((block.ranks, near))
     offset = np.zeros(count)
     for _ in range(_ROUNDS):
         residuals = _residuals(count, ends, offset)
@@ -307,19 +333,38 @@ def _relaxed(count: int, matched: Matched) -> tuple[list[NDArray[np.float64]], N
         offset += step
         if np.abs(step).max(initial=0.0) < 1.0:
             break
-    return _residuals(count, ends, offset), offset
+    spread = [_spread(each) for each in _residuals(count, ends, offset)]
+    return spread, offset
+
+
+def _spread(residuals: NDArray[np.float64]) -> float | None:
+    """Return the median deviation; None without any end."""
+    if len(residuals) == 0:
+        return None
+    return float(np.median(np.abs(residuals - np.median(residuals))))
 
 
 def _residuals(
     count: int,
     ends: list[tuple[NDArray[np.intp], NDArray[np.float64]]],
     offset: NDArray[np.float64],
-) -> list[NDArray[np.float64]]:
-    found: list[list[NDArray[np.float64]]] = [[] for _ in range(count)]
-    for ranks, end in ends:
-        aligned = end - offset[ranks][:, None]
-        away = aligned - np.nanmedian(aligned, axis=0)
+) -> Iterator[NDArray[np.float64]]:
+    """Yield the deviations of each rank's ends from those of all ranks."""
+    middles = []
+    rows: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for number, (ranks, end) in enumerate(ends):
+        middle = np.empty(end.shape[1])
+        for first in range(0, len(middle), _columns_at_once(len(ranks))):
+            some = slice(first, first + _columns_at_once(len(ranks)))
+            middle[some] = np.nanmedian(end[:, some] - offset[ranks][:, None], axis=0)
+        middles.append(middle)
         for row, rank in enumerate(ranks.tolist()):
-            here = away[row]
-            found[rank].append(here[~np.isnan(here)])
-    return [np.concatenate(each) if each else np.empty(0) for each in found]
+            rows[rank].append((number, row))
+    for rank, mine in enumerate(rows):
+        found = [ends[number][1][row] - offset[rank] - middles[number] for number, row in mine]
+        away = np.concatenate(found) if found else np.empty(0)
+        yield away[~np.isnan(away)]
+
+
+def _columns_at_once(ranks: int) -> int:
+    return max(1, AT_ONCE // max(1, ranks))

@@ -204,12 +204,15 @@ class UnreadableFile(Figures, frozen=True):
 
 
 def summarise(
-    path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None = None,
+    most: int | None = None,
 ) -> RankSummary | UnreadableFile:
     """Read and summarise one trace, or the files of an Ascend folder.
 
     Returns an `UnreadableFile` for bad content instead of raising. `folder` is the folder that was
-    searched for ranks; the names of its subfolders may contain the rank.
+    searched for ranks; the names of its subfolders may contain the rank. Of the collectives, at
+    most `most` are kept, or `MOST_COLLECTIVES`.
     """
     path, folder = Path(path), None if folder is None else Path(folder)
     try:
@@ -223,7 +226,7 @@ def summarise(
     known = found if isinstance(found, communication.CollectiveStats) else None
     if read is None:
         assert files is not None
-        return _of_tables(path, folder, files, known)
+        return _of_tables(path, folder, files, known, most)
     trace = TraceView.of(read)
     window = window_of(trace)
     if window is None:
@@ -257,7 +260,7 @@ def summarise(
         start_ns=window[0] if windows is None else int(windows.begin_ns[0]),
         device=together(devices.values()) if devices else None,
         usage=usage_of(trace, window, stages),
-        collectives=collectives(trace, transits(known)),
+        collectives=collectives(trace, transits(known), most),
         verdict=None if overall is None else overall.verdict,
         verdict_sentence=None if overall is None else overall.sentence,
         least_ranks=least_ranks(trace, documents),
@@ -282,6 +285,7 @@ def _of_tables(
     folder: Path | None,
     files: AscendFolder,
     known: communication.CollectiveStats | None,
+    most: int | None,
 ) -> RankSummary | UnreadableFile:
     """The summary of an Ascend folder that contains no trace."""
     empty = without_events(str(path))
@@ -293,7 +297,7 @@ def _of_tables(
             str(path),
             f"{files.output} contains neither a trace nor a step with times in {STEP_TRACE_TIME}.",
         )
-    operations = collectives_of_files(known, kernels)
+    operations = collectives_of_files(known, kernels, most)
     begin = int(operations.begin_ns.min()) if len(operations) else 0
     rank, rank_from = rank_of(empty, path, folder, files.rank)
     return RankSummary(

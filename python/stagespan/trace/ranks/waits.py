@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.ranks.match import (
+    AT_ONCE,
     NO_VALUE,
     UNKNOWN_CLOCK,
     Clocks,
@@ -36,8 +37,6 @@ REASONS = {
 }
 ROW = {reason: row for row, reason in enumerate(REASONS)}
 """The row of each reason in an array by reason."""
-# The number of array elements that are processed at a time.
-_AT_ONCE = 1 << 20
 
 
 def reasons(
@@ -60,24 +59,6 @@ def reasons(
     is the same on all ranks: the last rank took longer since then because it computed or
     communicated for longer, or did neither for longer.
     """
-    found = np.zeros((len(REASONS), len(columns)), dtype=np.int64)
-    size = max(1, _AT_ONCE // max(1, len(block.ranks)))
-    for first in range(0, len(columns), size):
-        part = slice(first, first + size)
-        found[:, part] = _of_columns(
-            block, columns[part], last[part], lost_ns, start_ns, computing_known
-        )
-    return found
-
-
-def _of_columns(
-    block: MatchedCalls,
-    columns: NDArray[np.intp],
-    last: NDArray[np.intp],
-    lost_ns: NDArray[np.int64],
-    start_ns: NDArray[np.int64],
-    computing_known: NDArray[np.bool_],
-) -> NDArray[np.int64]:
     before = np.maximum(columns - 1, 0)
     begin = block.begin_ns[:, columns]
     of_last = (last, np.arange(len(columns)))
@@ -253,59 +234,69 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
         block = _on_one_clock(whole, clocks)
         if not block.ops:
             continue
-        known = block.known
-        begin = block.begin_ns - clocks.offset_ns[block.ranks][:, None]
-        end = block.end_ns - clocks.offset_ns[block.ranks][:, None]
-        arrival = np.where(known, begin, NO_VALUE)
-        ascending = np.sort(arrival, axis=0)
-        latest, next_latest = ascending[-1], ascending[-2]
-        last_row = np.argmax(arrival, axis=0)
-        last_rank = block.ranks[last_row]
-        late = latest - next_latest
-        has_last = late > _tolerance(block, clocks)
-        wait = np.where(known, np.clip(latest - begin, 0, end - begin), 0)
-        idle = np.where(known, np.maximum(wait - block.computed_in_ns, 0), 0)
-        waited_in, lost_in = wait.sum(axis=0), idle.sum(axis=0)
-        pure = np.where(known, end - begin, np.iinfo(np.int64).max).min(axis=0)
-        np.add.at(waited, block.ranks, wait.sum(axis=1))
-        np.add.at(lost, block.ranks, idle.sum(axis=1))
-        np.add.at(compared, block.ranks, known.sum(axis=1))
-        np.add.at(last, last_rank[has_last], 1)
-        np.add.at(caused, last_rank[has_last], np.minimum(late, idle.max(axis=0))[has_last])
-        np.add.at(waited_for, last_rank[has_last], lost_in[has_last])
-        columns = np.flatnonzero(has_last)
-        why = reasons(
-            replace(block, begin_ns=arrival, end_ns=np.where(known, end, NO_VALUE)),
-            columns,
-            last_row[columns],
-            idle,
-            start_ns[block.ranks],
-            computing_known[block.ranks],
-        )
-        np.add.at(reasons_ns, last_rank[columns], why.T)
-        still = _still(block, begin, end, latest)
         steps, positions = _positions(block)
-        known_on = known.sum(axis=0)
-        instances += [
-            CollectiveInstance(
-                op=block.ops[at],
-                group=block.group or None,
-                index=at,
-                step=steps[at],
-                position=positions[at],
-                time_ns=int(latest[at]) - window_begin,
-                ranks=int(known_on[at]),
-                last=summaries[last_rank[at]].rank if has_last[at] else None,
-                late_ns=int(late[at]),
-                waited_ns=int(waited_in[at]),
-                lost_ns=int(lost_in[at]),
-                pure_ns=int(pure[at]),
-                still_ns=still[at],
-                last_at=int(last_rank[at]) if has_last[at] else NOBODY,
-                bus_bytes=bus_bytes(block.ops[at], int(block.bytes_in[at]), int(block.members[at])),
+        tolerance = _tolerance(block, clocks)
+        at_once = max(1, AT_ONCE // len(block.ranks))
+        for first in range(0, len(block.ops), at_once):
+            # With the collective before, from which delays are counted.
+            before = min(first, 1)
+            part = block.columns(slice(first - before, first + at_once))
+            own = slice(before, None)
+            known = part.known
+            begin = part.begin_ns - clocks.offset_ns[part.ranks][:, None]
+            end = part.end_ns - clocks.offset_ns[part.ranks][:, None]
+            arrival = np.where(known, begin, NO_VALUE)
+            ascending = np.sort(arrival, axis=0)
+            latest, next_latest = ascending[-1], ascending[-2]
+            last_row = np.argmax(arrival, axis=0)
+            last_rank = part.ranks[last_row]
+            late = latest - next_latest
+            has_last = late > tolerance
+            has_last[:before] = False
+            wait = np.where(known, np.clip(latest - begin, 0, end - begin), 0)
+            idle = np.where(known, np.maximum(wait - part.computed_in_ns, 0), 0)
+            waited_in, lost_in = wait.sum(axis=0), idle.sum(axis=0)
+            pure = np.where(known, end - begin, np.iinfo(np.int64).max).min(axis=0)
+            np.add.at(waited, part.ranks, wait[:, own].sum(axis=1))
+            np.add.at(lost, part.ranks, idle[:, own].sum(axis=1))
+            np.add.at(compared, part.ranks, known[:, own].sum(axis=1))
+            np.add.at(last, last_rank[has_last], 1)
+            np.add.at(caused, last_rank[has_last], np.minimum(late, idle.max(axis=0))[has_last])
+            np.add.at(waited_for, last_rank[has_last], lost_in[has_last])
+            columns = np.flatnonzero(has_last)
+            why = reasons(
+                replace(part, begin_ns=arrival, end_ns=np.where(known, end, NO_VALUE)),
+                columns,
+                last_row[columns],
+                idle,
+                start_ns[part.ranks],
+                computing_known[part.ranks],
             )
-            for at in range(len(block.ops))
-        ]
+            np.add.at(reasons_ns, last_rank[columns], why.T)
+            still = _still(part, begin, end, latest)
+            known_on = known.sum(axis=0)
+            instances += [
+                CollectiveInstance(
+                    op=part.ops[at],
+                    group=part.group or None,
+                    index=first - before + at,
+                    step=steps[first - before + at],
+                    position=positions[first - before + at],
+                    time_ns=int(latest[at]) - window_begin,
+                    ranks=int(known_on[at]),
+                    last=summaries[last_rank[at]].rank if has_last[at] else None,
+                    late_ns=int(late[at]),
+                    waited_ns=int(waited_in[at]),
+                    lost_ns=int(lost_in[at]),
+                    pure_ns=int(pure[at]),
+                    still_ns=still[at],
+                    last_at=int(last_rank[at]) if has_last[at] else NOBODY,
+                    bus_bytes=bus_bytes(
+                        part.ops[at], int(part.bytes_in[at]), int(part.members[at])
+                    ),
+                )
+                for at in range(before, len(part.ops))
+            ]
     return CollectiveWaits(
         instances=instances,
         waited_ns=waited,

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from stagespan.errors import StagespanError
+from stagespan.trace.ranks.collectives import most_collectives
 from stagespan.trace.ranks.summary import RankSummary, UnreadableFile, summarise
 
 Summary = RankSummary | UnreadableFile
@@ -43,7 +44,8 @@ def summarise_all(
     found: list[Summary | None] = [None] * len(paths)
     names = [str(path) for path in paths]
     where = None if folder is None else str(folder)
-    for done, (at, summary) in enumerate(_results(names, jobs, where, cluster), 1):
+    most = most_collectives(len(names))
+    for done, (at, summary) in enumerate(_results(names, jobs, where, cluster, most), 1):
         found[at] = summary
         if progress is not None:
             progress(done, len(names))
@@ -51,38 +53,38 @@ def summarise_all(
 
 
 def _results(
-    paths: list[str], jobs: int | None, folder: str | None, cluster: str | None
+    paths: list[str], jobs: int | None, folder: str | None, cluster: str | None, most: int
 ) -> Iterator[tuple[int, Summary]]:
     if cluster is not None:
         in_cluster = _in_ray if cluster.split("://", 1)[0] == _RAY else _in_dask
-        return in_cluster(cluster, paths, folder)
+        return in_cluster(cluster, paths, folder, most)
     if len(paths) < 2 or jobs == 1 or (jobs == -1 and _size(paths) < _SMALL_BYTES):
-        return _here(paths, folder)
+        return _here(paths, folder, most)
     try:
         from joblib import Parallel, delayed
     except ImportError:
-        return _here(paths, folder)
+        return _here(paths, folder, most)
 
     def run(which: Sequence[int], workers: int | None) -> Iterator[tuple[int, Summary]]:
-        tasks = [delayed(_summarised)(paths[at], folder) for at in which]
+        tasks = [delayed(_summarised)(paths[at], folder, most) for at in which]
         return zip(which, Parallel(n_jobs=workers, return_as="generator")(tasks), strict=True)
 
     return _in_processes(paths, jobs, run)
 
 
-def _summarised(path: str, folder: str | None) -> Summary:
+def _summarised(path: str, folder: str | None, most: int) -> Summary:
     """Summarise a trace. A lack of memory or a file that vanished is the trace's own problem."""
     try:
-        return summarise(path, folder)
+        return summarise(path, folder, most)
     except MemoryError:
         return UnreadableFile(path, f"{path} needs more memory than its worker has.")
     except OSError as error:
         return UnreadableFile(path, f"{path} cannot be read ({error.strerror or error}).")
 
 
-def _here(paths: list[str], folder: str | None) -> Iterator[tuple[int, Summary]]:
+def _here(paths: list[str], folder: str | None, most: int) -> Iterator[tuple[int, Summary]]:
     for at, path in enumerate(paths):
-        yield at, _summarised(path, folder)
+        yield at, _summarised(path, folder, most)
 
 
 def _in_processes(
@@ -107,7 +109,9 @@ def _in_processes(
                 )  # fmt: skip
 
 
-def _in_dask(address: str, paths: list[str], folder: str | None) -> Iterator[tuple[int, Summary]]:
+def _in_dask(
+    address: str, paths: list[str], folder: str | None, most: int
+) -> Iterator[tuple[int, Summary]]:
     distributed = _module("distributed", "Dask", "dask[distributed]")
     try:
         client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
@@ -115,7 +119,7 @@ def _in_dask(address: str, paths: list[str], folder: str | None) -> Iterator[tup
         raise _unreachable(address, error) from error
     with client, client.as_current():
         futures = {
-            client.submit(_summarised, path, folder, pure=False): at
+            client.submit(_summarised, path, folder, most, pure=False): at
             for at, path in enumerate(paths)
         }
         for future in distributed.as_completed(list(futures)):
@@ -126,14 +130,16 @@ def _in_dask(address: str, paths: list[str], folder: str | None) -> Iterator[tup
             future.release()
 
 
-def _in_ray(address: str, paths: list[str], folder: str | None) -> Iterator[tuple[int, Summary]]:
+def _in_ray(
+    address: str, paths: list[str], folder: str | None, most: int
+) -> Iterator[tuple[int, Summary]]:
     ray = _module(_RAY, "Ray", _RAY)
     try:
         ray.init(address="auto" if address == _RAY else address, ignore_reinit_error=True)
     except (OSError, ValueError) as error:
         raise _unreachable(address, error) from error
     task = ray.remote(_summarised)
-    waiting = {task.remote(path, folder): at for at, path in enumerate(paths)}
+    waiting = {task.remote(path, folder, most): at for at, path in enumerate(paths)}
     while waiting:
         ready, _ = ray.wait(list(waiting), num_returns=1)
         at = waiting.pop(ready[0])

@@ -18,6 +18,7 @@ from stagespan import analyze
 from stagespan.cli import command
 from stagespan.errors import StagespanError
 from stagespan.trace.ranks import ranks_of, summarise_all
+from stagespan.trace.ranks.collectives import most_collectives
 from stagespan.trace.ranks.find import traces_in
 from stagespan.trace.ranks.summary import RankSummary, UnreadableFile, summarise
 
@@ -145,10 +146,10 @@ def test_a_killed_worker_costs_only_its_trace(
     # GIVEN workers, of which one is killed whenever it reads rank 3
     joblib = pytest.importorskip("joblib")
 
-    def read(path: str, where: str | None) -> Any:
+    def read(path: str, where: str | None, most: int) -> Any:
         if "rank3" in path:
             raise BrokenProcessPool("killed")
-        return summarise(path, where)
+        return summarise(path, where, most)
 
     monkeypatch.setattr("stagespan.trace.ranks.workers.summarise", read)
     # WHEN the traces are summarised
@@ -199,6 +200,36 @@ def test_workers_return_little_data(tmp_path: Path) -> None:
     # THEN the size of its summary depends on the collectives, not on the trace
     assert isinstance(found, RankSummary)
     assert len(pickle.dumps(found)) < 64 * len(calls) + 4_000
+
+
+def test_memory_is_bounded_for_any_number_of_ranks(tmp_path: Path) -> None:
+    # GIVEN the numbers of collectives that are kept of each rank
+    kept = {ranks: most_collectives(ranks) for ranks in (1, 8, 1_000, 10_000, 100_000)}
+    # THEN there are fewer for many ranks, but enough to see who is late
+    assert kept == {1: 5_000, 8: 5_000, 1_000: 4_000, 10_000: 400, 100_000: 200}
+    # AND the others are counted
+    calls = [("AllReduce", 1_000.0 * n, 1_000.0 * n + 10) for n in range(5)]
+    found = summarise(write_rank(tmp_path, 0, calls, world=2), most=3)
+    assert isinstance(found, RankSummary)
+    assert (len(found.collectives), found.collectives.left_out) == (3, 2)
+
+
+def test_parts_of_many_ranks_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN ranks of which some are late, with computing between their collectives
+    late = {3: 4, 7: 1, 11: 2}
+    arrivals = [
+        [1_000.0 * n + 90 * (late.get(n) == rank) + rank for n in range(15)] for rank in range(5)
+    ]
+    computing = [(1_000.0 * n + 200, 1_000.0 * n + 500) for n in range(15)]
+    steps = [(3_000.0 * n, 3_000.0 * n + 2_990) for n in range(5)]
+    for rank, calls in enumerate(together(arrivals)):
+        write_rank(tmp_path, rank, calls, world=5, computing=computing, steps=steps)
+    whole = ranks_in(tmp_path).to_dict()
+    # WHEN they are compared in parts of one, two or four collectives THEN nothing changes
+    for elements in (1, 10, 20):
+        monkeypatch.setattr("stagespan.trace.ranks.match.AT_ONCE", elements)
+        monkeypatch.setattr("stagespan.trace.ranks.waits.AT_ONCE", elements)
+        assert ranks_in(tmp_path).to_dict() == whole
 
 
 def test_very_many_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,7 +254,16 @@ timeline();
 sections(false);
 labelScheme();
 document.getElementById("scheme").onclick = () => setScheme(!isDark());
+// A section begins below the header, which has several lines if there are many sections.
+function makeRoom() {
+  const header = document.querySelector("header");
+  const covers = getComputedStyle(header).position === "sticky";
+  document.documentElement.style.scrollPaddingTop = covers ? `${header.offsetHeight + 12}px` : "";
+}
+
 document.addEventListener("keydown", keys);
+addEventListener("resize", makeRoom);
+makeRoom();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   labelScheme();
   if (window.Plotly) for (const draw of DRAWINGS) draw();

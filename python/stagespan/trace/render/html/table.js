@@ -3,8 +3,8 @@
 
 const FIRST_ROWS = 15;
 const SEARCHED_FROM = 9;
-// Matches names of a program, as opposed to words.
-const NAME = /[_:<(=/]|^\S{25}/;
+// Matches names of a program, as opposed to words: "idle: the host waited" is words.
+const NAME = /[_<(=/]|:(?!\s|$)|^\S{25}/;
 
 function element(name, properties, ...children) {
   const made = document.createElement(name);
