@@ -1,6 +1,7 @@
 // termination.cpp: marks the recording when a signal stops the process, and writes the reports before SIGTERM does.
 #include "termination.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -13,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <memory>
 
 #include "object.h"
 #include "stagespan/recorder.h"
@@ -193,13 +195,29 @@ void* wait_for_signal(void*) {
   end_process();
 }
 
-// Starts the thread that ends the process; it takes no signals, which the main thread must get.
-bool start_thread() noexcept {
+/// When a process must have ended: some time after its end was asked for.
+struct Deadline {
+  int fd;  // can be read once it is asked for
+  long milliseconds;
+};
+
+// Neither needs the interpreter's lock nor waits for a thread that does.
+void* end_late(void* argument) {
+  const std::unique_ptr<Deadline> deadline(static_cast<Deadline*>(argument));
+  pollfd asked{deadline->fd, POLLIN, 0};
+  while (poll(&asked, 1, -1) < 0 && errno == EINTR) {
+  }
+  sleep_ms(deadline->milliseconds);
+  _exit(0);
+}
+
+// Starts a thread that takes no signals, which the main thread must get.
+bool start_thread(void* (*run)(void*), void* argument = nullptr) noexcept {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_t thread;
-  const bool started = pthread_create(&thread, nullptr, wait_for_signal, nullptr) == 0;
+  const bool started = pthread_create(&thread, nullptr, run, argument) == 0;
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (started) pthread_detach(thread);
   return started;
@@ -230,7 +248,7 @@ PyObject* watch_termination(PyObject*, PyObject* write) {
     sem_init(&g_written, 0, 0);
     g_first_ns.store(0);
     g_is_writing.store(false);
-    if (!start_thread()) {
+    if (!start_thread(wait_for_signal)) {
       g_is_watching.store(false);
       Py_RETURN_FALSE;
     }
@@ -254,6 +272,17 @@ PyObject* await_termination(PyObject*, PyObject*) {
     const Unlocked unlocked;
     while (clock_ns() - g_first_ns.load() < 2 * kLongestNs) sleep_ms(10);
   }
+  Py_RETURN_NONE;
+}
+
+PyObject* end_after(PyObject*, PyObject* arguments) {
+  auto deadline = std::make_unique<Deadline>();
+  if (PyArg_ParseTuple(arguments, "il", &deadline->fd, &deadline->milliseconds) == 0) return nullptr;
+  if (!start_thread(end_late, deadline.get())) {
+    PyErr_SetString(PyExc_RuntimeError, "can't start new thread");
+    return nullptr;
+  }
+  (void)deadline.release();  // the thread owns it
   Py_RETURN_NONE;
 }
 
@@ -297,6 +326,9 @@ PyMethodDef g_termination_functions[] = {
      "mark_stop(number)\n--\n\nSay in the recording that the process ends because of a signal."},
     {"termination_await", await_termination, METH_NOARGS,
      "await_termination()\n--\n\nIf SIGTERM has been received, wait until it ends the process."},
+    {"termination_end_after", end_after, METH_VARARGS,
+     "end_after(fd, milliseconds)\n--\n\nEnd the process with status 0 so long after a file descriptor can be read, "
+     "whatever its threads do."},
     {nullptr, nullptr, 0, nullptr},
 };
 

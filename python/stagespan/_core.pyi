@@ -969,6 +969,10 @@ def termination_mark_stop(number: int) -> None:
 def termination_await() -> None:
     """If SIGTERM has been received, wait until it ends the process."""
 
+def termination_end_after(fd: int, milliseconds: int) -> None:
+    """End the process with status 0 so long after a file descriptor can be read, whatever its
+    threads do."""
+
 def require_main_interpreter() -> None:
     """Raise ImportError in a sub-interpreter, because the recorder belongs to the process."""
 

@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 
-_LONGEST_S = 1.4
-"""From the signal to the end of the process, also if a collector never answers. A machine that is
-busy adds to it."""
+from stagespan import _core
+
+_LONGEST_S = 1.2
+"""From the signal until the process is ended, also if a collector never answers. On a busy machine,
+the system takes some tenths of a second for the rest."""
 _LAST_S = 0.3
 """Of this time, for writing the state once more."""
-_WORK_S = 0.6
+_WORK_S = 0.5
 """The longest time in which steps are begun after the state was written: reading, handing over."""
 
 
@@ -54,19 +56,16 @@ class Ending:
 
     def limit(self, save: Callable[[float], object]) -> None:
         """Start to limit the time; ``save`` writes the state and gets the time that it may wait."""
-        threading.Thread(target=self._limit, args=(save,), daemon=True).start()
+        _core.termination_end_after(self._reader, int(1000 * _LONGEST_S))
+        threading.Thread(target=self._save, args=(save,), daemon=True).start()
 
-    def _limit(self, save: Callable[[float], object]) -> None:
+    def _save(self, save: Callable[[float], object]) -> None:
         while not self.wait(3600):
             pass
         self._stop_at = time.monotonic()
         self._end_at = self._stop_at + _LONGEST_S
-        try:
-            save(_LONGEST_S)
-            self._is_saved.set()
-            time.sleep(max(self._end_at - time.monotonic(), 0.0))
-        finally:
-            os._exit(0)
+        save(_LONGEST_S)
+        self._is_saved.set()
 
     def allow_work(self) -> None:
         """Wait until the state is written, and let work go on for a part of the time that is left.
