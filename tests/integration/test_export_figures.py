@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import Counter
 from itertools import accumulate, pairwise
@@ -296,3 +297,47 @@ def test_the_senders_of_hand_offs_are_known_in_whatever_order_processes_are_read
         samples = scraped(port)
         assert of(samples, handoffs, **{"from": "chat", "to": "tasks"}) == 21
         assert of(samples, handoffs, **{"from": "tasks", "to": "replies"}) == 21
+
+
+def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
+    # GIVEN a process that has requests when it is told to
+    program = """
+        import sys, time
+        import stagespan
+
+        print("ready", flush=True)
+        while line := sys.stdin.readline():
+            for _ in range(int(line)):
+                with stagespan.request(), stagespan.span("decode"):
+                    pass
+            print("done", flush=True)
+    """
+    process = start(program)
+    ready(process)
+    assert process.stdin is not None
+
+    def run(number: int) -> None:
+        assert process.stdin is not None
+        process.stdin.write(f"{number}\n")
+        process.stdin.flush()
+        ready(process)
+
+    run(1)
+    (path,) = folder.glob("*.stagespan")
+    totals = Totals()
+    with path.open("rb") as file:
+        of_process = Process(Recording(str(path), everything=False), file.fileno())
+
+        def pause_s(number: int) -> float:
+            run(number)
+            totals.update(of_process, of_process.read(spans=False))
+            return of_process.longest_pause_s
+
+        pause_s(1)
+        # WHEN it has many and few requests between two readings
+        many, few = pause_s(3000), pause_s(1)
+        # THEN the next reading is due sooner after many of them
+        assert 0 < many < few < math.inf
+        # THEN without requests, it is not due for their sake
+        until(lambda: pause_s(0) == math.inf)
+    end(process)

@@ -204,7 +204,7 @@ def command(
             _hand_over(node, ending, sender, keeper)
             # Reading figures takes at most a twentieth of a core.
             pause_s = max(_LEAST_PAUSE_S, 20 * (time.process_time() - began_s))
-            pause_s = min(pause_s, longest_s)
+            pause_s = min(pause_s, longest_s, node.longest_pause_s())
         ending.allow_work()
         node.poll()
         _hand_over(node, ending, sender, keeper, at_end=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import struct
 import threading
@@ -360,6 +361,12 @@ class Node:
         if is_shown or has_changed or self._read_at - self._written_at > _STATE_SECONDS:
             self._write_state()
         self._tidy()
+
+    def longest_pause_s(self) -> float:
+        """Return until when `poll` must be called again, so that all requests are read."""
+        with self._lock:
+            live = (one for one in self._processes.values() if not one.has_ended)
+            return min((one.longest_pause_s for one in live), default=math.inf)
 
     def complete(self, *, at_end: bool = False) -> list[list[Part]]:
         """Return the parts of each request that is complete and was chosen, each one once.

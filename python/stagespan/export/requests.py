@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stagespan.recording.reading import Amounts, Recording, Segment
 
-_QUIET_NS = 10**9
+QUIET_NS = 10**9
 """A request that was received can be entered again. It counts as ended after this time."""
 _MOST_ROLES = 1 << 16
 _READINGS = 4
@@ -176,7 +176,7 @@ class Taker:
             key: one
             for key, one in rows.items()
             if key not in self.taken
-            and (copy.has_gone or _is_quiet(one, copy.read_ns, 0 if at_end else _QUIET_NS))
+            and (copy.has_gone or _is_quiet(one, copy.read_ns, 0 if at_end else QUIET_NS))
         }
         highest = max(known, default=self._highest)
         if self._highest:

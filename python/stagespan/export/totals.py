@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +13,15 @@ import msgspec
 
 from stagespan import _core
 from stagespan.export.figures import BOUNDS_NS, OTHER, Figures, Names, figures_of
-from stagespan.export.requests import UNREAD, Part, Resource, Roles, Taker, durations
+from stagespan.export.requests import (
+    QUIET_NS,
+    UNREAD,
+    Part,
+    Resource,
+    Roles,
+    Taker,
+    durations,
+)
 from stagespan.export.traces import Requests
 from stagespan.recording.reading import Recording
 
@@ -20,6 +29,7 @@ MOST_STAGES = 200
 """The most stages that are exported by name; the others are summed."""
 MOST_UNITS = 100
 _MOST_GROUPS = 256
+_SHORTEST_PAUSE_S = 0.1
 LABELS = "\0"
 """Between the labels of a family that has more than one."""
 
@@ -87,6 +97,8 @@ class Process:
         """The part of the figures that was counted here, from requests that have ended."""
         self.open_traces: set[str] = set()
         """The traces of requests that have not ended, or were not taken yet."""
+        self.longest_pause_s = math.inf
+        """Until the next reading, so that no request is displaced before it is taken."""
         self._marks = b""
 
     def read(self, *, spans: bool) -> Recording:
@@ -131,6 +143,22 @@ def resource_of(recording: Recording) -> Resource:
     )
 
 
+def _pause_s(before: Recording | None, copy: Recording) -> float:
+    """Return after how long a recording must be read again, as requests came since ``before``.
+
+    A request is taken a moment after it has ended, and is displaced once as many later ones have
+    come as there is room for. The pause is half of what is between the two.
+    """
+    if before is None or before.read_ns is None or copy.read_ns is None:
+        return math.inf
+    highest = max((one["number"] for one in before.segments()), default=0)
+    new = sum(one["number"] > highest for one in copy.segments())
+    if not new:
+        return math.inf
+    lasts_s = copy.most_segments * (copy.read_ns - before.read_ns) / new / 1e9
+    return max((lasts_s - QUIET_NS / 1e9) / 2, _SHORTEST_PAUSE_S)
+
+
 class Totals:
     """The figures of processes that are read again and again, and of those that have ended."""
 
@@ -152,9 +180,11 @@ class Totals:
         """
         before, process.latest, process.used = process.used, copy, copy
         if before is not None and copy.is_same(before):
+            process.longest_pause_s = math.inf
             return
         if copy.is_exact or copy.has_gone:
             self._take(process, copy, at_end)
+            process.longest_pause_s = _pause_s(before, copy)
         process.open_traces = {
             one["trace_id"]
             for one in copy.segments()
