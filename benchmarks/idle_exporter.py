@@ -1,9 +1,11 @@
-"""Measures the CPU time of `stagespan export` beside processes that record nothing at the moment.
+"""Measures the CPU time of an exporter beside processes that record nothing at the moment.
 
-    python -m benchmarks.idle_exporter [--processes 1 50] [--seconds 20]
+    python -m benchmarks.idle_exporter [--processes 1 50] [--readings 20]
 
-Each process has had as many requests as its recording has room for. The exporter serves metrics,
-and in the second row also keeps requests, for which it reads their spans.
+Each process has had as many requests as its recording has room for. `stagespan export` reads all
+recordings twice a second, or once a second if it sends or keeps requests. The program does the same
+in its own process, and prints the CPU time of a reading: the first one, which takes everything that
+was recorded, and the mean of later ones, with the state that is written every 5 s.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stagespan import _core
+from stagespan.export.node import Node
+from stagespan.export.traces import Rules
 from stagespan.text.tables import Column, plain_table
 
-_SETTLED_S = 12.0
-"""After this time, the exporter has read all requests and has written them."""
+_PAUSE_S = 0.5
+_SETTLED = 4
+"""Readings after which all requests have been taken, and have been kept."""
 _WORKER = """
 import os, sys
 import stagespan
@@ -40,68 +45,60 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def _processes(count: int, folder: Path) -> Iterator[dict[str, str]]:
-    environment = {**os.environ, "STAGESPAN_RECORDING_DIR": str(folder)}
+def _processes(count: int) -> Iterator[None]:
     process = subprocess.Popen(
         [sys.executable, "-c", _WORKER, str(count), str(_core.REQUESTS_DEFAULT)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
     )
     assert process.stdin is not None
     assert process.stdout is not None
     for _ in range(count):
         process.stdout.readline()
     try:
-        yield environment
+        yield
     finally:
         process.stdin.close()
         process.wait()
         process.stdout.close()
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _cpu_ms_per_s(environment: dict[str, str], seconds: float, *options: str) -> float:
-    command = [sys.executable, "-m", "stagespan", "export", "--prometheus", "0", *options]
-    exporter = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    try:
-        time.sleep(_SETTLED_S)
-        began_s, before_s = time.monotonic(), _cpu_s(exporter.pid)
-        time.sleep(seconds)
-        return 1000 * (_cpu_s(exporter.pid) - before_s) / (time.monotonic() - began_s)
-    finally:
-        exporter.terminate()
-        exporter.wait()
+def _reading_ms(node: Node) -> float:
+    began_s = time.process_time()
+    node.poll()
+    for parts in node.complete():
+        for part in parts:
+            part.awaited.clear()
+    return 1000 * (time.process_time() - began_s)
 
 
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description="Measure the CPU time of an idle exporter.")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 50])
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--readings", type=int, default=20)
     arguments = parser.parse_args()
-    rows: list[tuple[str, list[str]]] = []
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
-        options = {"--prometheus": (), "--prometheus --keep": ("--keep", f"{shared}/kept")}
-        for name, more in options.items():
-            found = []
-            for count in arguments.processes:
-                with (
-                    tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
-                    _processes(count, Path(folder)) as environment,
-                ):
-                    cpu_ms = _cpu_ms_per_s(environment, arguments.seconds, *more)
-                found.append(f"{cpu_ms:,.1f}")
-            rows.append((name, found))
-    columns = [Column("stagespan export", [name for name, _ in rows])]
-    for i, count in enumerate(arguments.processes):
-        title = f"CPU ms/s beside {count:,}"
-        columns.append(Column(title, [found[i] for _, found in rows], is_number=True))
+    rows = []
+    for count in arguments.processes:
+        for name, rules in (("figures", None), ("figures and requests", Rules())):
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+                os.environ["STAGESPAN_RECORDING_DIR"] = str(Path(folder, "recordings"))
+                with _processes(count):
+                    node = Node(rules=rules)
+                    times = []
+                    for _ in range(_SETTLED + arguments.readings):
+                        time.sleep(_PAUSE_S)
+                        times.append(_reading_ms(node))
+                    node.close()
+            later = times[_SETTLED:]
+            rows.append((f"{count:,}", name, f"{times[0]:,.1f}", f"{sum(later) / len(later):,.2f}"))
+    titles = [("processes", True), ("reads", False)]
+    titles += [(f"{which}, CPU ms", True) for which in ("first", "idle")]
+    columns = [
+        Column(title, [row[i] for row in rows], is_number=is_number)
+        for i, (title, is_number) in enumerate(titles)
+    ]
     print(plain_table(columns))
 
 

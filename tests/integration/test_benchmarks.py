@@ -172,3 +172,19 @@ def test_gains_are_predicted_for_programs_with_known_problems(tmp_path: Path) ->
     for each in found.values():
         assert each["predicted_ms"] > 0
         assert each["before_ms"] > 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_an_idle_exporter_measures_each_reading() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.idle_exporter", "--processes", "2", "--readings", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    _, figures, requests = done.stdout.splitlines()
+    for line, name in ((figures, "figures"), (requests, "figures and requests")):
+        assert line.split(maxsplit=1)[1].startswith(name)
+        assert all(float(number) > 0 for number in line.split()[-2:])
