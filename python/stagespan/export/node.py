@@ -324,6 +324,8 @@ class Node:
                 self._totals.roles.learn(copy)
             copies.append((process, copy))
         for process, copy in copies:
+            if self._is_over():
+                return
             self._totals.update(process, copy)
             if copy.has_gone:
                 process.end()

@@ -99,7 +99,7 @@ class Process:
         """The traces of requests that have not ended, or were not taken yet."""
         self.longest_pause_s = math.inf
         """Until the next reading, so that no request is displaced before it is taken."""
-        self._marks = b""
+        self._marks = self._read_marks = b""
 
     def read(self, *, spans: bool) -> Recording:
         """Return a new copy, also if the file has been removed. Raises StagespanError.
@@ -111,8 +111,13 @@ class Process:
             again = self.used.again(self.handle)
             if again is not None and again.is_exact:
                 return again
-        self._marks = marks
+        self._read_marks = marks
         return Recording(self.path, everything=spans, handle=self.handle)
+
+    def accept(self, copy: Recording) -> None:
+        """Take what `read` has returned as the latest copy."""
+        self.latest = self.used = copy
+        self._marks = self._read_marks
 
     def end(self) -> None:
         """Read it no more, and close its file."""
@@ -178,7 +183,8 @@ class Totals:
 
         `roles` must know the segments of all processes.
         """
-        before, process.latest, process.used = process.used, copy, copy
+        before = process.used
+        process.accept(copy)
         if before is not None and copy.is_same(before):
             process.longest_pause_s = math.inf
             return
