@@ -54,7 +54,7 @@ _SIMPLE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tape:
     """Launches in the order in which they were made."""
 
@@ -66,6 +66,16 @@ class Tape:
     """Whether the launches were made under capture, and not by running the work directly."""
     is_one_graph: bool
     """Whether these are all launches of one capture, by the calls around them."""
+
+    @cached_property
+    def text(self) -> str:
+        """The codes as characters."""
+        return _as_text(self.code)
+
+    @cached_property
+    def counts(self) -> Counter[int]:
+        """How often each code occurs."""
+        return Counter(self.code.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +368,7 @@ class _Search:
             return self._by_order(code, tape)
         if np.array_equal(code, tape.code):
             return tape.calls
-        common = (Counter(code.tolist()) & Counter(tape.code.tolist())).total()
+        common = (Counter(code.tolist()) & tape.counts).total()
         if 100.0 * common < LEAST_PERCENT * len(code):
             # Too few to be this graph; only the number is of interest.
             calls[:common] = tape.calls[:common]
@@ -403,7 +413,7 @@ class _Search:
 
     def _places(self, code: Numbers, tape: Tape) -> list[Rows]:
         """Return the places where exactly the work of a graph was launched."""
-        text, wanted = _as_text(tape.code), _as_text(code)
+        text, wanted = tape.text, _as_text(code)
         found: list[Rows] = []
         at = text.find(wanted)
         while at >= 0 and len(found) < _MOST_PLACES:
