@@ -50,6 +50,17 @@ GLIBC = "2.28"
 OLDEST_TORCH = "torch==2.0.0"
 MOST_BYTES = 2_000_000
 LICENSES = {"LICENSE", "licenses/pybind11.txt", "licenses/llvm.txt", "licenses/zig.txt"}
+# zig finds objects in its cache, such as those of the core for another Python, if it need not list
+# the files that they include. The sources of a build do not change, so ninja need not know them.
+TOOL = """#!/bin/sh
+last=
+for word in "$@"; do
+  shift
+  case "$last" in -MT|-MF) last=; continue ;; esac
+  case "$word" in -MD) ;; -MT|-MF) last=$word ;; *) set -- "$@" "$word" ;; esac
+done
+exec "{zig}" {tool} {options} "$@"
+"""
 C_LIBRARY = re.compile(r"(libc|libm|libpthread|libdl|librt)\.so\.\d+|ld-linux[\w-]*\.so\.\d+")
 
 
@@ -221,7 +232,7 @@ def zig_tools(machine: str) -> dict[str, str]:
         target += " -flto=thin"  # not tried for another one
     for tool, options in {"cc": target, "c++": target, "ar": "", "ranlib": ""}.items():
         script = folder / tool
-        script.write_text(f'#!/bin/sh\nexec "{zig}" {tool} {options} "$@"\n')
+        script.write_text(TOOL.format(zig=zig, tool=tool, options=options))
         script.chmod(0o755)
     definitions = {
         **{f"CMAKE_{name}": folder / name.lower() for name in ("AR", "RANLIB")},
