@@ -9,14 +9,13 @@ another processor are built with the same headers: CPython's differ only in size
 Linux machines have in common. They are tried in qemu-user, with the Pythons that Debian has for
 that processor. tools/roots.sh gets these, and Python 3.14 for this one, if it may.
 
-A wheel that an earlier run built from the same sdist is taken over, with what was tried with it.
+A wheel that an earlier run built from the same sources is taken over, with what was tried with it.
 The last lines are a table of all files in Markdown, and what failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -24,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from email.parser import Parser
@@ -31,13 +31,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
-from common import ROOT, STATE, apt_install, fingerprint
+from common import COMPILED_SOURCES, ROOT, STATE, apt_install, fingerprint
 
 WORK = STATE / "wheels"
 VENV = WORK / "venv"
 BACKEND = WORK / "backend"
 ZIG_CACHE = WORK / "zig"
 REQUIREMENTS = ROOT / "requirements-wheels.txt"
+# What wheels are made from.
+SOURCES = (*COMPILED_SOURCES, "python", "licenses", "LICENSE", "README.md")
 BUILD_PACKAGES = (
     *("scikit-build-core", "pybind11", "cmake", "ninja"),
     *("exceptiongroup", "tomli", "typing-extensions"),
@@ -49,6 +51,7 @@ GLIBC = "2.28"
 # The first torch for Python 3.11 on aarch64, where it is small; tried there.
 OLDEST_TORCH = "torch==2.0.0"
 MOST_BYTES = 2_000_000
+MEMORY = Path("/dev/shm")
 LICENSES = {"LICENSE", "licenses/pybind11.txt", "licenses/llvm.txt", "licenses/zig.txt"}
 # zig finds objects in its cache, such as those of the core for another Python, if it need not list
 # the files that they include. The sources of a build do not change, so ninja need not know them.
@@ -206,9 +209,9 @@ def unpack(sdist: Path) -> Path:
     import ziglang
 
     # zig 0.17.1 has taken an old object from its cache after a source at the same path had changed;
-    # all files of an sdist have the same time. Therefore each sdist has a path of its own.
+    # all files of an sdist have the same time. Therefore other sources have another path.
     shutil.rmtree(WORK / "source", ignore_errors=True)
-    folder = WORK / "source" / hashlib.sha256(sdist.read_bytes()).hexdigest()[:16]
+    folder = WORK / "source" / fingerprint([*SOURCES, REQUIREMENTS])
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     (source,) = folder.iterdir()
@@ -259,7 +262,7 @@ class Build(NamedTuple):
     """What a wheel is built from and for."""
 
     source: Path
-    """The unpacked sdist, in a folder that is named after its hash."""
+    """The unpacked sdist, in a folder that is named after what wheels are made from."""
     python: Interpreter
     version: str
     machine: str
@@ -395,10 +398,17 @@ def smoke_test(wheel: Path, build: Build, *pins: str) -> str:
 
     If torch is among the pins, also run examples that use it.
     """
+    # Where no other program, such as a test that runs at the same time, removes recordings.
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as recordings:
+        return run_smoke_test(wheel, build, pins, STAGESPAN_RECORDING_DIR=recordings)
+
+
+def run_smoke_test(wheel: Path, build: Build, pins: Sequence[str], **variables: str) -> str:
+    """Do what smoke_test does, with these variables."""
     _, python, version, machine = build
     folder = WORK / "smoke"
     shutil.rmtree(folder, ignore_errors=True)
-    variables = {"OMP_NUM_THREADS": "1", "STAGESPAN_OUTPUT_DIR": str(folder / "output")}
+    variables |= {"OMP_NUM_THREADS": "1", "STAGESPAN_OUTPUT_DIR": str(folder / "output")}
     if machine == os.uname().machine:
         python.run("-m", "venv", folder)
         clean = python._replace(python=folder / "bin/python")
@@ -436,7 +446,8 @@ class Result(NamedTuple):
 def build_and_try(build: Build) -> Result:
     """Build, check and try a wheel; leave out what an earlier run did. Raises Failed."""
     record = WORK / "built" / f"{build.tag}.json"
-    made_from = [build.source.parent.name, build.python.run("--version").strip()]
+    options = fingerprint([], TOOL, *zig_tools(build.machine).values())
+    made_from = [build.source.parent.name, options, build.python.run("--version").strip()]
     done = json.loads(record.read_text()) if record.is_file() else {}
     wheel = WORK / "built" / build.tag / done.get("name", "none")
     if done.get("made_from") != made_from or not wheel.is_file():
