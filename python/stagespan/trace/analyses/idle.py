@@ -391,6 +391,8 @@ def _culprit(
 
 # Percent of the base (the steps, or the trace): less idle time is not reported.
 SHARES = Thresholds(25.0, 10.0, 3.0)
+# A trace begins before the program does, so a small part of the time means nothing.
+_PREPARING = Thresholds(25.0, 10.0)
 
 
 # Percent of the idle time: smaller causes are not listed among several.
@@ -656,7 +658,7 @@ class IdleFindings:
         With steps, it is `steps.before_device`.
         """
         time = self.by_cause.get(PREPARATION, 0)
-        severity = self._severity(time)
+        severity = _PREPARING.severity(share(time, self.base.whole_ns))
         if self.base.steps or severity is None or not self.before:
             return []
         mostly = "" if self.preparing is None else f", mostly in {shortened(self.preparing, 90)}"

@@ -137,6 +137,7 @@ def test_findings_and_verdict_agree_on_idle_time(traces: Path) -> None:
         if "idle.start_up" in shown:
             several = (
                 sum(shown.values())
+                - shown.get("idle.preparation", 0.0)
                 - 100
                 * sum(time for cause, time in verdict.parts_ns.items() if cause in CODES)
                 / verdict.whole_ns
