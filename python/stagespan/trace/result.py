@@ -190,11 +190,18 @@ def without_restatements(finding: Finding) -> Finding:
     kept = tuple(
         each
         for each in finding.evidence
-        if each.time_ns is not None
-        or each.figure is None
-        or in_words(each.figure, each.unit) not in finding.sentence
+        if each.time_ns is not None or not _is_stated(each, finding.sentence)
     )
     return structs.replace(finding, evidence=kept) if kept else finding
+
+
+def _is_stated(item: Evidence, sentence: str) -> bool:
+    """Whether a sentence contains the figure of a piece of evidence, a count with any noun."""
+    if item.figure is None:
+        return False
+    if item.unit == "events":
+        return re.search(rf"(?<![\d.,]){item.figure:,.0f} [a-z]", sentence) is not None
+    return in_words(item.figure, item.unit) in sentence
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:

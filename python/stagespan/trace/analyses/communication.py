@@ -49,6 +49,7 @@ PARTS = {
     VOLUME: "grows with the size",
 }
 """The parts of the time of collectives whose sizes are known."""
+_LONGER = "longer than the shortest call"
 # Percent of the steps, or of the trace.
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 _SMALL_SHARES = Thresholds(25.0, 10.0, 2.0)
@@ -440,7 +441,12 @@ class Communication(StructResult, frozen=True):
             f"{what}{text}",
             (
                 evidence(calls.trace, int(calls.rows[longest])),
-                Evidence(PARTS[part], None, worst.parts[part], "ns"),
+                Evidence(
+                    PARTS[part] if worst.grows or part != WAITING else _LONGER,
+                    None,
+                    worst.parts[part],
+                    "ns",
+                ),
             ),
             code,
             numbers={
