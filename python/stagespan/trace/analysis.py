@@ -218,7 +218,8 @@ class Analysis:
         if sum(each.gain is not None for each in self.findings()) < 2 or base is None:
             return None
         time = in_words(self.won_together_ns(), "ns")
-        return f"All gains together: at most {time} of {base.whose}."
+        which = "known gains" if any(each.no_gain for each in self.findings()) else "gains"
+        return f"All {which} together: at most {time} of {base.whose}."
 
     def won_together_ns(self) -> int:
         """Return what all findings win together, at most the time of the steps; 0 without gains."""

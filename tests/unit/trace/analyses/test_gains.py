@@ -249,4 +249,6 @@ def test_all_gains_together_fit_into_the_time_that_they_refer_to(
     if text is not None:
         together = analysis.won_together_ns()
         assert max(won) <= together <= min(sum(won), base.whole_ns)
-        assert f"at most {in_words(together, 'ns')} of {base.whose}" in text
+        is_known = not any(each.no_gain for each in analysis.findings())
+        which = "All gains" if is_known else "All known gains"
+        assert text == f"{which} together: at most {in_words(together, 'ns')} of {base.whose}."
