@@ -188,6 +188,7 @@ int open_folder(const std::string& folder, bool is_default, std::string& reason)
 }  // namespace
 
 std::uint64_t start_ticks_of(pid_t pid) noexcept {
+  if (pid == getpid()) return own_start_ticks();
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/%d/stat", static_cast<int>(pid));
   return start_ticks_in(path);

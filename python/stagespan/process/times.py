@@ -8,10 +8,20 @@ import time
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+def stat_folder(pid: int) -> str:
+    """Return the folder in /proc whose file `stat` is that of a process."""
+    if pid != os.getpid():
+        return f"/proc/{pid}"
+    # In /proc/self/stat, qemu-user shows a time of its own. In a container with the /proc of
+    # another one, the process has another number there.
+    folder = f"/proc/self/task/{pid}"
+    return folder if os.path.isdir(folder) else "/proc/self"
+
+
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in ticks of the system since the boot; None if unknown."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        with open(f"{stat_folder(pid)}/stat", encoding="utf-8", errors="replace") as file:
             # The second field is the command in parentheses, which can itself contain blanks.
             return int(file.read().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):

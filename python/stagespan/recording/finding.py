@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from stagespan import _core, settings
 from stagespan.errors import StagespanError
+from stagespan.process.times import stat_folder
 from stagespan.recording.reading import (
     ENDED_STATES,
     MEMFD,
@@ -266,7 +267,7 @@ def _live_process(pid: int) -> LiveProcess | None:
     try:
         if not is_own and not shows_this_namespace():
             return None
-        fields = stat_fields(folder)
+        fields = stat_fields(stat_folder(pid))
         with open(f"{folder}/status", encoding="utf-8", errors="replace") as file:
             ids = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [str(pid)])
         start_ticks, inner = int(fields[19]), int(ids[-1])

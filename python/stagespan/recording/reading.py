@@ -19,6 +19,7 @@ from stagespan.contexts.requests import STATUSES
 from stagespan.errors import StagespanError
 from stagespan.live import statistics
 from stagespan.live.kinds import KINDS
+from stagespan.process.times import stat_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -607,7 +608,7 @@ def is_locked(handle: int) -> bool | None:
 def runs(pid: int, start_ticks: int) -> bool | None:
     """Return whether a process of this container runs; None if /proc cannot be read."""
     try:
-        fields = stat_fields(f"/proc/{pid}")
+        fields = stat_fields(stat_folder(pid))
     except OSError:
         return False if os.path.exists("/proc/self/stat") else None
     return len(fields) > 19 and fields[0] not in ENDED_STATES and fields[19] == str(start_ticks)
