@@ -1,4 +1,5 @@
-// time_function.cpp: intercepts the calls of a plain function, on all versions of Python except 3.11.
+// time_function.cpp: intercepts the calls of a plain function; Python 3.11 runs them in a way that cannot be
+// intercepted.
 #include "timed_function.h"
 
 #if STAGESPAN_INTERCEPTS_CALLS
@@ -19,6 +20,10 @@ namespace {
 // A function's `vectorcall` field is the entry for all of its calls. Here it is another one. The data that the entry
 // needs is looked up by the function's address. Nothing is stored in the function, so torch.compile and other tools see
 // it unchanged. Python 3.11 does not read the field when Python code calls a function.
+//
+// Python 3.14 does not read it either where the function is the getter of a property. A function that can become one
+// has code that times it, as on 3.11 (decorators.py), and its calls are intercepted all the same, because that is
+// faster.
 
 constexpr int kKinds = CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR;
 
@@ -66,6 +71,7 @@ void set_entry(PyFunctionObject& function, vectorcallfunc entry) { function.vect
 
 struct Interception {
   std::vector<SpanObject*> spans;  // innermost first
+  PyObject* inner = nullptr;       // if its code times it: the cell in its closure with the function that is timed
   vectorcallfunc plain;
   PyObject* watch;  // weak reference that removes this entry when the function is freed
   Version version;
@@ -86,6 +92,7 @@ struct Recent {
   Interception* interception = nullptr;
   SpanObject* only = nullptr;  // the one span of a function that does not suspend, as long as it has this code
   PyObject* code = nullptr;    // borrowed
+  PyObject* inner = nullptr;   // as in the interception
   vectorcallfunc plain = nullptr;
 };
 constexpr std::size_t kRecent = 512;
@@ -133,8 +140,18 @@ int kind_of(PyObject* function) {
 
 void remember(Recent& slot, PyObject* function, Interception& interception) {
   const bool is_simple = interception.spans.size() == 1 && kind_of(function) == 0;
-  slot = {function, &interception, is_simple ? interception.spans[0] : nullptr, PyFunction_GET_CODE(function),
-          interception.plain};
+  slot = {
+      function,           &interception,     is_simple ? interception.spans[0] : nullptr, PyFunction_GET_CODE(function),
+      interception.inner, interception.plain};
+}
+
+/// Times the function in a cell. What its own code does with defaults and keywords is left to that code.
+PyObject* call_inner(SpanObject& span, PyObject* cell, vectorcallfunc plain, PyObject* function, PyObject* const* args,
+                     std::size_t nargsf, PyObject* kwnames) {
+  const Ref inner(Py_XNewRef(PyCell_GET(cell)));
+  if (kwnames != nullptr || PyVectorcall_NARGS(nargsf) != 1 || !inner) return plain(function, args, nargsf, kwnames);
+  return call_timed(span, inner.get(), args, nargsf, kwnames,
+                    [&] { return PyObject_Vectorcall(inner.get(), args, nargsf, kwnames); });
 }
 
 PyObject* intercepted(PyObject* function, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
@@ -149,9 +166,11 @@ PyObject* intercepted(PyObject* function, PyObject* const* args, std::size_t nar
   if (slot.only != nullptr && slot.code == PyFunction_GET_CODE(function)) [[likely]] {
     SpanObject* const span = slot.only;
     const Ref held(Py_NewRef(as_object(span)));
+    if (slot.inner != nullptr) return call_inner(*span, slot.inner, plain, function, args, nargsf, kwnames);
     return call_timed(*span, function, args, nargsf, kwnames, [&] { return plain(function, args, nargsf, kwnames); });
   }
   const Interception* const interception = slot.interception;
+  if (interception->inner != nullptr) return plain(function, args, nargsf, kwnames);  // it has other code now
   const int kind = kind_of(function);
   if (kind == 0) {
     const HeldSpans spans(interception->spans);
@@ -196,8 +215,17 @@ PyMethodDef g_forget = {"forget", forget, METH_O, nullptr};
 }  // namespace
 
 PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 || !PyFunction_Check(args[0]) || !PyTuple_Check(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "expected (function, spans)");
+  if (count < 2 || count > 3 || !PyFunction_Check(args[0]) || !PyTuple_Check(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "expected (function, spans, inner)");
+    return nullptr;
+  }
+  // A cell of the closure lives as long as the function.
+  PyObject* const closure = PyFunction_GET_CLOSURE(args[0]);
+  PyObject* inner = nullptr;
+  for (Py_ssize_t i = 0; count == 3 && closure != nullptr && i < PyTuple_GET_SIZE(closure); ++i)
+    if (PyTuple_GET_ITEM(closure, i) == args[2]) inner = args[2];
+  if (count == 3 && inner == nullptr) {
+    PyErr_Format(PyExc_TypeError, "%R is not a cell of the function", args[2]);
     return nullptr;
   }
   PyObject* const function = args[0];
@@ -227,6 +255,7 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < wanted; ++i)
     spans.push_back(reinterpret_cast<SpanObject*>(Py_NewRef(PyTuple_GET_ITEM(args[1], i))));
   interception.spans.swap(spans);
+  interception.inner = inner;
   remember(recent(function), function, interception);
   set_entry(as_function(function), wanted != 0 ? intercepted : interception.plain);
   if (wanted == 0) set_version(as_function(function), interception.version);

@@ -213,7 +213,8 @@ PyMethodDef g_timed_function_functions[] = {
      "timed_by(function, /)\n--\n\nThe context of a TimedFunction; None for anything else."},
 #if STAGESPAN_INTERCEPTS_CALLS
     {"time_function", as_method(time_function), METH_FASTCALL,
-     "time_function(function, spans, /)\n--\n\nTime all calls of a plain function, innermost span first; () to stop."},
+     "time_function(function, spans, inner, /)\n--\n\nTime all calls of a plain function, innermost span first; () to "
+     "stop."},
 #endif
 #if PY_VERSION_HEX >= 0x030c0000
     {"share_version", as_method(share_version), METH_FASTCALL,

@@ -16,7 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from contextvars import ContextVar
-from types import FunctionType, TracebackType
+from types import CellType, FunctionType, TracebackType
 from typing import Any, Literal, TypeVar, final, overload
 
 import numpy as np
@@ -481,11 +481,14 @@ def timed_by(function: object, /) -> Span | None:
     """The context of a TimedFunction; None for anything else."""
 
 if sys.version_info < (3, 11) or sys.version_info >= (3, 12):
-    def time_function(function: FunctionType, spans: tuple[Span, ...], /) -> None:
+    def time_function(
+        function: FunctionType, spans: tuple[Span, ...], inner: CellType = ..., /
+    ) -> None:
         """Time the calls of `function` with `spans`, innermost first; () stops timing.
 
         The function does not change: its own code runs with its own defaults. Nothing refers to
-        the function, so it is freed like any other.
+        the function, so it is freed like any other. `inner` is the cell of a wrapper with the
+        function that it times: calls with one argument go directly to that function.
         """
 
 if sys.version_info >= (3, 12):

@@ -5,7 +5,8 @@ except its identity. The original stays untimed. The result for other callables 
 How the new function is timed depends on the version of Python:
 
 - All versions except 3.11: `_core.time_function` intercepts its calls. The function does not
-  change.
+  change, except on 3.14 if it can become the getter of a property, whose reads are not calls: it
+  then also gets other code, as on 3.11.
 - 3.11: a plain synchronous function under an always-on context gets the code and the closure of a
   `wrapper`. In all other cases, a `trampoline` replaces its `__code__` while it is timed.
 """
@@ -155,7 +156,10 @@ def _refuse(span: Span, function: Any) -> None:
 def _decorate_function(span: Span, function: FunctionType) -> FunctionType:
     synchronous = not function.__code__.co_flags & _NOT_SYNCHRONOUS
     if not _intercepts(function) and synchronous and span.kind != "debug":
-        return fresh_function(function, *wrapper.wrapper_parts(span, function))
+        fresh = fresh_function(function, *wrapper.wrapper_parts(span, function))
+        if sys.version_info >= (3, 14):
+            _core.time_function(fresh, (span,), wrapper.inner_cell(fresh))
+        return fresh
     spans = (*_spans_of(function), span)
     fresh = fresh_function(function)
     timed = _functions[fresh] = _Timed(spans)

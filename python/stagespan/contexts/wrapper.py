@@ -1,4 +1,6 @@
-"""Functions that time a plain function on Python 3.11, where calls cannot be intercepted.
+"""Functions that time a plain function where not all of its calls can be intercepted.
+
+That is on Python 3.11, and on 3.14 for what can become the getter of a property.
 
 A wrapper has the same parameters, the same place in the source file and the same globals. It has
 the free variables of the function and three of its own:
@@ -47,6 +49,11 @@ def wrapped_by(function: FunctionType) -> tuple[Span, FunctionType] | None:
         return None
     _, below, span = (cell.cell_contents for cell in (function.__closure__ or ())[-len(_OWN) :])
     return span, below
+
+
+def inner_cell(function: FunctionType) -> CellType:
+    """Return the cell of a wrapper that contains the function below."""
+    return (function.__closure__ or ())[-len(_OWN) + _OWN.index("_stagespan_function")]
 
 
 def _code(code: CodeType) -> CodeType:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import pickle
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -248,6 +250,60 @@ def test_a_getter_is_timed_each_time(kind: Any) -> None:
 
     # THEN each time counts
     assert runs("timed getter") == before + 100
+
+
+@pytest.mark.parametrize("stacked", [1, 3])
+def test_a_function_with_one_parameter_is_timed_by_each_way_to_call_it(stacked: int) -> None:
+    # GIVEN such a function, under one or several contexts
+    def original(value: int = 5) -> int:
+        return value + 1
+
+    timed = original
+    for _ in range(stacked):
+        timed = stagespan.span("one parameter")(timed)
+
+    # WHEN it is called in each way, also after its defaults have changed
+    before = runs("one parameter")
+    results = [
+        timed(1),
+        timed(value=2),
+        timed(),
+        timed(*[3]),
+        *map(timed, [6]),
+    ]
+    timed.__defaults__ = (7,)
+    results.append(timed())
+
+    # THEN it returns what it would, and each call is timed once for each context
+    assert results == [2, 3, 6, 4, 7, 8]
+    assert runs("one parameter") == before + 6 * stacked
+
+    # AND wrong calls raise what they would
+    timed.__defaults__ = None
+    for arguments in ((), (1, 2)):
+        with pytest.raises(TypeError, match="original"):
+            timed(*arguments)
+
+
+def test_a_recursive_function_with_one_parameter_is_freed() -> None:
+    # GIVEN a function that refers to itself through its closure
+    def made() -> weakref.ref[Any]:
+        @stagespan.span("recursive")
+        def count(left: int) -> int:
+            return count(left - 1) + 1 if left else 0
+
+        before = runs("recursive")
+        assert count(9) == 9
+        assert runs("recursive") == before + 10
+        return weakref.ref(count)
+
+    reference = made()
+
+    # WHEN nothing else refers to it
+    gc.collect()
+
+    # THEN it is freed
+    assert reference() is None
 
 
 def test_methods_of_every_kind() -> None:
