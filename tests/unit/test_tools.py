@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -275,3 +277,32 @@ def test_what_is_not_ready_is_not_released(
 def test_all_files_name_the_version_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = load("release", monkeypatch).problems_of("v0.0.0")
     assert not [problem for problem in problems if "names another version" in problem]
+
+
+def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
+    yaml = pytest.importorskip("yaml")
+    tomllib = pytest.importorskip("tomllib")
+    root = TOOLS.parent
+    recipe = yaml.safe_load((root / "conda" / "recipe.yaml").read_text())
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+
+    def without_blanks(requirements: list[str]) -> set[str]:
+        return {one.replace(" ", "") for one in requirements if "python_version" not in one}
+
+    run, host = (without_blanks(recipe["requirements"][part]) for part in ("run", "host"))
+    python = f"python{project['project']['requires-python']}"
+    assert run == {python, *without_blanks(project["project"]["dependencies"])}
+    assert host == {python, "pip", *without_blanks(project["build-system"]["requires"])}
+    scripts = [f"{name} = {entry}" for name, entry in project["project"]["scripts"].items()]
+    assert recipe["build"]["python"]["entry_points"] == scripts
+    assert all((root / name).is_file() for name in recipe["about"]["license_file"])
+
+
+def test_the_dev_container_is_one_that_can_run_the_setup() -> None:
+    folder = TOOLS.parent / ".devcontainer"
+    found = json.loads((folder / "devcontainer.json").read_text())
+    dockerfile = (folder / found["build"]["dockerfile"]).read_text()
+    # What `make setup` and the C++ tests need, on an image without anything.
+    for package in ("g++", "git", "libgtest-dev", "make", "python3-dev", "python3-venv"):
+        assert re.search(rf"\s{re.escape(package)}\s", dockerfile), package
+    assert found["postCreateCommand"] == "make setup"
