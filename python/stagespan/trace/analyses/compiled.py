@@ -16,18 +16,14 @@ from stagespan.trace.derived.compile_events import (
     GRAPH,
     LOOKUP,
     MOST_IN_JSON,
-    PHASES,
     REGION,
     SIGNS,
     Break,
-    Compilation,
-    CompileTime,
     Forest,
     Frame,
     Frames,
     Work,
     breaks_of,
-    compile_time,
     eager_calls,
     forest_of,
     frame_of,
@@ -37,6 +33,7 @@ from stagespan.trace.derived.compile_events import (
     triton_by_kind,
     work_in_graphs,
 )
+from stagespan.trace.derived.compile_times import PHASES, Compilation, CompileTime, compile_time
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.gains import gain_of_rows, gain_on_host
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of

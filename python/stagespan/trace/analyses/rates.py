@@ -51,6 +51,7 @@ from stagespan.trace.rates.peaks import (
     host_peaks,
     vendor_of,
 )
+from stagespan.trace.rates.work import Rate, Work, ideal_ns, together
 from stagespan.trace.read.groups import grouped, pairs
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -99,23 +100,6 @@ class DevicePeaks(Figures, frozen=True):
     tflop_s: dict[str, float]
     """The peak of each kind of product, such as "bf16"."""
     memory_tb_s: float | None
-
-
-class Rate(Figures, frozen=True):
-    """The work of some calls and their rates. What a trace does not show is None."""
-
-    time_ns: Ns
-    percent: float
-    """Of the work of the steps, or of the trace if it has no steps."""
-    calls: Count
-    flops: float | None
-    bytes: float | None
-    tflop_s: float | None
-    tb_s: float | None
-    peak_percent: float | None
-    """Of the peak of the products' type."""
-    memory_percent: float | None
-    """Of the peak of the memory."""
 
 
 class ShapeRate(Rate, frozen=True):
@@ -511,12 +495,12 @@ class _Found:
         work = self._work(np.zeros(len(of_row), dtype=np.int64)).get(0, [])
         devices = self._devices()
         whole = self._base.whole_ns * max(len(devices), 1)
-        ideal = _ideal_ns(work)
+        ideal = ideal_ns(work)
         return Rates(
             base=self._base,
             devices=self._described(devices),
             work_ns=self._total,
-            rated=_together(work, self._total),
+            rated=together(work, self._total),
             at_peak_ns=ideal,
             mfu_percent=None if ideal is None else share(ideal, whole),
             by_shape=[self._shape_rate(each) for each in work],
@@ -537,7 +521,7 @@ class _Found:
         unrated = self._may_be_product & ~self._is_rated & ~np.isin(self._call, self._wraps)
         return int(self._time[unrated].sum())
 
-    def _work(self, part: Numbers) -> dict[int, list[_Work]]:
+    def _work(self, part: Numbers) -> dict[int, list[Work]]:
         """Return the work of each part by kind, the longest first; `part` has a code per row."""
         rows = np.flatnonzero(self._is_rated)
         if len(rows) == 0:
@@ -553,7 +537,7 @@ class _Found:
             kind = self._kinds[number]
             assert isinstance(kind.cost, Cost)
             found[at].append(
-                _Work(
+                Work(
                     kind=number,
                     call=kind.call,
                     cost=kind.cost,
@@ -609,12 +593,12 @@ class _Found:
         order = {name: number for number, name in enumerate(steps.names)}
         return sorted(found or [], key=lambda each: order.get(each.name or "", len(order)))
 
-    def _parts(self, work: Iterable[tuple[str | None, _Work]]) -> list[PartRate]:
-        groups: dict[str | None, list[_Work]] = defaultdict(list)
+    def _parts(self, work: Iterable[tuple[str | None, Work]]) -> list[PartRate]:
+        groups: dict[str | None, list[Work]] = defaultdict(list)
         for name, each in work:
             groups[name].append(each)
         parts = [
-            PartRate(**msgspec.structs.asdict(_together(each, self._total)), name=name)
+            PartRate(**msgspec.structs.asdict(together(each, self._total)), name=name)
             for name, each in groups.items()
         ]
         return sorted(parts, key=lambda each: -each.time_ns)
@@ -653,8 +637,8 @@ class _Found:
             for name in used
         ]
 
-    def _shape_rate(self, work: _Work) -> ShapeRate:
-        found = _together([work], self._total)
+    def _shape_rate(self, work: Work) -> ShapeRate:
+        found = together([work], self._total)
         kernels = work.call.kernels
         limit = limit_of(found.peak_percent, found.memory_percent, work.time_ns / work.calls)
         if has_other_algorithm(kernels):
@@ -679,7 +663,7 @@ class _Found:
             gain_at=partial(self._gain_at, work),
         )
 
-    def _gain_at(self, work: _Work, percent: float) -> Gain | None:
+    def _gain_at(self, work: Work, percent: float) -> Gain | None:
         """Return the gain if calls reach a percentage of the peak, but not more than the memory's.
 
         None on a host, or if the peak is unknown.
@@ -695,7 +679,7 @@ class _Found:
         how = f"they reach {percent:.0f} % of the peak"
         return gain_of_rows(self._trace, self._rows[mine], spared, how)
 
-    def _type(self, work: _Work) -> str:
+    def _type(self, work: Work) -> str:
         if work.flops is None:
             return ""
         return work.cost.type if work.peak is None else work.peak[0]
@@ -774,81 +758,6 @@ def _why(kind: _Kind) -> tuple[str, str]:
     return NO_FORMULA, _WHY_LEFT_OUT[NO_FORMULA]
 
 
-# --- rates of sums ---
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Some calls with the same arguments."""
-
-    kind: int
-    call: Call
-    cost: Cost
-    time_ns: int
-    calls: int
-    peaks: Peaks | None
-
-    @property
-    def flops(self) -> float | None:
-        """The operations of all calls."""
-        return None if self.cost.flops is None else self.cost.flops * self.calls
-
-    @property
-    def bytes(self) -> float | None:
-        """The bytes of all calls."""
-        return None if self.cost.bytes is None else self.cost.bytes * self.calls
-
-    @property
-    def uses_memory(self) -> bool:
-        """Whether its bytes pass through the memory of the device, as far as is known."""
-        cached = 0 if self.peaks is None else self.peaks.cached_bytes
-        return not self.cost.over_bus and (self.cost.bytes or 0) >= cached
-
-    @property
-    def peak(self) -> tuple[str, float] | None:
-        """The name and the peak of its products; None if it is unknown."""
-        return None if self.peaks is None else self.peaks.of_type(self.cost.type, self.call.kernels)
-
-
 def _short(value: float) -> str:
     """Return a number with three digits: 0.0631, 989, 1,307."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _per_second(amount: float | None, time_ns: float) -> float | None:
-    """Return an amount per second in units of 10**12; None without time."""
-    return None if amount is None or time_ns <= 0 else amount / time_ns / 1e3
-
-
-def _ideal_ns(work: list[_Work]) -> float | None:
-    """Return the time of all products at the peaks of their types; None if one is unknown."""
-    products = [(each.flops, each.peak) for each in work if each.flops is not None]
-    times = [flops / peak[1] / 1e3 for flops, peak in products if peak is not None]
-    return sum(times) if products and len(times) == len(products) else None
-
-
-def _together(work: list[_Work], total_ns: int) -> Rate:
-    """Return the rate of several calls. Operations are per second of the calls that have them."""
-    products = [each for each in work if each.flops is not None]
-    moved = [each for each in work if each.bytes is not None]
-    of_products = sum(each.time_ns for each in products)
-    in_memory = [each for each in moved if each.uses_memory]
-    flops = sum(each.flops or 0.0 for each in products) if products else None
-    bytes_ = sum(each.bytes or 0.0 for each in moved) if moved else None
-    ideal = _ideal_ns(work)
-    memory = work[0].peaks.memory_tb_s if work and work[0].peaks is not None else None
-    of_memory = _per_second(
-        sum(each.bytes or 0.0 for each in in_memory), sum(each.time_ns for each in in_memory)
-    )
-    time = sum(each.time_ns for each in work)
-    return Rate(
-        time_ns=time,
-        percent=share(time, total_ns),
-        calls=sum(each.calls for each in work),
-        flops=flops,
-        bytes=bytes_,
-        tflop_s=_per_second(flops, of_products),
-        tb_s=_per_second(bytes_, sum(each.time_ns for each in moved)),
-        peak_percent=None if ideal is None or not of_products else share(ideal, of_products),
-        memory_percent=None if memory is None or of_memory is None else share(of_memory, memory),
-    )

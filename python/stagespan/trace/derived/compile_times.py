@@ -1,0 +1,230 @@
+"""The time that torch.compile spent compiling: by phase, by part, and by frame."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from stagespan.trace.derived.compile_events import (
+    COMPILING,
+    MOST_IN_JSON,
+    REGION,
+    Forest,
+    frame_of,
+)
+from stagespan.trace.derived.threads import named
+from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.figures import Count, Figures, Internal, Ns, first, one_of
+from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import share, window_of
+
+_TIMED = re.compile(r" \(dynamo_timed\)$")
+# The first that is found decides.
+PHASES: dict[str, str] = {
+    "guards": "building guards",
+    "autotuning": "autotuning",
+    "kernels": "compiling and loading kernels",
+    "dynamo": "tracing Python (Dynamo)",
+    "autograd": "forward and backward graphs (AOTAutograd)",
+    "inductor": "lowering and code (Inductor)",
+    "other": "other",
+}
+_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (phase, re.compile(pattern, re.IGNORECASE))
+    for phase, pattern in (
+        ("guards", r"guard"),
+        ("autotuning", r"autotun|benchmark|AlgorithmSelector|CachingAutotuner"),
+        (
+            "kernels",
+            (
+                r"^async_compile|^compile_file|CodeCache\.|^triton|triton_compile|precompile|parallel_compile"
+                r"|_compile_to_|cudagraph"
+            ),
+        ),
+        (
+            "dynamo",
+            (
+                r"^_compile\b|^_compile\.|^compile_attempt|bytecode|^OutputGraph\.|^entire_frame|^gc$"
+                r"|insert_deferred|^convert_frame|^dynamo$|^backend_compile"
+            ),
+        ),
+        (
+            "autograd",
+            (
+                r"^create_aot|^entire_backward|^aot_|aot_autograd|min_cut|^backward\.|joint_graph|fw_compiler|bw_compiler"
+                r"|AOTAutogradCache"
+            ),
+        ),
+        (
+            "inductor",
+            (
+                r"^compile_fx|^fx_codegen|^GraphLowering|^Scheduler|_grad_passes|^pass\.|WrapperCodegen"
+                r"|^inductor|fake_tensor_prop|FxGraphCache|FxGraphHash|CacheBase|TritonBundler|^code_gen"
+                r"|CompiledFxGraph"
+            ),
+        ),
+    )
+)
+_FRAME = re.compile(r"^_compile(?:\.<locals>)?(?:\.compile_inner)? \(dynamo_timed\)$")
+# The event around a frame's compilation.
+_WRAPPER = re.compile(r"^(?:_compile|dynamo|entire_frame_compile|convert_frame)\b")
+_MARK = re.compile(r"^(?:dynamo|entire_frame_compile)_data: .*?compile_id=\S+$")
+_ID = re.compile(r"compile_id=(?P<frame>\S+)/(?P<variant>\d{1,9})$")
+
+
+class CompileStep(Figures, frozen=True):
+    """A timed part of the compiler."""
+
+    step: str
+    self_ns: Ns
+    count: Count
+    """The number of runs."""
+
+
+class Compilation(Figures, frozen=True):
+    """One frame that was compiled within the window; times in ns."""
+
+    id: str | None
+    """Frame and variant as torch writes them."""
+    begin_ns: Ns
+    """From the start of the trace's window."""
+    time_ns: Ns
+    recompilation: bool | None
+    """Whether the frame had been compiled before; None if the trace does not show the variant."""
+    refused: bool
+    """Whether Dynamo did not trace the frame because of the limit of recompilations."""
+    ran: bool | None
+    """False if there is no region, for example because Dynamo skipped the frame."""
+    frame: Internal[str | None]
+    variant: Internal[int | None]
+    """0 for the first compilation of the frame; None if the trace does not show the number."""
+    row: Internal[int]
+
+    @property
+    def again(self) -> bool:
+        """Whether the frame had been compiled before."""
+        return bool(self.recompilation)
+
+
+class CompileTime(Figures, frozen=True):
+    """The compilation in all threads within the window; times in ns."""
+
+    time_ns: Ns
+    percent_of_window: float
+    phases: dict[Annotated[str, one_of(PHASES)], Ns] = msgspec.field(name="phases_us")
+    """The most time first; the times sum to `time_ns`."""
+    steps: Annotated[list[CompileStep], first(MOST_IN_JSON)]
+    compilations: Annotated[list[Compilation], first(MOST_IN_JSON)]
+    first_phases: Internal[dict[str, int]]
+    """The same as `phases`, without frames that had been compiled before."""
+    first_steps: Internal[list[CompileStep]]
+    """The same as `steps`, without frames that had been compiled before."""
+
+
+def compile_time(forest: Forest, ran: set[str]) -> CompileTime | None:
+    """Sum up the times measured by dynamo; None if nothing was compiled in the window."""
+    trace, events = forest.trace, forest.trace.events
+    index = np.flatnonzero(forest.having(COMPILING))
+    if len(index) == 0:
+        return None
+    nodes = forest.nodes
+    timed = Nesting(forest.index.axis, index, nodes.begin[index], nodes.end[index])
+    own = timed.own_ns()
+    name = forest.name[timed.rows].astype(np.int64)
+    frames = index[[_FRAME.match(text) is not None for text in forest.names(index)]]
+    chosen = np.zeros(len(nodes), dtype=np.bool_)
+    chosen[frames] = True
+    frames = forest.outermost(chosen)
+    ids = _ids(forest, frames)
+    parts = index[[_FRAME.match(text) is None for text in forest.names(index)]]
+    parts = parts[[_WRAPPER.match(text) is None for text in forest.names(parts)]]
+    traced = np.searchsorted(nodes.begin[parts], nodes.begin[frames]) < np.searchsorted(
+        nodes.begin[parts], nodes.end[frames]
+    )
+    begin, end = window_of(trace) or (0, 0)
+    compilations = []
+    for at, node in enumerate(frames.tolist()):
+        (frame, variant), row = ids[at], int(nodes.rows[node])
+        id_ = None if frame is None else f"{frame}/{variant}"
+        refused = bool(variant) and not traced[at]
+        compilations.append(
+            Compilation(
+                id=id_,
+                begin_ns=int(events.begin_ns[row]) - begin,
+                time_ns=int(events.dur_ns[row]),
+                recompilation=None if variant is None else bool(variant) and not refused,
+                refused=bool(refused),
+                ran=None if id_ is None else id_ in ran,
+                frame=frame,
+                variant=variant,
+                row=row,
+            )
+        )
+    again = frames[np.array([each.again for each in compilations], dtype=np.bool_)]
+    # The last element is for parts before the first of these frames.
+    within = np.searchsorted(nodes.begin[again], timed.begin, side="right") - 1
+    is_first = timed.begin >= np.append(nodes.end[again], np.iinfo(np.int64).min)[within]
+    phases, steps = _by_part(trace, name, own)
+    first_phases, first_steps = _by_part(trace, name[is_first], own[is_first])
+    time = int(own.sum())
+    return CompileTime(
+        time_ns=time,
+        percent_of_window=share(time, end - begin),
+        phases=phases,
+        steps=steps,
+        compilations=compilations,
+        first_phases=first_phases,
+        first_steps=first_steps,
+    )
+
+
+def _by_part(
+    trace: Trace, name: Numbers, own_ns: Numbers
+) -> tuple[dict[str, int], list[CompileStep]]:
+    """Return the own times of timed parts by phase and by part, the most time first."""
+    steps: dict[str, tuple[int, int]] = {}
+    phases: dict[str, int] = {}
+    for group in grouped(name, own_ns):
+        step = _TIMED.sub("", trace.names[group.code])
+        # Current torch records each part twice, one around the other.
+        time, count = steps.get(step, (0, 0))
+        steps[step] = (time + group.time_ns, max(count, group.count))
+        phases[_phase(step)] = phases.get(_phase(step), 0) + group.time_ns
+    return (
+        dict(sorted(phases.items(), key=lambda item: -item[1])),
+        [CompileStep(step, *both) for step, both in sorted(steps.items(), key=lambda s: -s[1][0])],
+    )
+
+
+def _phase(step: str) -> str:
+    return next((phase for phase, rule in _RULES if rule.search(step)), "other")
+
+
+def _ids(forest: Forest, frames: Rows) -> list[tuple[str | None, int | None]]:
+    """Return frame and variant of each compilation, from the mark before or the region after it."""
+    trace, nodes = forest.trace, forest.nodes
+    marks = np.flatnonzero(trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, _MARK))
+    places = forest.places(marks)
+    order = np.argsort(places, kind="stable")
+    marks, places = marks[order], places[order]
+    regions = np.flatnonzero(forest.having(REGION))
+    found: list[tuple[str | None, int | None]] = []
+    before = -1
+    for node in frames.tolist():
+        begin, end = int(nodes.begin[node]), int(nodes.end[node])
+        at = int(np.searchsorted(places, begin, side="right")) - 1
+        if at >= 0 and places[at] > before:
+            mark = _ID.search(trace.names[trace.events.name[marks[at]]])
+            found.append((mark["frame"], int(mark["variant"])) if mark else (None, None))
+        else:
+            at = int(np.searchsorted(nodes.begin[regions], end))
+            stride = forest.index.axis.stride
+            known = at < len(regions) and nodes.begin[regions[at]] // stride == begin // stride
+            found.append(frame_of(forest.names(regions[at : at + 1])[0]) if known else (None, None))
+        before = end
+    return found
