@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -90,11 +92,18 @@ def _answer_of(kind: Any, rejected: int) -> Any:
     return answer
 
 
-@contextmanager
-def http(answer: Callable[[], int] = lambda: 200, *, rejected: int = 0) -> Iterator[Received]:
-    """Receive OTLP over HTTP; ``answer`` returns the status of the next answer.
+Pair = tuple[Path, Path]
+"""The file of a certificate and that of its key."""
 
-    Each answer says that so many spans or data points were ``rejected``.
+
+@contextmanager
+def http(
+    answer: Callable[[], int] = lambda: 200, *, rejected: int = 0, pair: Pair | None = None
+) -> Iterator[Received]:
+    """Receive OTLP over HTTP, or over HTTPS with a pair of a certificate and its key.
+
+    ``answer`` returns the status of the next answer. Each answer says that so many spans or data
+    points were ``rejected``.
     """
     received = Received()
 
@@ -124,16 +133,23 @@ def http(answer: Callable[[], int] = lambda: 200, *, rejected: int = 0) -> Itera
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
+        if pair is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*pair)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        received.url = f"http://127.0.0.1:{server.server_port}"
+        received.url = f"{'https' if pair else 'http'}://127.0.0.1:{server.server_port}"
         yield received
         server.shutdown()
 
 
 @contextmanager
-def over_grpc(*, rejected: int = 0) -> Iterator[Received]:
-    """Receive OTLP over gRPC. Each answer says that so many were ``rejected``."""
+def over_grpc(*, rejected: int = 0, pair: Pair | None = None) -> Iterator[Received]:
+    """Receive OTLP over gRPC, with TLS if there is a pair of a certificate and its key.
+
+    Each answer says that so many were ``rejected``.
+    """
     received = Received()
 
     class Traces(trace_grpc.TraceServiceServicer):
@@ -149,9 +165,14 @@ def over_grpc(*, rejected: int = 0) -> Iterator[Received]:
     server = grpc.server(ThreadPoolExecutor(4))
     trace_grpc.add_TraceServiceServicer_to_server(Traces(), server)
     metrics_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if pair is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        certificate, key = (path.read_bytes() for path in pair)
+        credentials = grpc.ssl_server_credentials([(key, certificate)])
+        port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
-    received.url = f"http://127.0.0.1:{port}"
+    received.url = f"{'https' if pair else 'http'}://127.0.0.1:{port}"
     try:
         yield received
     finally:

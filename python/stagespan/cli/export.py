@@ -160,7 +160,9 @@ def command(
         sender = server = keeper = None
         if otlp is not None:
             from stagespan.export.otlp import Otlp
+            from stagespan.export.otlp_sending import say_seldom
 
+            say_seldom()
             sender = Otlp(otlp, genai)
         if keep is not None:
             from stagespan.export.kept import Keeper

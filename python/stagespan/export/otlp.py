@@ -55,12 +55,13 @@ def _resource_of(resource: Resource) -> OtelResource:
     }
     if resource.rank:
         attributes["stagespan.rank"] = int(resource.rank)
-    # Attributes that the user sets for all telemetry of this machine.
-    return OtelResource.create(attributes) if _has_own_attributes() else OtelResource(attributes)
+    return _with_own(attributes)
 
 
-def _has_own_attributes() -> bool:
-    return bool(os.environ.get("OTEL_RESOURCE_ATTRIBUTES"))
+def _with_own(attributes: dict[str, Any]) -> OtelResource:
+    """Return a resource, with the attributes that the user sets for all telemetry."""
+    is_set = bool(os.environ.get("OTEL_RESOURCE_ATTRIBUTES"))
+    return OtelResource.create(attributes) if is_set else OtelResource(attributes)
 
 
 def _context(trace_id: int, span_id: int, *, is_remote: bool = False) -> SpanContext:
@@ -247,11 +248,12 @@ def metrics_of(
 
     With an operation, those that the conventions for generative AI name are added.
     """
-    now_ns = time.time_ns()
+    now_ns, host = time.time_ns(), os.uname().nodename
     found = []
     for group, figures in totals.items():
         attributes: dict[str, Any] = {
             "service.name": group.service,
+            "host.name": host,  # several machines can have the same service
             "stagespan.pipeline": group.pipeline,
         }
         if group.rank:
@@ -272,7 +274,7 @@ def metrics_of(
     if lost:
         rows = [_number({"cause": cause}, begin_ns, now_ns, n) for cause, n in lost.items()]
         own.append(_sum("stagespan.lost", "1", rows))
-    found.append(_resource_metrics({"service.name": "stagespan-export"}, own))
+    found.append(_resource_metrics({"service.name": "stagespan-export", "host.name": host}, own))
     return points.MetricsData(found)
 
 
@@ -280,7 +282,7 @@ def _resource_metrics(
     attributes: dict[str, Any], made: list[points.Metric]
 ) -> points.ResourceMetrics:
     scope = points.ScopeMetrics(_SCOPE, made, "")
-    return points.ResourceMetrics(OtelResource(attributes), [scope], "")
+    return points.ResourceMetrics(_with_own(attributes), [scope], "")
 
 
 def _number(
@@ -344,8 +346,11 @@ def _sums(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metri
 
 
 def _interval_s() -> float:
-    text = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
-    return int(text) / 1000 if text.isdigit() else 60.0
+    name = "OTEL_METRIC_EXPORT_INTERVAL"
+    text = os.environ.get(name, "").strip() or "60000"
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise StagespanError(f"{name} is {text!r}: set it to a number of milliseconds.")
+    return int(text) / 1000
 
 
 class Otlp:
@@ -357,7 +362,7 @@ class Otlp:
         Raises StagespanError if the URL is not one, or if an exporter is not installed.
         """
         self._begin_ns = time.time_ns()
-        self._figures_at = -math.inf
+        self._figures_at, self._interval_s = -math.inf, _interval_s()
         self._operation = operation
         self._rejected = Rejected()
         self._traces = Sender(
@@ -372,7 +377,7 @@ class Otlp:
     def step(self, source: Node | Own, *, at_end: bool = False) -> None:
         """Send the figures of a source that was just read, once a minute."""
         now = time.monotonic()
-        if at_end or now - self._figures_at >= _interval_s():
+        if at_end or now - self._figures_at >= self._interval_s:
             self._figures_at = now
             self.put_figures(source.totals(), source.lost(), source.gauges())
 

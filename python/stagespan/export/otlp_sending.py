@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 import threading
@@ -21,6 +22,7 @@ _LONGEST_CALL_S = 10.0
 _MOST_SPANS = 20_000
 _BATCH_ITEMS = 512
 _MOST_STUCK = 3
+_SELDOM_S = 3600.0
 CAUSES = ("otlp_queue", "otlp_failed", "otlp_timeout", "otlp_end")
 """Why a `Sender` does not deliver what it was given."""
 
@@ -32,7 +34,57 @@ def _protocol(signal: str, url: str | None) -> str:
                 raise StagespanError(f"{name} is {chosen!r}: set it to grpc or http/protobuf.")
             return chosen
     # The registered port of OTLP over gRPC.
-    return "grpc" if url is not None and urlsplit(url).port == 4317 else "http/protobuf"
+    return "grpc" if url is not None and _parts_of(url).port == 4317 else "http/protobuf"
+
+
+def _parts_of(url: str) -> SplitResult:
+    """Return the parts of an address. Raises StagespanError if it is not one."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # such as a port that is not a number
+        pass
+    raise StagespanError(f"{url!r} is not an address for OTLP: pass http://HOST:PORT.")
+
+
+def _check_files(signal: str) -> None:
+    """Raise StagespanError if a file that a variable names cannot be read.
+
+    An exporter would go on without it, and fail at each call.
+    """
+    for of in (f"{signal}_", ""):
+        for what in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"):
+            name = f"OTEL_EXPORTER_OTLP_{of}{what}"
+            path = os.environ.get(name)
+            if path and not (os.path.isfile(path) and os.access(path, os.R_OK)):
+                raise StagespanError(
+                    f"{name} is {path!r}, which cannot be read: name a file in PEM format."
+                )
+
+
+class _Seldom(logging.Handler):
+    """Says what OpenTelemetry's exporters log, each kind of message once an hour, in one line."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said_at: dict[tuple[str, int], float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass a message on, unless one from the same place was passed on lately."""
+        place, now = (record.pathname, record.lineno), time.monotonic()
+        if now - self._said_at.get(place, -math.inf) >= _SELDOM_S:
+            self._said_at[place] = now
+            text = " ".join(record.getMessage().split()).rstrip(".")
+            _LOGGER.warning("OpenTelemetry's exporter says: %s.", text)
+
+
+def say_seldom() -> None:
+    """Keep what OpenTelemetry's exporters log short, in a process that only exports."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C library writes lines of its own
+    logger = logging.getLogger("opentelemetry")
+    logger.addHandler(_Seldom())
+    logger.propagate = False
 
 
 class Rejected:
@@ -74,7 +126,15 @@ def _watch_http(signal: str, rejected: Rejected) -> Any:
             with contextlib.suppress(DecodeError):  # some proxies answer with a text
                 rejected.note(Answer.FromString(response.content))
 
-    session = requests.Session()
+    class Session(requests.Session):  # type: ignore[misc, unused-ignore]
+        def merge_environment_settings(
+            self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
+        ) -> Any:
+            # Otherwise REQUESTS_CA_BUNDLE is preferred to OTEL_EXPORTER_OTLP_CERTIFICATE.
+            verify = self.verify if verify is None else verify
+            return super().merge_environment_settings(url, proxies, stream, verify, cert)
+
+    session = Session()
     session.hooks["response"].append(read)
     return session
 
@@ -125,11 +185,13 @@ def exporter_for(signal: str, url: str | None, rejected: Rejected) -> Any:
             f"OTLP over {protocol} needs opentelemetry-exporter-otlp-proto-{package}: install it "
             f"with `pip install opentelemetry-exporter-otlp-proto-{package}`."
         ) from None
-    options: dict[str, Any] = {"timeout": _LONGEST_CALL_S}
+    _check_files(signal.upper())
+    options: dict[str, Any] = {}
+    own_times = ("OTEL_EXPORTER_OTLP_TIMEOUT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT")
+    if not any(os.environ.get(one) for one in own_times):
+        options["timeout"] = _LONGEST_CALL_S
     if url is not None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise StagespanError(f"{url!r} is not an address for OTLP: pass http://HOST:PORT.")
+        parts = _parts_of(url)
         if protocol == "grpc":
             options["endpoint"], options["insecure"] = url, parts.scheme == "http"
         else:
@@ -139,9 +201,16 @@ def exporter_for(signal: str, url: str | None, rejected: Rejected) -> Any:
         own = (_CREDENTIALS.format(""), _CREDENTIALS.format(f"{signal.upper()}_"))
         if not any(os.environ.get(one) for one in own):
             options["session"] = _watch_http(signal, rejected)
-        return getattr(made, name)(**options)
-    exporter = getattr(made, name)(**options)
-    _watch_grpc(exporter, rejected)
+    try:
+        exporter = getattr(made, name)(**options)
+    except Exception as error:  # what it says of a variable is not of one class
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise StagespanError(
+            f"OpenTelemetry's exporter refuses its settings ({reason}): correct the variables "
+            "OTEL_EXPORTER_OTLP_*."
+        ) from error
+    if protocol == "grpc":
+        _watch_grpc(exporter, rejected)
     return exporter
 
 
