@@ -29,6 +29,8 @@ class _Panel(NamedTuple):
     """What it shows, in the tooltip of the title."""
     width: int = _COLUMNS // 2
     style: dict[str, Any] = _LINE
+    is_whole: bool = False
+    """Whether the values are whole numbers."""
     if_empty: str | None = None
     """What is written if there is nothing to draw, and that is normal."""
 
@@ -125,6 +127,7 @@ _PANELS = (
             _Query(f"sum by (stage) (stagespan_queue_waiting{{{_WHERE}}})", "{{stage}} (queue)"),
         ),
         "What was open when Prometheus asked.",
+        is_whole=True,
     ),
     _Panel(
         "Oldest open request",
@@ -139,7 +142,7 @@ _PANELS = (
         if_empty="No request was open",
     ),
     _Panel(
-        "Time to the first chunk",
+        "Time to first chunk",
         "s",
         _quantiles("stagespan_request_time_to_first_chunk_seconds", "stage"),
         "Of requests with chunks.",
@@ -167,7 +170,7 @@ _PANELS = (
     ),
     _Panel(
         "Errors per second",
-        "ops",
+        "short",
         (_rate("stagespan_stage_errors_total", "stage"),),
         "Runs of stages that have raised an exception.",
     ),
@@ -176,6 +179,7 @@ _PANELS = (
         "none",
         (_Query(f"sum by (service) (stagespan_process_up{{{_OF_SERVICE}}})", "{{service}}"),),
         "Processes that record, by service.",
+        is_whole=True,
     ),
     _Panel(
         "Losses",
@@ -189,6 +193,7 @@ _PANELS = (
         ),
         "What was not recorded, read or delivered, by cause.",
         style=_BARS,
+        is_whole=True,
         if_empty="Nothing was lost",
     ),
 )
@@ -212,6 +217,8 @@ def _variable(name: str, label: str, of: str, source: dict[str, str]) -> dict[st
 
 def _panel(number: int, panel: _Panel, x: int, y: int, source: dict[str, str]) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "custom": panel.style}
+    if panel.is_whole:
+        defaults["decimals"] = 0
     if panel.if_empty is not None:
         defaults["noValue"] = panel.if_empty
     return {
