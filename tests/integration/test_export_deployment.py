@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -62,6 +63,19 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert "Restrt" in done.stderr
 
 
+def doctor(prefix: tuple[str, ...], **variables: str) -> str:
+    """Return what doctor says of the exporter, as a command in a container says it."""
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "stagespan", "doctor", "--json", "--no-device"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **variables},
+    )
+    rows = json.loads(done.stdout)["findings"]
+    return next(str(row["text"]) for row in rows if row["name"] == "exporter")
+
+
 def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     # GIVEN the pod of the documentation: two containers with a volume in memory
@@ -105,6 +119,11 @@ def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: 
         up = {"service": variables(service)["STAGESPAN_JOB"]}
         assert until(lambda: of(scraped(port), "stagespan_process_up", **up) == 1)
         assert of(scraped(port), COUNT, stage="decode", **up) == 10
+        # THEN doctor says so in each container, and why not where the volume is missing
+        seen = {**variables(service), **variables(side_car)}
+        assert doctor(shared, **seen).endswith(": 1 other live process")
+        alone = doctor(isolated(f"mount -t tmpfs none {inside}"), **seen)
+        assert alone.startswith("no `stagespan export` reads the recordings in ")
         process.communicate("\n", timeout=30)
         assert until(lambda: of(scraped(port), "stagespan_process_up", **up) == 0)
         assert of(scraped(port), COUNT, stage="decode", **up) == 10

@@ -217,6 +217,14 @@ def filled_in(expression: str, service: str = ".*") -> str:
     return re.sub(r"\$(\w+)", lambda found: values.get(found[1], ".*"), expression)
 
 
+OPEN_REQUEST = """
+import stagespan
+with stagespan.request("r"):
+    print("ready", flush=True)
+    input()
+"""
+
+
 def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
     # GIVEN a Prometheus that has scraped services with errors, waits, requests and hand-offs
     program = shutil.which("prometheus")
@@ -240,10 +248,7 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
         STAGESPAN_JOB="svc",
     )
     ready(busy)
-    open_request = start(
-        "import stagespan\nwith stagespan.request('r'):\n  print('ready', flush=True); input()",
-        STAGESPAN_JOB="svc",
-    )
+    open_request = start(OPEN_REQUEST, STAGESPAN_JOB="svc")
     ready(open_request)
     pair = start(TWO_PROCESSES, "return", STAGESPAN_JOB="svc")
     prometheus = None
@@ -306,3 +311,29 @@ def test_doctor_says_whether_an_exporter_reads_the_recordings(folder: Path) -> N
     assert found.state == "note"
     assert str(folder) in found.text
     assert "unreadable 1" in found.text
+
+
+def test_doctor_says_whether_the_exporter_sees_processes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row() -> examine.Check:
+        found = examine.examine(use_device=False)
+        return next(one for one in found if one.name == "exporter")
+
+    with exporter():
+        # GIVEN an exporter that sees no process THEN doctor says what to share
+        assert row().state == "note"
+        assert "where no other live process records: the service needs the same" in row().text
+        # WHEN two processes record THEN they are counted
+        processes = [start(OPEN_REQUEST), start(OPEN_REQUEST)]
+        for process in processes:
+            ready(process)
+        assert row().state == "works"
+        assert row().text.endswith(f"{folder}: 2 other live processes")
+        for process in processes:
+            end(process)
+        assert "no other live process" in row().text
+        # WHEN this process records elsewhere THEN doctor says that no exporter reads that
+        monkeypatch.setenv("STAGESPAN_RECORDING_DIR", f"{folder}-elsewhere")
+        assert row().state == "absent"
+        assert row().text.endswith(f"reads the recordings in {folder}-elsewhere")

@@ -133,18 +133,31 @@ def _recording() -> tuple[str, State, str]:
 def _exporter() -> tuple[str, State, str]:
     """Return whether an exporter reads the recordings of this user's processes."""
     from stagespan.export.node import lost_by
-    from stagespan.recording.finding import is_exported, recording_folders
+    from stagespan.recording.finding import is_exported, live_in, recording_folders
 
-    folder = recording_folders()[0]
+    folder, *others = recording_folders()
     if not is_exported(folder):
-        return "exporter", "absent", f"no `stagespan export` reads the recordings in {folder}"
+        text = f"no `stagespan export` reads the recordings in {folder}"
+        read = next(filter(is_exported, others), None)
+        if read is None:
+            return "exporter", "absent", text
+        return "exporter", "note", f"{text}, but one those in {read}: set STAGESPAN_RECORDING_DIR"
     place = _core.recording_place()
     if place["kind"] not in ("file", "not yet") and settings.get("STAGESPAN_RECORDING_DIR"):
         return "exporter", "note", f"reads {folder}, in which this process has no recording"
     lost = ", ".join(f"{cause} {number:,}" for cause, number in lost_by(folder).items() if number)
     if lost:
         return "exporter", "note", f"reads the recordings in {folder}, and has lost: {lost}"
-    return "exporter", "works", f"reads the recordings in {folder}"
+    read_too = [one for one in others if is_exported(one)]
+    live = [path for path in live_in([folder, *read_too]) if path != place["path"]]
+    if live:
+        number = f"{len(live):,} other live processes" if len(live) > 1 else "1 other live process"
+        return "exporter", "works", f"reads the recordings in {folder}: {number}"
+    text = (
+        f"reads the recordings in {folder}, where no other live process records: the service needs "
+        "the same folder (STAGESPAN_RECORDING_DIR, a volume of both containers) and user"
+    )
+    return "exporter", "note", text
 
 
 # --- torch ----------------------------------------------------------------------------------------

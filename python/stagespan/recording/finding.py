@@ -6,7 +6,7 @@ import heapq
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from stagespan import _core, settings
 from stagespan.errors import StagespanError
@@ -109,6 +109,16 @@ def is_exported(folder: str) -> bool:
         return bool(is_locked(handle))
     finally:
         os.close(handle)
+
+
+def live_in(folders: Collection[str]) -> list[str]:
+    """Return the recordings in some folders whose processes live, also in other containers."""
+    return [
+        path
+        for path, pid, start_ticks in _files()
+        if os.path.dirname(path) in folders
+        and _modified_ns_if_ended(path, pid, start_ticks) is None
+    ]
 
 
 def recording_paths(*, memory: bool = True) -> Iterator[str]:
