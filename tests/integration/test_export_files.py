@@ -51,7 +51,8 @@ def test_kept_requests_say_what_the_recordings_said(folder: Path, tmp_path: Path
     end(process)
     # WHEN they are read from the folder
     from_files = requests_in(str(target))
-    # THEN both say the same
+    # THEN both say the same, also if the files are named
+    assert requests_in(*map(str, target.iterdir())) == from_files
     assert from_files["count"] == from_recordings["count"] == 1
     for key in ("requests", "stages", "hops"):
         assert about(from_files[key]) == about(from_recordings[key])
@@ -284,6 +285,7 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_files_are_what_grafana_and_prometheus_read(tmp_path: Path) -> None:
+    assert command_here("export", "--dashboard", "--alerts").returncode == 2  # two files in one
     page = json.loads(command_here("export", "--dashboard").stdout)
     assert page["title"] == "stagespan"
     assert all(panel["targets"] for panel in page["panels"])

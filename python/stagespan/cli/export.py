@@ -134,6 +134,8 @@ def command(
     Reads the recordings of all processes of this user; root's exporter reads those of all users.
     The processes need no setting, and are not changed. Run one exporter on each machine.
     """
+    if dashboard and alerts:
+        raise click.UsageError("Pass --dashboard or --alerts: each prints a file of its own.")
     if dashboard or alerts:
         from stagespan.export import dashboard as files
 

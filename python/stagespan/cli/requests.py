@@ -125,23 +125,22 @@ def _read(
 ) -> tuple[list[Recording], int | None]:
     """Return recordings, and the number of requests if they contain only the slowest of them."""
     if named:
+        from stagespan.export import kept
         from stagespan.trace.read.remote import local_path
 
         paths = {one: local_path(one) for one in named}
-        folders = {one: path for one, path in paths.items() if path.is_dir()}
+        places = {one: path for one, path in paths.items() if kept.is_kept(path)}
         found = [
             finding.open_recording(os.fspath(path))
             for one, path in paths.items()
-            if one not in folders
+            if one not in places
         ]
-        if not folders:
+        if not places:
             return found, None
-        from stagespan.export import kept
-
-        of_folders = kept.read(folders, slowest, pattern, status)
-        if found and of_folders.total is not None:
-            raise click.UsageError("Name either recordings or folders of Parquet, but not both.")
-        return found + of_folders.recordings, of_folders.total
+        of_places = kept.read(places, slowest, pattern, status)
+        if found and of_places.total is not None:
+            raise click.UsageError("Name either recordings or kept Parquet, but not both.")
+        return found + of_places.recordings, of_places.total
     if job is not None:
         return jobs.processes(job, spans=True), None
     return finding.recordings(spans=True), None

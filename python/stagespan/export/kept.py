@@ -361,10 +361,18 @@ class Kept(NamedTuple):
     """How many requests have the id and the status, if only the slowest of them were read."""
 
 
+def is_kept(path: Path) -> bool:
+    """Return whether a path is that of a folder, or of a file as exporters name them."""
+    is_named = path.name.startswith(_PREFIX) and path.name.endswith((_SUFFIX, kept_parquet.SUFFIX))
+    return path.is_dir() or (is_named and path.is_file())
+
+
 def read(
-    folders: Mapping[str, Path], slowest: int, id_: str | None = None, status: str | None = None
+    places: Mapping[str, Path], slowest: int, id_: str | None = None, status: str | None = None
 ) -> Kept:
-    """Return the requests that exporters of any machines have kept in folders, given by name.
+    """Return the requests that exporters of any machines have kept in folders or single files.
+
+    ``places`` are their paths, each with the name that the user gave it.
 
     Of Parquet, only the ``slowest`` requests are read with an id that the regular expression
     ``id_`` matches and with the ``status``; of JSON lines all of them.
@@ -373,9 +381,10 @@ def read(
     """
     lines: list[tuple[str, Path]] = []
     tables: list[tuple[str, Path]] = []
-    for name, folder in folders.items():
-        of_lines = sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
-        of_tables = sorted(folder.glob(f"{_PREFIX}*{kept_parquet.SUFFIX}"))
+    for name, place in places.items():
+        files = [place] if place.is_file() else sorted(place.glob(f"{_PREFIX}*"))
+        of_lines = [path for path in files if path.name.endswith(_SUFFIX)]
+        of_tables = [path for path in files if path.name.endswith(kept_parquet.SUFFIX)]
         if not of_lines and not of_tables:
             raise StagespanError(
                 f"There are no kept requests in {name}: pass a folder that `stagespan export "
@@ -390,14 +399,14 @@ def read(
             f"There are requests as JSON lines in {lines[0][0]}, and as Parquet in "
             f"{tables[0][0]}: pass folders of one kind at a time."
         )
-    place = tables[0][0]
-    found = kept_parquet.select(place, [path for _, path in tables], slowest, id_, status)
+    first = tables[0][0]
+    found = kept_parquet.select(first, [path for _, path in tables], slowest, id_, status)
     decoder = msgspec.json.Decoder(_KeptPart)
     try:
         parts = [decoder.decode(part) for part in found.parts]
     except ValueError as error:
         raise StagespanError(
-            f"The kept requests in {place} are damaged, or of another version ({error})."
+            f"The kept requests in {first} are damaged, or of another version ({error})."
         ) from None
     return Kept(recordings_of(parts), found.total)
 
