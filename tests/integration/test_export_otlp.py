@@ -301,8 +301,9 @@ def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
         for n in range(100):
             with stagespan.span("decode") as span:
                 span.add(tokens=3)
-        print("ready", flush=True)
-        input()
+        with stagespan.request("r"), stagespan.span("outer"), stagespan.queued("replica"):
+            print("ready", flush=True)
+            input()
     """
     with collector.http() as received:
         headers = {"OTEL_EXPORTER_OTLP_HEADERS": "x-team=vision"}
@@ -311,6 +312,12 @@ def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
             ready(process)
             found = until(lambda: received.points("stagespan.stage.duration"))
             stats = recording.open(process.pid).stats()["decode"]
+            open_ = {
+                (name, collector.attributes(point).get("stagespan.stage")): point.as_int
+                for name in ("stagespan.stage.running", "stagespan.queue.waiting")
+                for _, point in received.points(name)
+            }
+            ((_, oldest),) = received.points("stagespan.request.oldest_age")
             end(process)
         ((resource, point),) = found
         # THEN a histogram with explicit bounds has its counts
@@ -325,6 +332,13 @@ def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
             "tokens",
             300,
         )
+        # THEN what is open is shown
+        assert open_ == {
+            ("stagespan.stage.running", "decode"): 0,
+            ("stagespan.stage.running", "outer"): 1,
+            ("stagespan.queue.waiting", "replica"): 1,
+        }
+        assert oldest.as_double > 0
         # THEN the headers of the environment were sent
         assert received.headers[-1]["x-team"] == "vision"
 

@@ -250,7 +250,9 @@ def metrics_of(
     """
     now_ns, host = time.time_ns(), os.uname().nodename
     found = []
-    for group, figures in totals.items():
+    open_groups = {group for group, _ in (*gauges.running, *gauges.waiting)} | {*gauges.oldest_ns}
+    for group in dict.fromkeys((*totals, *sorted(open_groups))):
+        figures = totals.get(group) or Figures({}, {})
         attributes: dict[str, Any] = {
             "service.name": group.service,
             "host.name": host,  # several machines can have the same service
@@ -261,6 +263,7 @@ def metrics_of(
         made = [
             *_histograms(figures, begin_ns, now_ns),
             *_sums(figures, begin_ns, now_ns),
+            *_gauges(gauges, group, begin_ns, now_ns),
         ]
         if operation is not None:
             of_genai: dict[str, list[points.HistogramDataPoint]] = {}
@@ -340,6 +343,22 @@ def _sums(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points.Metri
     for family, of in rows.items():
         if of:
             yield _sum(names.get(family, "stagespan.lost"), "1", of)
+
+
+def _gauges(gauges: Gauges, group: Group, begin_ns: int, now_ns: int) -> Iterator[points.Metric]:
+    """Yield what is open in the processes of a group."""
+    names = {"stagespan.stage.running": gauges.running, "stagespan.queue.waiting": gauges.waiting}
+    for name, counts in names.items():
+        rows = [
+            _number({"stagespan.stage": stage}, begin_ns, now_ns, number)
+            for (of, stage), number in counts.items()
+            if of == group
+        ]
+        if rows:
+            yield points.Metric(name, None, "1", points.Gauge(rows))
+    if group in gauges.oldest_ns:
+        row = _number({}, begin_ns, now_ns, gauges.oldest_ns[group] / 1e9)
+        yield points.Metric("stagespan.request.oldest_age", None, "s", points.Gauge([row]))
 
 
 # --- sending --------------------------------------------------------------------------------------
