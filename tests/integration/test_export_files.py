@@ -266,7 +266,7 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
             # WHEN each expression is asked THEN it returns data
             targets = [one for panel in dashboard.dashboard()["panels"] for one in panel["targets"]]
             asked = [filled_in(one["expr"]) for one in targets]
-            asked += [rule.value for rule in dashboard.RULES]
+            asked += [rule.value.replace(" offset 1h", "") for rule in dashboard.RULES]
             for expression in asked:
                 until(lambda e=expression: prometheus.query(e))
             # THEN the variables have values, and one service can be chosen
@@ -296,6 +296,91 @@ def test_the_files_are_what_grafana_and_prometheus_read(tmp_path: Path) -> None:
         pytest.skip("no promtool on PATH: install the Debian package prometheus")
     done = subprocess.run([promtool, "check", "rules", rules], capture_output=True, text=True)
     assert (done.returncode, "5 rules found" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+# One sample a minute; "a+bxn" is a, and then b more n times.
+ALERTS: dict[str, tuple[dict[str, str], str, dict[str, str], str]] = {
+    "StagespanStageStalled": (
+        {
+            'stagespan_stage_duration_seconds_count{service="svc",stage="bad"}': "5x60",
+            'stagespan_stage_running{service="svc",stage="bad"}': "1x60",
+            'stagespan_stage_duration_seconds_count{service="svc",stage="busy"}': "0+5x60",
+            'stagespan_stage_running{service="svc",stage="busy"}': "1x60",
+            'stagespan_stage_duration_seconds_count{service="svc",stage="idle"}': "5x60",
+            'stagespan_stage_running{service="svc",stage="idle"}': "0x40 1x20",
+        },
+        "50m",
+        {"service": "svc", "stage": "bad"},
+        "bad of svc runs, and has not ended for 10 minutes.",
+    ),
+    "StagespanQueueGrowing": (
+        {
+            'stagespan_queue_waiting{service="svc",stage="bad"}': "0+2x60",
+            'stagespan_queue_waiting{service="svc",stage="full"}': "50x60",
+        },
+        "50m",
+        {"service": "svc", "stage": "bad"},
+        "bad of svc: 2 more a minute.",
+    ),
+    "StagespanP99Doubled": (
+        {
+            f'stagespan_stage_duration_seconds_bucket{{service="svc",stage="{stage}",le="{le}"}}': n
+            for stage, fast in (("bad", "0+100x480 48000x20"), ("steady", "0+100x500"))
+            for le, n in (("0.1", fast), ("1", "0+100x500"), ("+Inf", "0+100x500"))
+        },
+        "500m",
+        {"service": "svc", "stage": "bad"},
+        # 0.991 s and 0.099 s, by the bounds of the buckets
+        "The p99 of bad of svc is 10.01 times that of the 6 hours until an hour ago.",
+    ),
+    "StagespanLosses": (
+        {
+            'stagespan_lost_total{cause="bad"}': "0x50 3x10",
+            'stagespan_lost_total{cause="old"}': "7x60",
+        },
+        "55m",
+        {"cause": "bad"},
+        "3 were lost in 10 minutes: bad.",
+    ),
+    "StagespanProcessGone": (
+        {
+            'stagespan_process_up{service="bad"}': "4x40 3x20",
+            'stagespan_process_up{service="grown"}': "3x40 4x20",
+        },
+        "50m",
+        {"service": "bad"},
+        "bad has fewer processes than in the last hour.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_each_rule_fires_for_what_it_is_for(tmp_path: Path, name: str) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on PATH: install the Debian package prometheus")
+    # GIVEN series of which one is what the rule is for, and others are not
+    series, at, labels, summary = ALERTS[name]
+    (rule,) = (one for one in dashboard.RULES if one.name == name)
+    (tmp_path / "rules.yml").write_text(dashboard.alerts())
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": key, "values": text} for key, text in series.items()],
+        "alert_rule_test": [
+            {
+                "eval_time": at,
+                "alertname": rule.name,
+                "exp_alerts": [{"exp_labels": labels, "exp_annotations": {"summary": summary}}],
+            }
+        ],
+    }
+    whole = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "test.yml").write_text(json.dumps(whole))
+    # THEN it fires for that one alone
+    done = subprocess.run(
+        [promtool, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_doctor_says_whether_an_exporter_reads_the_recordings(folder: Path) -> None:

@@ -301,7 +301,7 @@ class Rule(NamedTuple):
     summary: str
 
 
-_P99 = f"histogram_quantile(0.99, sum by (service, stage, le) (rate({_STAGE}_bucket[%s])))"
+_P99 = f"histogram_quantile(0.99, sum by (service, stage, le) (rate({_STAGE}_bucket%s)))"
 RULES = (
     Rule(
         "StagespanStageStalled",
@@ -320,11 +320,12 @@ RULES = (
     ),
     Rule(
         "StagespanP99Doubled",
-        f"{_P99 % '5m'} / {_P99 % '6h'}",
+        # Not the latest hours: the slow runs of a few minutes are the slowest hundredth of them.
+        f"{_P99 % '[5m]'} / {_P99 % '[6h] offset 1h'}",
         "> 2",
         "10m",
         "The p99 of {{ $labels.stage }} of {{ $labels.service }} is {{ $value | humanize }} times "
-        "that of the last 6 hours.",
+        "that of the 6 hours until an hour ago.",
     ),
     Rule(
         "StagespanLosses",
