@@ -47,19 +47,26 @@ def answered(prometheus: Prometheus, shown: dict[str, Any]) -> dict[str, Any]:
     for target in (one for panel in shown["panels"] for one in panel["targets"]):
         asked = re.sub(r"\$(\w+)", lambda name: values.get(name[1], ".*"), target["expr"])
         answers[target["expr"]] = prometheus.matrix(asked, to_s - SECONDS, to_s, STEP_S)
+    if not any(answers.values()):
+        sys.exit("Prometheus has no data of the service")
     times = {"fromMs": (to_s - SECONDS) * 1000, "toMs": to_s * 1000, "stepMs": STEP_S * 1000}
     return {"answers": answers, **times}
 
 
 def run_service(folder: Path, shown: dict[str, Any]) -> dict[str, Any]:
     """Run the service beside an exporter and a Prometheus, and return the answers of that one."""
-    recordings = {"STAGESPAN_RECORDING_DIR": str(folder / "recordings"), "STAGESPAN_JOB": "wan"}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        return _run_service(folder, shown, {"STAGESPAN_RECORDING_DIR": shared})
+
+
+def _run_service(folder: Path, shown: dict[str, Any], variables: dict[str, str]) -> dict[str, Any]:
     program = shutil.which("prometheus") or sys.exit("no prometheus on PATH: install it")
     service = [sys.executable, str(PARTS / "service.py"), str(SECONDS)]
-    with exporter(**recordings) as (_, port):
+    variables = {**variables, "STAGESPAN_JOB": "wan"}
+    with exporter(**variables) as (_, port):
         prometheus = Prometheus(program, folder, port, free_port(), interval=f"{STEP_S}s")
         try:
-            subprocess.run(service, env={**os.environ, **recordings}, check=True)
+            subprocess.run(service, env={**os.environ, **variables}, check=True)
             return answered(prometheus, shown)
         finally:
             prometheus.close()
