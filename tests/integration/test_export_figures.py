@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import time
 from collections import Counter
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -24,8 +25,9 @@ from stagespan.export.figures import (
     figures_of,
     groups_of,
 )
-from stagespan.export.requests import Taker
-from stagespan.export.totals import Process, Totals
+from stagespan.export.requests import Part, Taker
+from stagespan.export.totals import Process, Totals, resource_of
+from stagespan.export.traces import Requests, Rules
 from stagespan.recording import Recording
 
 
@@ -341,3 +343,57 @@ def test_a_process_with_more_requests_is_read_sooner(folder: Path) -> None:
         # THEN without requests, it is not due for their sake
         until(lambda: pause_s(0) == math.inf)
     end(process)
+
+
+def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:
+    # GIVEN the parts of a request that fails at its end, long after a worker has done its part
+    process = start(
+        """
+        import multiprocessing, sys
+        import stagespan
+
+        def worker(carrier):
+            with stagespan.extract(carrier):
+                pass
+
+        context = multiprocessing.get_context("fork")
+        with stagespan.request("r") as request:
+            child = context.Process(target=worker, args=(stagespan.inject(queue="tasks"),))
+            child.start()
+            child.join()
+            print("ready", flush=True)
+            input()
+            request.set_status("error")
+        print("done", flush=True)
+        input()
+        """,
+        STAGESPAN_RECORDING="keep",
+    )
+    ready(process)
+
+    def parts() -> list[Part]:
+        found = []
+        for path in sorted(folder.glob("*.stagespan")):
+            copy = recording.open(path)
+            ended = Taker().ended(copy, at_end=True)
+            found += Taker().parts(copy, resource_of(copy), ended)
+        return found
+
+    requests = Requests(Rules(one_in=0, failed=True))
+    (of_worker,) = parts()
+    trace = of_worker.segment["trace_id"]
+    assert trace is not None
+    requests.add([of_worker])
+    # WHEN the request goes on THEN its parts wait for it
+    assert requests.complete({trace}, of_worker.end_ns + 600 * 10**9) == []
+    process.communicate("\n\n", timeout=30)
+    # WHEN it has failed THEN all of them are chosen
+    both = parts()
+    requests.add([one for one in both if one.is_root])
+    ((*chosen,),) = requests.complete(set(), time.time_ns())
+    assert [one.segment["status"] for one in chosen] == ["ok", "error"]
+    # WHEN a request is not known to go on THEN a part does not wait for long
+    requests = Requests(Rules())
+    requests.add([of_worker])
+    assert requests.complete(set(), of_worker.end_ns + 5 * 10**9) == []
+    assert requests.complete(set(), of_worker.end_ns + 15 * 10**9) == [[of_worker]]

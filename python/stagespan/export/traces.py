@@ -11,7 +11,10 @@ from typing import NamedTuple
 from stagespan.export.requests import Part
 
 _LONGEST_WAIT_NS = 10 * 10**9
-"""After the end of a request for its other parts, and after a part for the begin of its request."""
+"""After the end of a request for its other parts, and after a part for a request that began on
+another machine."""
+_LONGEST_REQUEST_NS = 3600 * 10**9
+"""After a part, for a request that goes on."""
 _MOST_PARTS = 20_000
 _MOST_CHOSEN = 1 << 16
 _MINUTE_NS = 60 * 10**9
@@ -72,7 +75,9 @@ class Requests:
         for trace, parts in list(self._waiting.items()):
             latest_ns = max(part.end_ns for part in parts)
             has_root = any(part.is_root for part in parts)
-            is_late = now_ns - latest_ns > _LONGEST_WAIT_NS
+            goes_on = not has_root and trace in open_traces
+            longest_ns = _LONGEST_REQUEST_NS if goes_on else _LONGEST_WAIT_NS
+            is_late = now_ns - latest_ns > longest_ns
             if not (at_end or is_late or (has_root and trace not in open_traces)):
                 continue
             del self._waiting[trace]
