@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -397,3 +398,11 @@ def test_parts_wait_for_a_request_that_goes_on_for_long(folder: Path) -> None:
     requests.add([of_worker])
     assert requests.complete(set(), of_worker.end_ns + 5 * 10**9) == []
     assert requests.complete(set(), of_worker.end_ns + 15 * 10**9) == [[of_worker]]
+    # WHEN very many wait THEN the oldest ones do so no longer
+    traces = [f"{number:032x}" for number in range(1, 10_101)]
+    requests.add(
+        replace(of_worker, segment={**of_worker.segment, "trace_id": trace}) for trace in traces
+    )
+    found = requests.complete(set(traces), of_worker.end_ns)
+    assert [one.segment["trace_id"] for (one,) in found] == traces[:100]
+    assert requests.lost == 0

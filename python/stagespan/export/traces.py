@@ -16,6 +16,8 @@ another machine."""
 _LONGEST_REQUEST_NS = 3600 * 10**9
 """After a part, for a request that goes on."""
 _MOST_PARTS = 20_000
+_MANY_PARTS = 10_000
+"""More do not wait: the choice is made with what is known of the oldest requests."""
 _MOST_CHOSEN = 1 << 16
 _MINUTE_NS = 60 * 10**9
 _RANDOM_BITS = 56
@@ -77,7 +79,7 @@ class Requests:
             has_root = any(part.is_root for part in parts)
             goes_on = not has_root and trace in open_traces
             longest_ns = _LONGEST_REQUEST_NS if goes_on else _LONGEST_WAIT_NS
-            is_late = now_ns - latest_ns > longest_ns
+            is_late = now_ns - latest_ns > longest_ns or self._parts > _MANY_PARTS
             if not (at_end or is_late or (has_root and trace not in open_traces)):
                 continue
             del self._waiting[trace]
