@@ -71,7 +71,7 @@ function framesOf(panel, { answers, stepMs }, theme) {
             name: "Value",
             type: FieldType.number,
             labels: metric,
-            values: values.map(([, value]) => Number(value)),
+            values: values.map(([, value]) => (Number.isFinite(+value) ? +value : null)), // as Grafana
             config: { displayNameFromDS: legend(target.legendFormat, metric) },
           },
         ],
