@@ -244,6 +244,41 @@ def test_the_work_of_each_span_is_among_its_attributes(
     assert False not in complete
 
 
+def test_work_that_may_have_been_overwritten_is_left_out(folder: Path) -> None:
+    # GIVEN a process with room for 512 amounts, and a request with more of them
+    program = """
+        import stagespan
+        for n in range(2):
+            with stagespan.request(f"req-{n}"), stagespan.span("outer") as outer:
+                outer.add(tokens=1)
+                for i in range(600 if n == 0 else 10):
+                    with stagespan.span("inner") as inner:
+                        inner.add(tokens=i)
+        print("ready", flush=True)
+        input()
+    """
+    with collector.http() as received:
+        with exporter(received.url):
+            process = start(program, STAGESPAN_REQUESTS="64", STAGESPAN_RING_SPANS="2048")
+            ready(process)
+            until(lambda: len(received.spans("default")) == 2)
+            until(lambda: len(received.spans("inner")) == 610)
+        end(process)
+    # THEN spans that began before the last amount that is gone have none, and the request says so
+    first, second = sorted(received.spans("default"), key=lambda one: one.start_time_unix_nano)
+    is_complete = [collector.attributes(one)["stagespan.complete"] for one in (first, second)]
+    assert is_complete == [False, True]
+    (of_first, of_second) = (
+        [work_of(one) for one in received.spans() if one.trace_id == of.trace_id]
+        for of in (first, second)
+    )
+    known = [one["tokens"] for one in of_first if one]
+    assert sorted(known) == list(range(600 - len(known), 600))
+    assert 0 < len(known) < 512
+    # THEN the other one has all of its work
+    assert sorted(one["tokens"] for one in of_second if one) == sorted([1, *range(10)])
+
+
 SAMPLED = """
 import stagespan, time
 for n in range(200):

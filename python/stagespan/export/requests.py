@@ -265,8 +265,9 @@ class Taker:
         """Count the spans and amounts that were overwritten since the last call, and not seen."""
         before, self._amounts_written = self._amounts_written, copy.amounts_written
         if before is not None:
-            new = copy.amounts_written - before
-            self.missed["amounts_unread"] += max(new - copy.most_amounts, 0)
+            unread = copy.amounts_written - before - copy.most_amounts
+            if unread > 0:
+                self.missed["amounts_unread"] += unread
         spans, overwritten = copy.spans(), copy.lost()["overwritten"]
         if self._ids is not None:
             gone = 0
