@@ -713,6 +713,19 @@ def test_headers_compression_and_attributes_of_the_environment_hold(folder: Path
         assert resource["host.name"] == os.uname().nodename
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_endpoint_can_be_that_of_the_environment(folder: Path, protocol: str) -> None:
+    variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": PROTOCOLS[protocol], "STAGESPAN_JOB": "svc"}
+    with RECEIVERS[protocol]() as received:
+        variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = received.url
+        with exporter_with_metrics("--otlp", **variables):
+            process = start(ONE, **variables)
+            ready(process)
+            until(lambda: received.spans("decode"))
+            until(lambda: received.points("stagespan.stage.duration"))
+            end(process)
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     """Return a certificate that has signed itself, and its key."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from stagespan.export.node import Node
     from stagespan.export.otlp import Otlp
 
+_FROM_ENVIRONMENT = "environment"
+"""The value of --otlp without a URL."""
 _LEAST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 1.0
 """While requests are sent or kept. A recording has room for those of a second or two only."""
@@ -46,9 +48,11 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 )
 @click.option(
     "--otlp",
-    metavar="URL",
+    metavar="[URL]",
+    is_flag=False,
+    flag_value=_FROM_ENVIRONMENT,
     help="Send requests and figures to an OpenTelemetry collector. The variables "
-    "OTEL_EXPORTER_OTLP_* hold.",
+    "OTEL_EXPORTER_OTLP_* hold; without URL, also those that name the endpoint.",
 )
 @click.option(
     "--page",
@@ -162,10 +166,12 @@ def command(
         sender = server = keeper = None
         if otlp is not None:
             from stagespan.export.otlp import Otlp
-            from stagespan.export.otlp_sending import say_seldom
+            from stagespan.export.otlp_sending import endpoint, say_seldom
 
             say_seldom()
-            sender = Otlp(otlp, genai)
+            url = None if otlp == _FROM_ENVIRONMENT else otlp
+            sender = Otlp(url, genai)
+            collector = url or endpoint("TRACES") or "the collector of this machine"
         if keep is not None:
             from stagespan.export.kept import Keeper
 
@@ -197,7 +203,7 @@ def command(
             closing.callback(pages.close)
             click.echo(f"Page of {node.folder}: {_url(page[0], pages.port)}/")
         if sender is not None:
-            click.echo(f"Requests and figures of {node.folder}: sent to {otlp}")
+            click.echo(f"Requests and figures of {node.folder}: sent to {collector}")
         if keeper is not None:
             click.echo(f"Requests of {node.folder}: kept in {keep}")
         pause_s = _LEAST_PAUSE_S

@@ -23,6 +23,8 @@ _MOST_SPANS = 20_000
 _BATCH_ITEMS = 512
 _MOST_STUCK = 3
 _SELDOM_S = 3600.0
+_GRPC_PORT = 4317
+"""The registered port of OTLP over gRPC."""
 CAUSES = ("otlp_queue", "otlp_failed", "otlp_timeout", "otlp_end")
 """Why a `Sender` does not deliver what it was given."""
 
@@ -33,8 +35,17 @@ def _protocol(signal: str, url: str | None) -> str:
             if chosen not in ("grpc", "http/protobuf"):
                 raise StagespanError(f"{name} is {chosen!r}: set it to grpc or http/protobuf.")
             return chosen
-    # The registered port of OTLP over gRPC.
-    return "grpc" if url is not None and _parts_of(url).port == 4317 else "http/protobuf"
+    if url is not None:
+        is_grpc = _parts_of(url).port == _GRPC_PORT
+    else:
+        is_grpc = endpoint(signal).rstrip("/").endswith(f":{_GRPC_PORT}")
+    return "grpc" if is_grpc else "http/protobuf"
+
+
+def endpoint(signal: str) -> str:
+    """Return the address that the environment names for "TRACES" or "METRICS", or an empty text."""
+    names = (f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return next(filter(None, map(os.environ.get, names)), "")
 
 
 def _parts_of(url: str) -> SplitResult:
