@@ -243,6 +243,14 @@ class Prometheus:
         found: list[dict[str, Any]] = json.loads(get(address))["data"]["result"]
         return found
 
+    def exemplars(self, expression: str) -> list[dict[str, str]]:
+        """Return the labels of the exemplars of the series that an expression reads."""
+        now = time.time()
+        asked = {"query": expression, "start": now - 600, "end": now}
+        address = f"{self.url}/api/v1/query_exemplars?{urllib.parse.urlencode(asked)}"
+        data = json.loads(get(address))["data"]
+        return [exemplar["labels"] for one in data for exemplar in one["exemplars"]]
+
     def series(self, expression: str, window: str = "10m") -> list[list[float]]:
         """Return all samples of each series that an expression selects."""
         address = f"{self.url}/api/v1/query?"

@@ -16,6 +16,7 @@ import pytest
 from exporting import TWO_PROCESSES, Prometheus, documented, exporter, free_port, of, scraped, until
 from recorded_process import command_here, end, ready, start
 
+from stagespan import recording
 from stagespan.cli import examine
 from stagespan.export import dashboard, kept
 
@@ -269,6 +270,13 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
             asked += [rule.value.replace(" offset 1h", "") for rule in dashboard.RULES]
             for expression in asked:
                 until(lambda e=expression: prometheus.query(e))
+            # THEN points have the traces of requests
+            segments = recording.open(busy.pid).segments()
+            traces = {one["trace_id"] for one in segments}
+            with_points = [one["expr"] for one in targets if one["exemplar"]]
+            of_requests = next(one for one in with_points if "request_duration" in one)
+            found = until(lambda: prometheus.exemplars(filled_in(of_requests)))
+            assert {one["trace_id"] for one in found} & traces
             # THEN the variables have values, and one service can be chosen
             variables = dashboard.dashboard()["templating"]["list"][1:]
             for variable in variables:
