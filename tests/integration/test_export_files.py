@@ -13,7 +13,17 @@ import time
 from pathlib import Path
 
 import pytest
-from exporting import TWO_PROCESSES, Prometheus, documented, exporter, free_port, of, scraped, until
+from exporting import (
+    TWO_PROCESSES,
+    Prometheus,
+    documented,
+    exporter,
+    free_port,
+    get,
+    of,
+    scraped,
+    until,
+)
 from recorded_process import command_here, end, ready, start
 
 from stagespan import recording
@@ -95,6 +105,25 @@ def test_requests_of_several_machines_are_joined_from_all_their_folders(
     assert requests_in(*urls) == whole
     alone = requests_in(urls[0])
     assert alone["requests"] != whole["requests"]
+
+
+def test_exemplars_are_requests_that_are_kept(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a process with requests, of which those are kept that did not end as ok
+    with exporter("--keep", str(tmp_path / "kept"), "--sample", "0") as (_, port):
+        process = start(PLENTY)
+        ready(process)
+
+        def traces() -> set[str]:
+            text = get(f"http://127.0.0.1:{port}/metrics", "application/openmetrics-text")
+            return set(re.findall(r'trace_id="(\w+)"', text))
+
+        # WHEN OpenMetrics is asked for THEN exemplars are some of them alone
+        until(traces)
+        segments = recording.open(process.pid).segments()
+        kept_traces = {one["trace_id"] for one in segments if one["status"] == "cancelled"}
+        assert len(kept_traces) == 6
+        assert traces() <= kept_traces
+        end(process)
 
 
 PLENTY = """

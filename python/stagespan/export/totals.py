@@ -23,7 +23,7 @@ from stagespan.export.requests import (
     durations,
 )
 from stagespan.export.traces import Requests
-from stagespan.recording.reading import Recording
+from stagespan.recording.reading import Recording, Segment
 
 MOST_STAGES = 200
 """The most stages that are exported by name; the others are summed."""
@@ -224,25 +224,29 @@ class Totals:
             process.observed.observe(family, LABELS.join(labels), duration_ns)
         if self.requests is not None:
             process.taker.count_spans(copy)
-            parts = process.taker.parts(copy, resource_of(copy), ended)
-            self.requests.add(parts)
-            for part in parts:
-                for span in part.spans:
-                    family = "queue" if span.kind == "queue" else "stage"
-                    stage = self.stages.shown(span.stage)
-                    times = span.begin_ns, span.end_ns
-                    self._note(process.group, family, stage, part.segment["trace_id"], *times)
+            self.requests.add(process.taker.parts(copy, resource_of(copy), ended))
+        else:
+            for one in ended:
+                self._note_request(process.group, one)
         missed = process.taker.missed
         process.observed.amounts["lost"] = {
             cause: {"": float(missed[cause])}
             for cause in UNREAD
             if cause in missed or self.requests is not None
         }
-        for one in ended:
-            begin_ns, end_ns = one["received_ns"] or one["begin_ns"], one["end_ns"]
-            if begin_ns is not None and end_ns is not None and one["parent_segment"] is None:
-                status, trace = one["status"], one["trace_id"]
-                self._note(process.group, "request", status, trace, begin_ns, end_ns)
+
+    def _note_request(self, group: Group, one: Segment) -> None:
+        begin_ns, end_ns = one["received_ns"] or one["begin_ns"], one["end_ns"]
+        if begin_ns is not None and end_ns is not None and one["parent_segment"] is None:
+            self._note(group, "request", one["status"], one["trace_id"], begin_ns, end_ns)
+
+    def _note_part(self, part: Part) -> None:
+        group = self.admitted(Group(*part.resource[:3]))
+        self._note_request(group, part.segment)
+        for span in part.spans:
+            family = "queue" if span.kind == "queue" else "stage"
+            stage, trace = self.stages.shown(span.stage), part.segment["trace_id"]
+            self._note(group, family, stage, trace, span.begin_ns, span.end_ns)
 
     def _note(
         self, group: Group, family: str, label: str, trace: str | None, begin_ns: int, end_ns: int
@@ -252,7 +256,8 @@ class Totals:
             duration_ns = end_ns - begin_ns
             bucket = bisect.bisect_right(BOUNDS_NS, duration_ns)
             mine = self.exemplars.setdefault((group, family, label), {})
-            mine[bucket] = Exemplar(trace, duration_ns, end_ns)
+            if bucket not in mine or mine[bucket].end_ns < end_ns:
+                mine[bucket] = Exemplar(trace, duration_ns, end_ns)
 
     def admitted(self, group: Group) -> Group:
         """Return the labels that a process is shown with."""
@@ -274,7 +279,11 @@ class Totals:
         if self.requests is None:
             return []
         is_open = {trace for process in processes for trace in process.open_traces}
-        return self.requests.complete(is_open, now_ns, at_end=at_end)
+        found = self.requests.complete(is_open, now_ns, at_end=at_end)
+        for parts in found:
+            for part in parts:  # the others have no trace to refer to
+                self._note_part(part)
+        return found
 
     def sums(self, processes: Iterable[Process]) -> dict[Group, Figures]:
         """Return all figures by group."""
