@@ -94,7 +94,7 @@ def test_json_contains_everything(planted: Path, tmp_path: Path) -> None:
     assert sum(c["idle_us"] for c in written["idle"]["by_cause"].values()) == pytest.approx(
         written["device_use"]["idle_us"], abs=1e-6
     )
-    keys = {"code", "severity", "sentence", "figures", "evidence", "gain"}
+    keys = {"code", "severity", "sentence", "figures", "evidence", "gain", "no_gain"}
     assert written["findings"][0].keys() == keys
     assert written["findings"][0]["evidence"][0].keys() == {"event", "time_us", "figure", "unit"}
 
