@@ -110,19 +110,16 @@ def test_hostile_names_are_only_cut(text: str) -> None:
     assert len(labels([text], 60)[text]) <= 120
 
 
-def test_times_of_a_table_have_one_unit() -> None:
+def test_times_of_a_column_have_one_unit() -> None:
     # GIVEN times of a fifth of a microsecond to seconds
     table = Table("t", (("what", ""), ("at", "ns"), ("a", "ns"), ("b", "ns")), [
         ("x", 90_000_000_000, 1_500, 2_000_000), ("y", 5_000, 200, 3_000_000_000),
     ])  # fmt: skip
     # WHEN they are written
-    # THEN they are in the unit that the headings name
+    # THEN each column has the unit that its heading names, so that short times keep their digits
     heads, rows = texts_of(table)
-    assert heads == ["what", "at (ms)", "a (ms)", "b (ms)"]
-    assert rows[0] == ["x", "90,000.000", "0.002", "2.000"]
-    # AND short times next to ones of less than a second keep their digits
-    table = Table("t", (("a", "ns"), ("b", "ns")), [(1_500, 2_000_000)])
-    assert texts_of(table) == (["a (µs)", "b (µs)"], [["1.500", "2,000.000"]])
+    assert heads == ["what", "at (ms)", "a (µs)", "b (ms)"]
+    assert rows[0] == ["x", "90,000.000", "1.500", "2.000"]
 
 
 def test_real_kernels_have_different_labels(traces: Path) -> None:
