@@ -723,7 +723,7 @@ _SLOWED_BY_STACKS = frozenset(
 )
 # Idle time for which the trace shows no cause that a change could remove.
 _UNSEEN = frozenset({causes.GRAPH, causes.UNSEEN_WAIT, causes.NOT_TRACED})
-_NOT_KNOWN = "the trace does not show what the device waited for"
+_NOT_KNOWN = "it depends on what the device waited for"
 _HOW_IDLE = "the device does not wait there"
 _HOW_SEEN = "the device does not wait where the trace shows the reason"
 _HOW = {causes.QUEUED: "each kernel begins when the one before it ends"}

@@ -142,7 +142,7 @@ class Free(StructResult, frozen=True):
                 numbers = {"time_ns": time, "percent": percent, "whole_ns": self.span_ns}
                 shown = self._largest((part,))
                 gain = idle_gain(time) if part == _LAUNCHED else None
-                unknown = "" if gain else "the trace does not show what the device waited for"
+                unknown = "" if gain else "it depends on what the device waited for"
                 found.append(
                     Finding(severity, sentence, shown, code, numbers, gain, no_gain=unknown)
                 )
