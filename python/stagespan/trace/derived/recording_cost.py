@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagespan.text.amounts import in_words
 from stagespan.trace.derived.device import device_work, launch_of
-from stagespan.trace.read.intervals import Numbers
+from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import share
@@ -18,6 +20,14 @@ _LEAST = 1.0
 # Recording the begin or the end of a call takes less. If few calls are recorded, the time between
 # them is that of the program.
 _MOST_EDGE_NS = 1_000.0
+# The profiler looks up the line of each call. In a function of very many lines, such as code that
+# torch.compile generated, this takes longer the later the line is.
+_BUILT_IN = re.compile(r"^<built-in ")
+_FEWEST_CALLS, _PARTS_OF_FUNCTION = 100, 5
+# How many times as long it takes in the last part of a function as in the first, at least.
+_LEAST_GROWTH = 4.0
+# The share of calls that is taken as the cost of all, so that the program's own time is not.
+_QUANTILE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +36,15 @@ class StackCost:
 
     edges_ns: Numbers
     """The begins and ends of the recorded calls on the main thread, in ascending order."""
-    edge_ns: float
-    """What recording one of them takes: about the median time between two of them."""
+    cost_ns: Numbers
+    """What recording all edges before each one takes, and all edges last."""
     calls_per_ms: float
 
     def within(self, begin_ns: Numbers, end_ns: Numbers) -> Numbers:
         """Return the estimated time of recording in each interval, at most its length."""
         first = np.searchsorted(self.edges_ns, begin_ns, side="left")
-        count = np.searchsorted(self.edges_ns, end_ns, side="left") - first
-        time = np.minimum(count * self.edge_ns, end_ns - begin_ns)
+        behind = np.searchsorted(self.edges_ns, end_ns, side="left")
+        time = np.minimum(self.cost_ns[behind] - self.cost_ns[first], end_ns - begin_ns)
         result: Numbers = np.maximum(time, 0).astype(np.int64)
         return result
 
@@ -70,7 +80,61 @@ def stack_cost(trace: Trace) -> StackCost | None:
     tids = tids[np.isin(tids, events.tid[rows])]
     found, counts = np.unique(tids if len(tids) else events.tid[rows], return_counts=True)
     rows = rows[events.tid[rows] == found[np.argmax(counts)]]
-    edges = np.sort(np.concatenate((events.begin_ns[rows], events.end_ns[rows])))
+    at = np.concatenate((events.begin_ns[rows], events.end_ns[rows]))
+    order = np.argsort(at, kind="stable")
+    edges = at[order]
     length = max(int(edges[-1] - edges[0]), 1)
+    # What recording one of them takes is about the median time between two of them.
     edge_ns = min(float(np.median(np.diff(edges))), _MOST_EDGE_NS)
-    return StackCost(edges, edge_ns, len(rows) / (length / 1e6))
+    costs = np.full(len(edges), edge_ns)
+    of_lines = _look_ups(trace, rows, order, edges)
+    costs = np.maximum(costs, of_lines)
+    sums: Numbers = np.concatenate(([0.0], np.cumsum(costs))).astype(np.int64)
+    return StackCost(edges, sums, len(rows) / (length / 1e6))
+
+
+def _look_ups(
+    trace: Trace, rows: Rows, order: NDArray[np.intp], edges: Numbers
+) -> NDArray[np.float64]:
+    """Return, for each edge, the time in ns that looking up its line took, as far as is known.
+
+    It is known for calls of built-in functions that follow one another in one call of a function,
+    if the time between them grows: little of it is the program's, because built-in functions do
+    the work there.
+    """
+    found = np.zeros(len(edges))
+    if len(edges) < 2 * _FEWEST_CALLS:
+        return found
+    count = len(rows)
+    is_built_in = np.array([_BUILT_IN.match(name) is not None for name in trace.names])
+    is_begin = order < count
+    begun = is_built_in[trace.events.name[rows]][order % count] & is_begin
+    # From the end of a call to the begin of the next one in the same function.
+    follows = np.flatnonzero(begun[1:] & ~is_begin[:-1])
+    function = _open_before(is_begin, order % count)[follows + 1]
+    times = np.diff(edges)
+    follows = follows[np.argsort(function, kind="stable")]
+    ends = np.flatnonzero(np.diff(np.sort(function, kind="stable"))) + 1
+    for mine in np.split(follows, ends):
+        parts = np.array_split(mine, _PARTS_OF_FUNCTION)
+        if len(mine) < _FEWEST_CALLS:
+            continue
+        least = np.array([np.quantile(times[part], _QUANTILE) for part in parts])
+        if (np.diff(least) > 0).all() and least[-1] >= _LEAST_GROWTH * max(least[0], 1.0):
+            for part, cost in zip(parts, least, strict=True):
+                found[part + 1] = cost
+    return found
+
+
+def _open_before(is_begin: NDArray[np.bool_], call: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return, for each edge in the order of time, the innermost open call before it, or -1."""
+    found, stack = [], [-1]
+    for begins, each in zip(is_begin.tolist(), call.tolist(), strict=True):
+        if begins:
+            found.append(stack[-1])
+            stack.append(each)
+        else:
+            found.append(-1)
+            if len(stack) > 1:
+                stack.pop()
+    return np.array(found, dtype=np.intp)
