@@ -38,10 +38,17 @@ LEAST_PERCENT = 90.0
 """The percentage of a graph's work that must be the same: others have other shapes."""
 _BEGINS = re.compile(r"(?:Stream|ThreadExchange\w*)BeginCapture", re.IGNORECASE)
 _ENDS = re.compile(r"StreamEndCapture|GraphInstantiate", re.IGNORECASE)
+# A node of a graph that runs a function of the host.
+_ON_HOST = re.compile("LaunchHost")
 # Copies and fills: the device's work, which may be a kernel on ROCm, and calls.
 _COPY, _COPIES = re.compile(r"^Memcpy|rocclr_copy"), re.compile("Memcpy")
 _FILL, _FILLS = re.compile(r"^Memset|rocclr_fill"), re.compile("Memset|MemFill")
-_SIZE = re.compile(r"\d+")
+# The requests or tokens of a step in a server's annotation. Other numbers can count steps.
+_SIZES = (
+    re.compile(r"\b(?:num_)?(?:toks|tokens)\W{0,2}(\d+)"),
+    re.compile(r"context_\d+\((\d+)\)_generation_\d+\((\d+)\)"),
+    re.compile(r"(?:\b|_)(?:bs|batch|batch_size|size|execute|capture)[_\W]{0,2}(\d+)"),
+)
 # Codes of what has no name of its own on both sides.
 COPY, FILL, UNNAMED = -2, -3, -1
 # The most pairs of kernels and launches that are aligned, and the most places of an eager run.
@@ -245,11 +252,9 @@ class _Search:
         """The launches of each capture, and those of each thread that ran work directly."""
         hosts = self.hosts
         events = hosts.events
-        single = launches(hosts) & named(hosts, SINGLE_LAUNCHES) & ~named(hosts, GRAPH_LAUNCHES)
-        rows = np.flatnonzero(single)
-        # Of nested calls, the outermost one counts.
-        outer = launch_of(hosts, rows)
-        rows = rows[(outer < 0) | (outer == rows)]
+        single = launches(hosts) & named(hosts, SINGLE_LAUNCHES)
+        rows = np.flatnonzero(single & ~named(hosts, GRAPH_LAUNCHES) & ~named(hosts, _ON_HOST))
+        rows = _outermost(hosts, rows)
         rows = rows[np.lexsort((events.begin_ns[rows], events.pid[rows]))]
         ran = self._ran[rows] >= 0
         direct, captured = rows[ran], rows[~ran]
@@ -491,9 +496,27 @@ class _Search:
         return None if row < 0 else self.hosts.names[self.hosts.events.name[row]]
 
     def _size(self, call: int) -> int | None:
-        """Return the first number in the annotation around a call, or None."""
-        found = _SIZE.search(self._annotation(call) or "")
-        return int(found[0]) if found else None
+        """Return the requests or tokens in the annotation around a call; None if it has none."""
+        around = self._annotation(call) or ""
+        found = next((each for rule in _SIZES if (each := rule.search(around))), None)
+        return sum(map(int, found.groups())) if found else None
+
+
+def _outermost(trace: Trace, calls: Rows) -> Rows:
+    """Return the calls that are not within another one, as calls of the driver can be."""
+    events = trace.events
+    # Nested calls with the same correlation are one launch.
+    outer = launch_of(trace, calls)
+    calls = calls[(outer < 0) | (outer == calls)]
+    _, thread = threads(trace, calls)
+    kept = []
+    for some in by_group(thread, int(thread.max()) + 1) if len(calls) else []:
+        mine = calls[some]
+        mine = mine[np.lexsort((-events.end_ns[mine], events.begin_ns[mine]))]
+        reach = np.maximum.accumulate(events.end_ns[mine])
+        begin, end = events.begin_ns[mine][1:], events.end_ns[mine][1:]
+        kept.append(mine[np.append(True, (end > reach[:-1]) | (begin >= reach[:-1]))])
+    return np.concatenate(kept) if kept else calls
 
 
 def _can_launch(operator: str, kernel: str) -> bool | None:

@@ -277,6 +277,44 @@ def test_a_size_is_chosen_by_the_annotations(tmp_path: Path) -> None:
     assert report_of(trace).with_shapes == 24
 
 
+@pytest.mark.parametrize(
+    ("around", "size"),
+    [
+        ("execute_12_context_0(sq0sk0)_generation_12(sq12sk900)", 16),
+        ("execute_context_1(20)_generation_3(3)", 32),
+        ("step[DECODE bs=30]", 32),
+        ("step[EXTEND bs=1 toks=17]", 32),
+        ("batch 16", 16),
+        # This can be the number of the step.
+        ("decode step 12", None),
+    ],
+)
+def test_sizes_in_annotations_of_servers(tmp_path: Path, around: str, size: int | None) -> None:
+    capture = Recorded()
+    for each in (32, 16):
+        capture.capture(model(1, each), f"capture_{each}_FULL")
+    replay = Recorded().replay(model(1), around)
+    trace = view(replay.trace(tmp_path), capture.trace(tmp_path, "capture.json"))
+    shape = "" if size is None else f"{size}x256"
+    assert operators_of_graphs(trace)["aten::silu", shape] == 1
+
+
+def test_nested_calls_and_host_functions_are_no_launches_of_kernels(tmp_path: Path) -> None:
+    # GIVEN calls of the runtime that contain one of the driver each, and host functions
+    recorded = Recorded(named=False).capture(model(2))
+    events = recorded.program.events
+    for each in [each for each in events if each["name"] == "hipLaunchKernel"]:
+        inner = {**each, "name": "cuLaunchKernel", "cat": "cuda_driver", "ts": each["ts"] + 1}
+        args = {"correlation": each["args"]["correlation"] + 10_000}
+        events.append({**inner, "dur": 3, "args": args})
+        host = {**each, "name": "cudaLaunchHostFunc", "ts": each["ts"] + 5, "dur": 0.5}
+        events.append({**host, "args": {"correlation": args["correlation"] + 10_000}})
+    capture = recorded.trace(tmp_path, "capture.json")
+    trace = view(Recorded().replay(model(2)).trace(tmp_path), capture)
+    # THEN they do not count
+    assert operators_of_graphs(trace)["aten::silu", "32x256"] == 2
+
+
 def test_shapes_of_an_unknown_size_stay_unknown(tmp_path: Path) -> None:
     # GIVEN captures of two sizes, and launches without annotations
     capture = Recorded().capture(model(2, 32)).capture(model(2, 16))
