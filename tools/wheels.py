@@ -273,6 +273,28 @@ class Build(NamedTuple):
         return f"cp{self.version.replace('.', '')}-{self.machine}"
 
 
+def options_of_headers(build: Build) -> str:
+    """Return the options with which zig finds all headers of a Python.
+
+    Debian has a pyconfig.h for each processor in /usr/include, where zig does not look.
+    """
+    program = (
+        "import os, sysconfig as s; include = s.get_path('include'); "
+        "place = os.path.join(os.path.dirname(include), s.get_config_var('MULTIARCH') or '', "
+        "os.path.basename(include)); "
+        "print(place if place != include and os.path.isdir(place) else '')"
+    )
+    place = build.python.run("-c", program).strip()
+    if not place:
+        return ""
+    folder = WORK / "include" / build.tag
+    link = folder / f"{build.machine}-linux-gnu" / Path(place).name
+    shutil.rmtree(folder, ignore_errors=True)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(place)
+    return f'-isystem "{folder}"'
+
+
 def build_wheel(build: Build) -> Path:
     """Build a wheel with the tag of its glibc, and return it."""
     folder = WORK / "built" / build.tag
@@ -280,6 +302,7 @@ def build_wheel(build: Build) -> Path:
     for old in (folder, objects):
         shutil.rmtree(old, ignore_errors=True)
     variables = zig_tools(build.machine)
+    variables |= dict.fromkeys(("CFLAGS", "CXXFLAGS"), options_of_headers(build))
     if build.machine != os.uname().machine:
         suffix = f".cpython-{build.version.replace('.', '')}-{build.machine}-linux-gnu.so"
         variables |= {"SETUPTOOLS_EXT_SUFFIX": suffix}
