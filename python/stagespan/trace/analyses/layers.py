@@ -22,6 +22,7 @@ from stagespan.trace.derived.step_ranges import (
     all_repeats,
     same_block,
     step_ranges,
+    trains,
 )
 from stagespan.trace.derived.threads import named, threads, threads_of
 from stagespan.trace.derived.trees import (
@@ -254,7 +255,12 @@ def blocks_of(trace: Trace, ranges: StepRanges | None) -> Blocks | None:
     total = int(events.dur_ns[rows].sum())
     codes = events.name[rows].astype(np.int64)
     begin, _ = window_of(trace) or (0, 0)
-    found = [_block(trace, rows, runs, begin) for runs in _equal_runs(codes)]
+    # A block with a forward and a backward pass is a part of a step that accumulates gradients.
+    found = [
+        _block(trace, rows, runs, begin)
+        for runs in _equal_runs(codes)
+        if of_kernels or not trains(trace, rows[runs[0].begin : runs[0].end], runs[0])
+    ]
     found = [block for block in found if block.total_ns >= _LEAST_SHARE * total]
     if not found:
         return None

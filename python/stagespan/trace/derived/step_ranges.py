@@ -1,7 +1,7 @@
 """Finds the steps of a program by the profiler's marks, or else by repeated events.
 
 A repeated pattern counts as steps only if it cannot be the layers of a model: its block must
-contain an exchange with the host, or an optimizer step.
+contain an exchange with the host, an optimizer step, or a forward and a backward pass.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
 from stagespan.trace.result import shortened
 
+# A node of a backward pass that sums gradients, for example, can be followed by one operator.
+_LEAST_FORWARD = 3
 # The number of block lengths that are tried, the most frequent distances first.
 _CANDIDATES = 96
 
@@ -374,7 +376,8 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     exchanges = events.begin_ns[np.concatenate((copies[copies >= 0], waits))]
     computes = events.begin_ns[kernels[kernels >= 0]]
     on_device = len(work.rows) > 0
-    if not _in_each(exchanges, edges) or (on_device and not _in_each(computes, edges)):
+    ends = _in_each(exchanges, edges) or trains(trace, outer[repeat.begin : repeat.end], repeat)
+    if not ends or (on_device and not _in_each(computes, edges)):
         return None
     how = (
         f"Steps are not marked. {repeat.length:,} operators, starting with"
@@ -383,6 +386,19 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     )
     names = _numbered("step", repeat.times)
     return StepRanges(names, edges[:-1], edges[1:], "operators", how)
+
+
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
+
+
+def trains(trace: Trace, rows: Rows, repeat: Repeat) -> bool:
+    """Whether a repeated block of operators has a forward and a backward pass.
+
+    A layer has only one of them: operators that checkpointing runs again are inside the nodes of
+    the backward pass. `rows` are those of all repetitions.
+    """
+    backward = named(trace, _BACKWARD)[rows[: repeat.length]]
+    return bool(backward.any() and (~backward).sum() >= _LEAST_FORWARD)
 
 
 @once

@@ -189,6 +189,27 @@ def test_sequences_that_are_not_layers(names: str, tmp_path: Path) -> None:
     assert isinstance(repeated_kernels(tmp_path, names), Unavailable)
 
 
+@pytest.mark.parametrize("parts", [1, 4])
+def test_parts_that_accumulate_gradients_are_not_layers(parts: int, tmp_path: Path) -> None:
+    # GIVEN two steps on the host, each with several forward and backward passes of one layer
+    program = Program()
+
+    def run(name: str, us: int) -> None:
+        with program.within(name):
+            program.work(us)
+
+    for step in range(2):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            for _ in range(parts):
+                for name in ("aten::embedding", "aten::linear", "aten::relu", "aten::mean"):
+                    run(name, 20)
+                for name in ("MeanBackward0", "ReluBackward0", "AddmmBackward0"):
+                    run(f"autograd::engine::evaluate_function: {name}", 30)
+            run("aten::add_", 5)
+    # THEN the passes are not taken for layers
+    assert isinstance(layers.analyze(program.trace(tmp_path)), Unavailable)
+
+
 def test_layers_within_a_step(tmp_path: Path) -> None:
     # GIVEN three steps of five layers each
     program = Program()

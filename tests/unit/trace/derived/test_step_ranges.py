@@ -16,6 +16,15 @@ US = 1_000
 NOTE = "user_annotation"
 
 
+class HostProgram(Program):
+    """A program whose operators run on the host."""
+
+    def operator_on_host(self, name: str, us: int) -> None:
+        """An operator that takes `us`."""
+        with self.within(name):
+            self.work(us)
+
+
 def ranges_of(program: Program, folder: Path) -> StepRanges:
     trace = program.trace(folder)
     found = step_ranges(trace)
@@ -216,6 +225,40 @@ def test_decoding_on_the_host_alone(tmp_path: Path) -> None:
         # THEN only the first one has any
         found = step_ranges(program.trace(tmp_path))
         assert (found is not None and len(found) == 4) == reads
+
+
+def trained_on_host(program: HostProgram, layers: int = 2) -> None:
+    """A forward and a backward pass on one thread, without an exchange with the host."""
+    program.operator_on_host("aten::embedding", 20)
+    for _ in range(layers):
+        for name in ("aten::linear", "aten::relu"):
+            program.operator_on_host(name, 50)
+    program.operator_on_host("aten::mean", 5)
+    for _ in range(layers):
+        for name in ("ReluBackward0", "AddmmBackward0"):
+            program.operator_on_host(f"autograd::engine::evaluate_function: {name}", 60)
+
+
+def test_forward_and_backward_passes_that_repeat(tmp_path: Path) -> None:
+    # GIVEN a loop of forward and backward passes on the host, which reads no value
+    program = HostProgram()
+    begins = []
+    for _ in range(6):
+        begins.append(program.now * US)
+        trained_on_host(program)
+        program.work(5)
+    # WHEN steps are found THEN each repetition is one
+    found = ranges_of(program, tmp_path)
+    assert found.source == "operators"
+    assert found.begin_ns.tolist() == begins
+
+
+def test_backward_passes_of_layers_are_not_steps(tmp_path: Path) -> None:
+    # GIVEN one forward and one backward pass of a model with eight equal layers
+    program = HostProgram()
+    trained_on_host(program, layers=8)
+    # THEN neither of them repeats as a step
+    assert step_ranges(program.trace(tmp_path)) is None
 
 
 def test_layers_that_repeat_are_not_steps(tmp_path: Path) -> None:
