@@ -11,7 +11,12 @@ from msgspec import structs
 from stagespan.text.amounts import counted, in_words, listed
 from stagespan.trace.derived.kernel_kinds import ATTENTION, CONVOLUTION, MATMUL, kind_of
 from stagespan.trace.rates.calls import Call, Cost
-from stagespan.trace.rates.limits import USED_WELL, thin_side, unaligned_sizes
+from stagespan.trace.rates.limits import (
+    USED_WELL,
+    has_few_tiles,
+    thin_side,
+    unaligned_sizes,
+)
 from stagespan.trace.rates.peaks import kernel_profiler
 from stagespan.trace.result import (
     Evidence,
@@ -95,6 +100,8 @@ class Shape(Protocol):
     def call(self) -> Call: ...
     @property
     def cost(self) -> Cost: ...
+    @property
+    def units(self) -> int | None: ...
     @property
     def gain_at(self) -> Callable[[float], Gain | None]: ...
 
@@ -216,6 +223,8 @@ def _sizes_that_slow(shape: Shape) -> list[int]:
     if shape.peak_percent is None or shape.peak_percent >= _SLOW_PERCENT:
         return []
     if shape.limit in ("memory", "latency"):
+        return []
+    if thin_side(shape.cost) is not None or has_few_tiles(shape.cost, shape.units):
         return []
     return unaligned_sizes(shape.call, shape.cost)
 

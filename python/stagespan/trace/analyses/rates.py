@@ -116,6 +116,8 @@ class ShapeRate(Rate, frozen=True):
     reason: str
     call: Internal[Call]
     cost: Internal[Cost]
+    units: Internal[int | None]
+    """The multiprocessors or compute units of the device; None if they are unknown."""
     gain_at: Internal[Callable[[float], Gain | None]]
     """Returns the gain if all calls reach a percentage of the peak."""
 
@@ -641,6 +643,7 @@ class _Found:
         found = together([work], self._total)
         kernels = work.call.kernels
         limit = limit_of(found.peak_percent, found.memory_percent, work.time_ns / work.calls)
+        units = None if work.peaks is None else work.peaks.units
         if has_other_algorithm(kernels):
             limit = None
         return ShapeRate(
@@ -656,8 +659,9 @@ class _Found:
                 work.cost,
                 limit,
                 work.time_ns / work.calls,
-                None if work.peaks is None else work.peaks.units,
+                units,
             ),
+            units=units,
             call=work.call,
             cost=work.cost,
             gain_at=partial(self._gain_at, work),

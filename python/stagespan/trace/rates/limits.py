@@ -90,6 +90,12 @@ def tiles(cost: Cost) -> int | None:
     return batch * -(-m // _TILE) * -(-n // _TILE)
 
 
+def has_few_tiles(cost: Cost, units: int | None) -> bool:
+    """Whether the result of a product has fewer tiles than a device has units."""
+    found = tiles(cost)
+    return found is not None and units is not None and found < units
+
+
 def has_other_algorithm(kernels: Iterable[str]) -> bool:
     """Whether kernels compute a convolution with fewer operations than are counted."""
     return any(_FEWER_OPERATIONS.search(name) for name in kernels)
@@ -106,17 +112,14 @@ def reason_of(
         return "Winograd or FFT: fewer operations than counted"
     if limit in (None, "compute"):
         return ""
+    thin = thin_side(cost)
+    if thin is not None:
+        return thin
     wrong = unaligned_sizes(call, cost)
+    if limit == "neither" and has_few_tiles(cost, units):
+        return f"{tiles(cost):,} tiles of {_TILE} x {_TILE} for {units:,} units"
     if wrong and limit != "memory":
         size = wrong[-1]
         multiple = int(_ALIGNED_BYTES / (element_bytes(cost.type) or 1))
         return f"{size:,} is odd" if size % 2 else f"{size:,} is not a multiple of {multiple}"
-    thin = thin_side(cost)
-    if thin is not None:
-        return thin
-    if limit == "latency":
-        return f"{time_ns / 1000:.1f} µs per call"
-    found = tiles(cost)
-    if limit == "neither" and found is not None and units is not None and found < units:
-        return f"{found:,} tiles of {_TILE} x {_TILE} for {units:,} units"
-    return ""
+    return f"{time_ns / 1000:.1f} µs per call" if limit == "latency" else ""

@@ -101,6 +101,8 @@ def test_products_that_reach_the_peak_have_none(tmp_path: Path) -> None:
     [
         ([[8, 4096], [4096, 65536]], "m = 8"),
         ([[512, 4096], [4096, 1024]], "32 tiles of 128 x 128 for 132 units"),
+        # Another size of a small product would not be faster.
+        ([[141, 512], [512, 1001]], "16 tiles of 128 x 128 for 132 units"),
     ],
 )
 def test_products_whose_sizes_are_the_reason_have_none(
