@@ -406,6 +406,8 @@ CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
 """The code of the finding for each cause."""
 
 
+# Percent of a trace without steps after the device's last work, where the recording may have ended.
+_FINISHING_SHARES = Thresholds(medium=25.0, low=10.0)
 _NOT_SEEN = {
     causes.NOT_TRACED: "and the trace does not show why",
     causes.HOST_UNSEEN: "the host launched nothing meanwhile, and the trace does not show what it"
@@ -433,10 +435,11 @@ class IdleFindings:
     """The causes of which no gap has more than half of the time."""
     devices: int
     facts: Facts
-    preparing: str | None
-    """The host's activity for most of the time before the device's first work."""
-    before: tuple[Evidence, ...]
-    """The device's first work."""
+    edges: dict[str, tuple[str | None, Evidence]]
+    """For the time before the device's first work (`PREPARATION`) and after its last (`FINISHING`):
+    the host's activity for most of it, and that work."""
+    before_ns: int
+    """Time before the device's first work, whose launch is unknown."""
 
     @property
     def _subject(self) -> str:
@@ -467,7 +470,10 @@ class IdleFindings:
             if cause not in pace and (severity := self._severity(time)) is not None:
                 found.append(self._of_cause(cause, time, severity))
         found = self._with_the_family(found, times)
-        found += self._of_preparation()
+        before = "before the device's first work was launched"
+        found += self._of_edge(PREPARATION, _PREPARING, before, "begin the trace later")
+        after = "after the device's last work"
+        found += self._of_edge(FINISHING, _FINISHING_SHARES, after, "end the trace earlier")
         if not found and (severity := self._severity(self.idle_ns)):
             found.append(self._of_all(severity))
         return found
@@ -548,6 +554,12 @@ class IdleFindings:
             if cause == causes.QUEUED:
                 meaning = meaning.replace("the device", "it" if self.devices == 1 else "they")
             sentence += f" because {meaning}{self._most(cause)}."
+        if cause == causes.NOT_TRACED and 2 * self.before_ns > time:
+            pattern = None
+            sentence += (
+                f" {in_words(self.before_ns, 'ns')} of this passed before the device's first work,"
+                " whose launch is not in the trace."
+            )
         if pattern is not None:
             sentence += _of_pattern(pattern)
             shown = pattern.evidence
@@ -652,31 +664,27 @@ class IdleFindings:
         gain = _gain(start.idle_ns)
         return Finding(severity, sentence, start.evidence, "idle.start_up", numbers, gain)
 
-    def _of_preparation(self) -> list[Finding]:
-        """Return the finding on the time before the first launch of a trace without steps.
+    def _of_edge(self, cause: str, shares: Thresholds, place: str, once: str) -> list[Finding]:
+        """Return the finding on the time at an edge of a trace without steps.
 
-        With steps, it is `steps.before_device`.
+        With steps, it is `steps.before_device` or `steps.after_device`.
         """
-        time = self.by_cause.get(PREPARATION, 0)
-        severity = _PREPARING.severity(share(time, self.base.whole_ns))
-        if self.base.steps or severity is None or not self.before:
+        time = self.by_cause.get(cause, 0)
+        percent = share(time, self.base.whole_ns)
+        severity = shares.severity(percent)
+        if self.base.steps or severity is None:
             return []
-        mostly = "" if self.preparing is None else f", mostly in {shortened(self.preparing, 90)}"
-        numbers = {
-            "time_ns": time,
-            "percent": share(time, self.base.whole_ns),
-            "whole_ns": self.base.whole_ns,
-        }
+        host, work = self.edges[cause]
+        mostly = "" if host is None else f", mostly in {shortened(host, 90)}"
         return [
             Finding(
                 of_size(severity, time),
-                f"{in_words(time, 'ns')} of {self.base.whose} ({numbers['percent']:.1f} %) passed"
-                f" before the device's first work was launched{mostly}. If the program does this"
-                " once, begin the trace later, or mark the steps (profiler.step()): then all shares"
-                " refer to them.",
-                self.before,
-                "idle.preparation",
-                numbers,
+                f"{in_words(time, 'ns')} of {self.base.whose} ({percent:.1f} %) passed"
+                f" {place}{mostly}. If the program does this once, {once}, or mark the steps"
+                " (profiler.step()): then all shares refer to them.",
+                (work,),
+                f"idle.{cause}",
+                {"time_ns": time, "percent": percent, "whole_ns": self.base.whole_ns},
                 _gain(time, "the device works in that time"),
             )
         ]
@@ -922,14 +930,23 @@ def _idle_findings(
     found, parts = within.gaps, within.parts
     kernels = trace.events.dur_ns[device_work(trace).kernels]
     between = sums_by_cause(parts)
-    device = device_work(trace).rows
-    first = int(device[np.argmin(trace.events.begin_ns[device])])
+    places = {cause: _evidence(where, found, parts, cause) for cause in between}
+    base, events, device = within.base, trace.events, device_work(trace).rows
+    first = evidence(trace, int(device[np.argmin(events.begin_ns[device])]))
+    last = evidence(trace, int(device[np.argmax(events.end_ns[device])]))
+    rest = within.by_cause.get(FINISHING, 0)
+    host = mostly_filled_by(trace, base.end_ns - rest, rest) if rest else -1
+    finishing = None if host < 0 else trace.names[int(events.name[host])]
+    unknown = within.by_cause.get(causes.NOT_TRACED, 0)
+    before = max(unknown - between.get(causes.NOT_TRACED, 0), 0)
+    if before:
+        places.setdefault(causes.NOT_TRACED, (first,))
     return IdleFindings(
         base=within.base,
         by_cause=dict(sorted(within.by_cause.items(), key=lambda item: -item[1])),
         gaps_by_cause=_gaps_by_cause(parts),
         groups=groups,
-        evidence={cause: _evidence(where, found, parts, cause) for cause in between},
+        evidence=places,
         patterns=alike,
         start=started,
         kernel_ns=int(np.median(kernels)) if len(kernels) else None,
@@ -939,8 +956,8 @@ def _idle_findings(
         ),
         devices=len(device_rows(trace)),
         facts=Facts(trace, found, parts),
-        preparing=within.preparing,
-        before=(evidence(trace, first),),
+        edges={PREPARATION: (within.preparing, first), FINISHING: (finishing, last)},
+        before_ns=before,
     )
 
 

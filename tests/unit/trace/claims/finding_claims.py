@@ -181,6 +181,20 @@ def _unaligned(page: Page, finding: dict[str, Any]) -> Found:
     ) else found  # fmt: skip
 
 
+@of("idle.finishing")
+def _edges(page: Page, finding: dict[str, Any]) -> Found:
+    assert page.base is not None
+    begin, end = page.base
+    inside = [each for each in page.raw.device if begin <= each.begin and each.end <= end]
+    if finding["code"].endswith("finishing"):
+        time = (end - max(each.end for each in inside)) / 1000
+    else:
+        first = min(inside, key=lambda each: each.begin)
+        time = (page.raw.launch_begin(first) - begin) / 1000
+    # The profiler's own time is a part of its own.
+    return {"time_us": (time, 0.01 * time)}
+
+
 _OF_KIND = {
     "rates.products": r"^aten::(?:mm|addmm|bmm|baddbmm)$",
     "rates.attention": r"^aten::_(?:flash_attention_forward|scaled_dot_product_flash_attention)$",
