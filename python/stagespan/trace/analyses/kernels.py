@@ -746,8 +746,9 @@ def _fusible(kernels: Kernels) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
-        f" {int(chosen.sum()):,} memory-bound kernels (elementwise, copies, norms, reductions), and"
-        " no code in the trace was compiled. torch.compile would fuse many of them.",
+        f" {counted(int(chosen.sum()), 'memory-bound kernel')} (elementwise, copies, norms,"
+        " reductions), and no code in the trace was compiled. torch.compile would fuse many of"
+        " them.",
         tuple(Evidence(names[each.code], None, each.time_ns, "ns") for each in groups[:2]),
         "kernels.memory_bound",
         numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
@@ -778,7 +779,8 @@ def _layout(kernels: Kernels) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
-        f" {int(chosen.sum()):,} kernels that only change the layout of tensors: {advice}.",
+        f" {counted(int(chosen.sum()), 'kernel')} that only"
+        f" {'changes' if chosen.sum() == 1 else 'change'} the layout of tensors: {advice}.",
         tuple(_longest_two(kernels, chosen)),
         "kernels.layout",
         numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
