@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +37,8 @@ _SLOW_PERCENT = 40.0
 # finding is of high severity.
 _BELOW_SHARES = Thresholds(medium=10.0, low=4.0)
 _DOMINANT_PERCENT = 50.0
+_APPENDED_SHARES = Thresholds(medium=20.0, low=5.0)
+_TIMES_LARGER, _FEWEST_SIZES = 8, 3
 # Percent of the time of all shapes of a finding; the rates of shorter ones are not named.
 _LEAST_NAMED = 5.0
 _NOUNS = {
@@ -191,6 +194,51 @@ def _below(
             "peak_percent": max(peaks),
             "memory_percent": memory,
         },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Appends:
+    """Calls of cat that join a large tensor and small ones."""
+
+    longest: Evidence
+    """The longest call, or its longest kernel."""
+    calls: int
+    sizes: int
+    """The number of different inputs."""
+    time_ns: int
+    gain: Gain | None
+
+
+def appends_to_larger(call: Call) -> bool:
+    """Whether a call joins a tensor and others that are much smaller together."""
+    joined = call.arguments[0] if call.name == "aten::cat" and call.arguments else None
+    if not isinstance(joined, tuple):
+        return False
+    sizes = sorted(each.numel for each in joined if each.numel)
+    return len(sizes) > 1 and sizes[-1] >= _TIMES_LARGER * sum(sizes[:-1])
+
+
+def appended(appends: Appends, work_ns: int, work: str) -> Finding | None:
+    """Return a finding about tensors that grow by a small part again and again.
+
+    Each time, all of such a tensor is copied, as a cache of keys and values.
+    """
+    time, percent = appends.time_ns, share(appends.time_ns, work_ns)
+    severity = _APPENDED_SHARES.severity(percent)
+    if severity is None or appends.sizes < _FEWEST_SIZES:
+        return None
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of {work}) went into"
+        f" {counted(appends.calls, 'call')} of aten::cat that append to tensors of"
+        f" {appends.sizes:,} sizes at least {_TIMES_LARGER} times as large as the new part: each"
+        " call copies all of the tensor. Allocate the final size once and write each new part into"
+        " it, as static caches of keys and values do.",
+        (appends.longest,),
+        "rates.appended",
+        gain=appends.gain,
+        numbers={"time_ns": time, "percent": percent, "calls": appends.calls},
     )
 
 

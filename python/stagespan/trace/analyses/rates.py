@@ -15,7 +15,14 @@ import numpy as np
 from stagespan.text.amounts import counted, in_words
 from stagespan.trace.analyses import kernels as kernel_times
 from stagespan.trace.analyses.kernels import Kernels
-from stagespan.trace.analyses.rate_findings import below_the_peak, dominant_on_host, unaligned
+from stagespan.trace.analyses.rate_findings import (
+    Appends,
+    appended,
+    appends_to_larger,
+    below_the_peak,
+    dominant_on_host,
+    unaligned,
+)
 from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
@@ -63,6 +70,7 @@ from stagespan.trace.result import (
     StructResult,
     Table,
     Unavailable,
+    evidence,
     share,
 )
 
@@ -166,6 +174,7 @@ class Rates(StructResult, frozen=True):
     left_out: list[LeftOut]
     on_device: bool
     vendor: Internal[str | None] = None
+    appends: Internal[Appends | None] = None
     unrated_products_ns: Internal[int] = 0
     """The time of products, convolutions, attention and Triton kernels without a rate."""
 
@@ -193,13 +202,14 @@ class Rates(StructResult, frozen=True):
 
     def findings(self) -> list[Finding]:
         """Work that is slow because of its sizes, or for another reason."""
+        shapes, work_ns = self.by_shape, self.work_ns
+        found = [None if self.appends is None else appended(self.appends, work_ns, self.work)]
         if not self.on_device:
-            single = dominant_on_host(self.by_shape, self.work_ns)
-            return [] if single is None else [single]
-        single = unaligned(self.by_shape, self.work_ns, self.work)
-        whole = self.base.whole_ns
-        below = below_the_peak(self.by_shape, self.work_ns, whole, self.vendor)
-        return below if single is None else [single, *below]
+            found.append(dominant_on_host(shapes, work_ns))
+        else:
+            found.append(unaligned(shapes, work_ns, self.work))
+            found += below_the_peak(shapes, work_ns, self.base.whole_ns, self.vendor)
+        return [each for each in found if each is not None]
 
     def chart(self) -> Chart | None:
         """Return a roofline: operations per second against operations per byte.
@@ -516,7 +526,24 @@ class _Found:
             left_out=self._left_out(),
             on_device=self._on_device,
             vendor=vendor_of(self._trace),
+            appends=self._appends(),
             unrated_products_ns=self._unrated_products_ns(),
+        )
+
+    def _appends(self) -> Appends | None:
+        """Return the calls that join a large tensor and small ones; None if there are none."""
+        kinds = [at for at, each in enumerate(self._kinds) if appends_to_larger(each.call)]
+        rows = np.flatnonzero(np.isin(self._of_row, kinds))
+        if len(rows) == 0:
+            return None
+        times = self._time[rows]
+        how = "the small part alone is written"
+        return Appends(
+            longest=evidence(self._trace, int(self._rows[rows[times.argmax()]])),
+            calls=len(np.unique(self._call[rows])),
+            sizes=len(np.unique(self._of_row[rows])),
+            time_ns=int(times.sum()),
+            gain=gain_of_rows(self._trace, self._rows[rows], times, how),
         )
 
     def _unrated_products_ns(self) -> int:

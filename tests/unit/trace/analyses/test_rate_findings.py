@@ -140,6 +140,48 @@ def test_rates_of_a_part_of_the_products_are_a_bound(tmp_path: Path) -> None:
     assert "at least" not in rates_of(written(program, tmp_path, H100)).line()
 
 
+@pytest.mark.parametrize("on_device", [True, False])
+def test_tensors_that_grow_by_cat_are_found(on_device: bool, tmp_path: Path) -> None:
+    # GIVEN a decoding of five tokens that appends each of them to a tensor of keys
+    program = Program()
+    for step in range(5):
+        dims = [[[1, 16, 512 + step, 128], [1, 16, 1, 128]], []]
+        if on_device:
+            operator(program, "aten::cat", "CatArrayBatchedCopy", 300, dims)
+            product(program, 300, LARGE, times=1)
+        else:
+            begin = program.now
+            program.work(300)
+            program.event("aten::cat", "cpu_op", begin, program.now, **{"Input Dims": dims})
+            with program.within("aten::relu"):
+                program.work(300)
+    # WHEN rates are computed
+    found = findings_of(program, tmp_path, H100 if on_device else None)
+    # THEN a finding has their time, and what writing only the new part wins
+    (finding,) = [each for each in found if each.code == "rates.appended"]
+    assert finding.numbers["calls"] == 5
+    assert finding.numbers["time_ns"] == 1_500_000
+    assert finding.numbers["percent"] == pytest.approx(50)
+    assert finding.gain is not None
+    assert finding.gain.time_ns == 1_500_000
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        # Skip connections and the halves of rotary embeddings join tensors of about one size.
+        [[[1, 64, 512, 128], [1, 64, 512, 128]], []],
+        # The same call in each step is no growing tensor.
+        [[[1, 16, 512, 128], [1, 16, 1, 128]], []],
+    ],
+)
+def test_other_calls_of_cat_are_not(dims: list[Any], tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(5):
+        operator(program, "aten::cat", "CatArrayBatchedCopy", 300, dims)
+    assert findings_of(program, tmp_path, H100) == []
+
+
 def test_the_largest_operator_of_a_host_is_named(tmp_path: Path) -> None:
     # GIVEN a program on the host that spends most of its time in a product of ten rows
     program = Program()
