@@ -194,6 +194,51 @@ def aarch64(session: nox.Session) -> None:
     session.run("python", "tools/wheels.py", *chosen)
 
 
+# Without those of devices, whose drivers are for glibc: musl finds no library by its name that was
+# loaded by its path, as the stand-ins of the tests are.
+MUSL_TESTS = (
+    *("test_fork", "test_loaded_late", "test_open_spans", "test_recording", "test_ring"),
+    *("test_scoped_timer", "test_stats_threads", "test_trace_scanner"),
+)
+
+
+@nox.session(venv_backend="venv", default=False)
+def musl(session: nox.Session) -> None:
+    """The core with musl and libc++, by zig: compile it, link it, load it late, record with it."""
+    source = Path("/usr/src/googletest/googletest")
+    loader = Path(f"/lib/ld-musl-{os.uname().machine}.so.1")
+    for package, path in {"googletest": source, "musl": loader}.items():
+        reason = None if path.exists() else apt_install(package)
+        if reason is not None:
+            session.skip(reason)
+    pins = (ROOT / "requirements-wheels.txt").read_text().splitlines()
+    session.install(*(pin for pin in pins if pin.startswith(("ziglang==", "cmake==", "ninja=="))))
+    session.env["ZIG_GLOBAL_CACHE_DIR"] = str(STATE / "wheels/zig")
+    folder = ROOT / "build" / "cpp-musl"
+    tools = folder / "zig"
+    tools.mkdir(parents=True, exist_ok=True)
+    python = f"{session.virtualenv.location}/bin/python"
+    target = f"-target {os.uname().machine}-linux-musl -dynamic -O1"
+    for tool, options in {"cc": target, "c++": target, "ar": "", "ranlib": ""}.items():
+        (tools / tool).write_text(f'#!/bin/sh\nexec "{python}" -m ziglang {tool} {options} "$@"\n')
+        (tools / tool).chmod(0o755)
+    compilers = {"C_COMPILER": "cc", "CXX_COMPILER": "c++"}
+    archivers = {
+        f"{of}{name}": name.lower() for of in ("", "CXX_COMPILER_") for name in ("AR", "RANLIB")
+    }
+    session.run(
+        *("cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(folder), "-DCMAKE_BUILD_TYPE=None"),
+        *(f"-DCMAKE_{name}={tools / tool}" for name, tool in (compilers | archivers).items()),
+        *("-DSTAGESPAN_BUILD_PYTHON=OFF", "-DSTAGESPAN_BUILD_TESTS=ON", "-DSTAGESPAN_LTO=OFF"),
+        *("-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON", "-DCMAKE_DISABLE_FIND_PACKAGE_Python=ON"),
+        f"-DSTAGESPAN_GTEST_SOURCE={source}",
+        silent=True,
+    )
+    session.run("cmake", "--build", str(folder), "-j", "2", "-t", *MUSL_TESTS, silent=True)
+    chosen = f"^({'|'.join(MUSL_TESTS)})$"
+    session.run("ctest", "--test-dir", str(folder), "--output-on-failure", "-R", chosen)
+
+
 @nox.session(name="cpp-fuzz", default=False)
 def cpp_fuzz(session: nox.Session) -> None:
     """libFuzzer on the readers of recordings and carriers, for a minute each."""
