@@ -1,9 +1,11 @@
 """Compares what a span costs with two builds of stagespan, such as those of two compilers.
 
-    python -m benchmarks.builds FIRST.whl SECOND.whl [--alternations 20]
+    python -m benchmarks.builds FIRST.whl SECOND.whl [--alternations 20] [--instructions]
 
 Both wheels must be for the interpreter that runs this. The builds take turns, each time in a new
 process, and begin in turns. Printed are the medians of all processes and their quartiles, in ns.
+With --instructions, the instructions of one run are printed instead, which callgrind counts (it is
+part of valgrind); they include those of the interpreter, and do not depend on other processes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -40,8 +43,8 @@ PyMODINIT_FUNC PyInit_timed() {
 }
 """
 PROGRAM = """
-import json, time, stagespan, timed
-ROUNDS, RUNS = 60, 2000
+import json, sys, time, stagespan, timed
+ROUNDS, RUNS = 60, int(sys.argv[2]) if sys.argv[2:] else 2000
 block = stagespan.span("block")
 
 @stagespan.span("decorated")
@@ -65,12 +68,18 @@ def cost_ns(call):
         best = min(best, (time.perf_counter_ns() - begin_ns) / RUNS)
     return best
 
-print(json.dumps({
-    "C++ scope": cost_ns(lambda: timed.scopes(RUNS)),
-    "with": cost_ns(entered),
-    "decorated function": cost_ns(called),
-}))
+calls = {
+    "C++ scope": lambda: timed.scopes(RUNS),
+    "with": entered,
+    "decorated function": called,
+}
+if sys.argv[1:]:
+    calls[sys.argv[1]]()
+else:
+    print(json.dumps({name: cost_ns(call) for name, call in calls.items()}))
 """
+NAMES = ("C++ scope", "with", "decorated function")
+FEW, MANY = 1_000, 201_000
 
 
 def unpacked(wheel: Path, folder: Path) -> Path:
@@ -85,18 +94,36 @@ def unpacked(wheel: Path, folder: Path) -> Path:
     return folder
 
 
-def measured(folder: Path) -> dict[str, float]:
-    """Return the costs with an unpacked wheel, in ns, in a new process."""
+def run(folder: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> str:
+    """Run the program with an unpacked wheel, in a new process, and return all that it prints."""
     # As a folder of the path alone, so that an installed stagespan is not found.
     path = os.pathsep.join((str(folder), str(Path(numpy.__file__).parents[1])))
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", PROGRAM],
-        env={**os.environ, "PYTHONPATH": path},
+    return subprocess.run(
+        [*prefix, sys.executable, "-S", "-c", PROGRAM, *arguments],
+        # Without a recording, whose file is renewed by another thread from time to time.
+        env={**os.environ, "PYTHONPATH": path, "STAGESPAN_RECORDING": "off", "PYTHONHASHSEED": "0"},
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         check=True,
-    )
-    costs: dict[str, float] = json.loads(done.stdout)
+    ).stdout
+
+
+def measured(folder: Path) -> dict[str, float]:
+    """Return the costs with an unpacked wheel, in ns."""
+    costs: dict[str, float] = json.loads(run(folder).splitlines()[-1])
     return costs
+
+
+def instructions(folder: Path, name: str) -> float:
+    """Return the instructions of one run, from the difference of many and few."""
+    callgrind = ("valgrind", "--tool=callgrind", f"--callgrind-out-file={folder / 'callgrind'}")
+
+    def counted(runs: int) -> int:
+        said = run(folder, name, str(runs), prefix=callgrind)
+        return int(re.findall(r"Collected : (\d+)", said)[0])
+
+    return (counted(MANY) - counted(FEW)) / (MANY - FEW)
 
 
 def main() -> None:
@@ -104,9 +131,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare what a span costs with two builds.")
     parser.add_argument("wheels", type=Path, nargs=2)
     parser.add_argument("--alternations", type=int, default=20)
+    parser.add_argument("--instructions", action="store_true")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as top:
         folders = [unpacked(wheel, Path(top, str(i))) for i, wheel in enumerate(chosen.wheels)]
+        for name in NAMES if chosen.instructions else ():
+            print(name)
+            for wheel, folder in zip(chosen.wheels, folders, strict=True):
+                print(f"  {instructions(folder, name):7.0f} instructions  {wheel.name}", flush=True)
+        if chosen.instructions:
+            return
         found: list[list[dict[str, float]]] = [[], []]
         for turn in range(chosen.alternations):
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
