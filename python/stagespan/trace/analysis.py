@@ -121,7 +121,7 @@ both exist, only that one is shown, with the evidence of both."""
 
 
 # Findings about the kernels that take most of the device's work also cover the longest of them.
-_COVER_DOMINANT = ("rates.products", "rates.convolutions", "rates.attention")
+_COVER_DOMINANT = ("rates.products", "rates.convolutions", "rates.attention", "rates.memory")
 _MOST = 50.0
 
 

@@ -242,6 +242,37 @@ def appended(appends: Appends, work_ns: int, work: str) -> Finding | None:
     )
 
 
+def slow_in_memory(shapes: Sequence[Shape], work_ns: int, vendor: str | None) -> Finding | None:
+    """Return a finding about an operator that moves data, slowly, for most of the time."""
+    moving = [
+        each
+        for each in shapes
+        if each.tflop_s is None and each.memory_percent is not None and each.limit != "latency"
+    ]
+    times: dict[str, int] = {}
+    for each in moving:
+        times[each.operator] = times.get(each.operator, 0) + each.time_ns
+    name = max(times, key=lambda operator: times[operator], default="")
+    time = times.get(name, 0)
+    percent = share(time, work_ns)
+    mine = [each for each in moving if each.operator == name]
+    reached = sum((each.memory_percent or 0.0) * each.time_ns for each in mine) / max(time, 1)
+    if percent < _DOMINANT_PERCENT or reached >= USED_WELL:
+        return None
+    rates = [(each.tb_s or 0.0) * 1e3 for each in mine if share(each.time_ns, time) >= _LEAST_NAMED]
+    return Finding(
+        of_size("medium", time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f" {counted(sum(each.calls for each in mine), 'call')} of {name}, which mostly moves data,"
+        f" at {_range(rates or [0.0])} GB/s: {reached:.1f} % of the memory's peak."
+        f" {kernel_profiler(vendor)} shows what limits it.",
+        (Evidence(f"{name} {mine[0].shape}", None, mine[0].time_ns, "ns"),),
+        "rates.memory",
+        gain=_joined([each.gain_at(USED_WELL) for each in mine]),
+        numbers={"time_ns": time, "percent": percent, "memory_percent": reached},
+    )
+
+
 def dominant_on_host(shapes: Sequence[Shape], work_ns: int) -> Finding | None:
     """Return a finding about an operator with inputs of one shape that takes most of the time."""
     if not shapes or shapes[0].percent < _DOMINANT_PERCENT:

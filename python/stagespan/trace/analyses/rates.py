@@ -21,6 +21,7 @@ from stagespan.trace.analyses.rate_findings import (
     appends_to_larger,
     below_the_peak,
     dominant_on_host,
+    slow_in_memory,
     unaligned,
 )
 from stagespan.trace.derived.gains import gain_of_rows
@@ -209,6 +210,7 @@ class Rates(StructResult, frozen=True):
         else:
             found.append(unaligned(shapes, work_ns, self.work))
             found += below_the_peak(shapes, work_ns, self.base.whole_ns, self.vendor)
+            found.append(slow_in_memory(shapes, work_ns, self.vendor))
         return [each for each in found if each is not None]
 
     def chart(self) -> Chart | None:
@@ -697,17 +699,25 @@ class _Found:
     def _gain_at(self, work: Work, percent: float) -> Gain | None:
         """Return the gain if calls reach a percentage of the peak, but not more than the memory's.
 
-        None on a host, or if the peak is unknown.
+        For calls that only move data, it is a percentage of the memory's peak. None on a host, or
+        if the peak is unknown.
         """
-        if work.peak is None or work.flops is None or not self._on_device:
-            return None
         memory = None if work.peaks is None else work.peaks.memory_tb_s
-        least = work.flops / (work.peak[1] * percent / 100) / 1e3
-        if memory is not None and work.bytes is not None:
-            least = max(least, work.bytes / memory / 1e3)
+        moved = None if memory is None or work.bytes is None else work.bytes / memory / 1e3
+        peak = "the peak"
+        if not self._on_device:
+            return None
+        if work.flops is None:
+            if moved is None:
+                return None
+            least, peak = moved / (percent / 100), "the memory's peak"
+        elif work.peak is None:
+            return None
+        else:
+            least = max(work.flops / (work.peak[1] * percent / 100) / 1e3, moved or 0.0)
         mine = np.flatnonzero(self._is_rated & (self._of_row == work.kind))
         spared = self._time[mine] * max(1 - least / work.time_ns, 0.0)
-        how = f"they reach {percent:.0f} % of the peak"
+        how = f"they reach {percent:.0f} % of {peak}"
         return gain_of_rows(self._trace, self._rows[mine], spared, how)
 
     def _type(self, work: Work) -> str:

@@ -182,6 +182,36 @@ def test_other_calls_of_cat_are_not(dims: list[Any], tmp_path: Path) -> None:
     assert findings_of(program, tmp_path, H100) == []
 
 
+@pytest.mark.parametrize(("us", "is_slow"), [(240, True), (140, False)])
+def test_an_operator_that_moves_data_slowly(us: int, is_slow: bool, tmp_path: Path) -> None:
+    # GIVEN ten sums of two tensors of 128 MiB: 402.7 MB take 120 us at the peak of the memory
+    program = Program()
+    for _ in range(10):
+        operator(program, "aten::add", "vectorized_add", us, [[8192, 8192]] * 2, **TWO)
+    # WHEN the trace is analysed
+    found = {each.code: each for each in analyze(written(program, tmp_path, H100)).findings()}
+    # THEN slow ones have a finding with their rate and the gain, instead of the longest kernel's
+    assert ("rates.memory" in found) == is_slow
+    if is_slow:
+        finding = found["rates.memory"]
+        assert "kernels.dominant" not in found
+        assert finding.numbers["time_ns"] == 2_400_000
+        assert finding.numbers["memory_percent"] == pytest.approx(50.05, abs=0.01)
+        assert "1,678 GB/s" in finding.sentence
+        assert finding.gain is not None
+        least = 10 * 3 * 2 * 8192**2 / 3.352e12 / 0.6 * 1e9
+        assert finding.gain.time_ns == pytest.approx(2_400_000 - least, rel=1e-3)
+
+
+def test_calls_that_mostly_start_and_end_are_not_slow_in_memory(tmp_path: Path) -> None:
+    # GIVEN fills of 4 KiB, each of 5 us
+    program = Program()
+    for _ in range(10):
+        operator(program, "aten::fill_", "fill", 5, [[2048], []], **TWO)
+    # THEN their rate is not what to change
+    assert findings_of(program, tmp_path, H100) == []
+
+
 def test_the_largest_operator_of_a_host_is_named(tmp_path: Path) -> None:
     # GIVEN a program on the host that spends most of its time in a product of ten rows
     program = Program()
