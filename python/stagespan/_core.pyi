@@ -948,8 +948,8 @@ class RecordingCopy:
     def lost(self) -> dict[str, int]: ...
 
 def recording_marks(fd: int) -> bytes:
-    """Return bytes that change whenever something is recorded in an open file, or is open that was
-    not before. Empty if it is not a recording that can be read."""
+    """Return bytes that change whenever something is recorded in an open file, or a span opens.
+    Empty if the file is not a recording that can be read."""
 
 def recording_read(fd: int, what: str | bytes, everything: bool = ...) -> RecordingCopy:
     """Copy the recording in an open file. Raises ValueError, with what was wrong in one sentence
@@ -973,8 +973,8 @@ def termination_await() -> None:
     """If SIGTERM has been received, wait until it ends the process."""
 
 def termination_end_after(fd: int, milliseconds: int) -> None:
-    """End the process with status 0 so long after a file descriptor can be read, whatever its
-    threads do."""
+    """Wait in a native thread until a file descriptor can be read, and end the process with status
+    0 that many milliseconds later, whatever its threads do."""
 
 def require_main_interpreter() -> None:
     """Raise ImportError in a sub-interpreter, because the recorder belongs to the process."""

@@ -251,7 +251,9 @@ class Request:
 
     def _receive(self, carrier: Any, request_id: str, trusted: bool) -> None:
         self._initialise(request_id, None, {})
-        self._texts = _texts_in(carrier, ("traceparent", "tracestate", "stagespan")[: 2 + trusted])
+        self._texts = _texts_in(
+            carrier, ("traceparent", "tracestate", "stagespan")[: 3 if trusted else 2]
+        )
 
     def _enter(self) -> None:
         if self._entered is not None:

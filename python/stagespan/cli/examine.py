@@ -141,7 +141,7 @@ def _exporter() -> tuple[str, State, str]:
         read = next(filter(is_exported, others), None)
         if read is None:
             return "exporter", "absent", text
-        return "exporter", "note", f"{text}, but one those in {read}: set STAGESPAN_RECORDING_DIR"
+        return "exporter", "note", f"{text}, but one reads {read}: set STAGESPAN_RECORDING_DIR"
     place = _core.recording_place()
     if place["kind"] not in ("file", "not yet") and settings.get("STAGESPAN_RECORDING_DIR"):
         return "exporter", "note", f"reads {folder}, in which this process has no recording"
