@@ -337,15 +337,14 @@ def kernels(page: Page) -> Iterator[Claim]:
     chosen = None
     for begin, end in ranges:
         events = [each for each in raw.device if begin <= each.begin < end]
-        if page.told["trace"]["ignored_us"] or page.told["trace"]["doubtful_us"]:
-            continue
         if len(events) == told["count"]:
             chosen = events
     if chosen is None:
         launched = raw.launched_between(*raw_step_range(page))
         if len(launched) == told["count"]:
             chosen = launched
-    state = UNCHECKED if _only_streams(raw) else WRONG
+    is_cut = page.told["trace"]["ignored_us"] or page.told["trace"]["doubtful_us"]
+    state = UNCHECKED if _only_streams(raw) or is_cut else WRONG
     if chosen is None:
         text = f"{told['count']:,} device events"
         yield Claim("kernels", text, f"{len(raw.device):,} in the trace", state)

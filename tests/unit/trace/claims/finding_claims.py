@@ -20,10 +20,13 @@ from claims import (
     peaks_of,
     products,
 )
-from raw_trace import Event, clipped, length, names_matching
+from raw_trace import Event, Overlap, clipped, length, names_matching
 
 _UNITS = {"µs": 1.0, "ms": 1e3, "s": 1e6}
 _AMOUNT = re.compile(r"(?<![\w#.])(\d[\d,]*(?:\.\d+)?) (µs|ms|s)\b(?! ?\))|(\d[\d,]*\.\d) %")
+
+NO_WORK = re.compile(r"^ProfilerStep|^Optimizer\.|^enumerate\(DataLoader\)")
+"""Operators of old traces that only contain other operators."""
 
 Found = dict[str, tuple[float, float]]
 """What a script finds for a finding: by the key of its figure, the value and the tolerance."""
@@ -151,7 +154,7 @@ def _memory_bound(page: Page, finding: dict[str, Any]) -> Found:
     light = names_matching(".", [e for e in page.raw.device if page.raw.is_kernel(e)])
     light -= names_matching(
         r"gemm|conv|fprop|dgrad|wgrad|winograd|scudnn|hcudnn|flash|fmha|attn|nccl|rccl|nvjet|cijk"
-        r"|xmma|matmul|splitk|im2col|gemv|dot_kernel|cublas|igemm_",
+        r"|xmma|matmul|splitk|im2col|gemv|dot_kernel|cublas|igemm_|moe",
         page.raw.device,
     ) - names_matching("elementwise|norm|bn_", page.raw.device)
     found = _sum_of(page, finding, lambda each: each.name in light, None)
@@ -231,7 +234,9 @@ def _below_the_peak(page: Page, finding: dict[str, Any]) -> Found:
         assert flops is not None
         tensors = [each for each in numbers(first.arguments["Input Dims"]) if len(each) > 1]
         carried = 2 * count * sum(math.prod(each) for each in tensors)
-        sizes = [size for tensor in tensors for size in tensor[-2:]]
+        # The first input of addmm and baddbmm is added, and not multiplied.
+        factors = tensors[1:] if re.match(r"^aten::b?addb?mm$", first.name) else tensors
+        sizes = [size for tensor in factors for size in tensor[-2:]]
         is_even = all(size % 8 == 0 and size >= 16 for size in sizes)
         is_slow = flops * count / time / 1e6 < 0.6 * peak and carried / time / 1e6 < 0.6 * memory
         if is_slow and time / count >= 10 and (is_even or finding["code"] == "rates.attention"):
@@ -245,13 +250,11 @@ def _below_the_peak(page: Page, finding: dict[str, Any]) -> Found:
 
 @of("steps.before_device")
 def _before_device(page: Page, finding: dict[str, Any]) -> Found:
+    """Return the time from the first step to the launch of the device's first work in the steps."""
     raw = page.raw
-    times = []
-    for begin, end in raw.steps:
-        launched = [raw.launch_begin(e) for e in raw.launched_between(begin, end)]
-        if launched:
-            times.append(min(launched) - begin)
-    return {"time_us": (sum(times) / 1000, 0.01)}
+    begin = raw.steps[0][0]
+    launched = [raw.launch_begin(e) for e in raw.launched_between(begin, raw.steps[-1][1])]
+    return {"time_us": ((min(launched) - begin) / 1000, 0.01)} if launched else {}
 
 
 def _idle(page: Page, finding: dict[str, Any]) -> Found:
@@ -341,11 +344,15 @@ def evidence(page: Page) -> Iterator[Claim]:
     for each in raw.events:
         events[each.begin, each.duration] = each.name
     events.update({(begin, end - begin): "a step" for begin, end in raw.steps})
+    # Steps that are not marked are those that the page states.
+    for step in page.told["steps"].get("steps", []):
+        events[round(step["time_us"] * 1000), round(step["step_us"] * 1000)] = "a step"
     longest: dict[int, int] = {}
     for each in raw.events:
         longest[each.begin] = max(longest.get(each.begin, 0), each.duration)
     gaps = [(gap.begin, gap.end) for gap in raw.gaps]
     gap_ends = {gap.end for gap in raw.gaps}
+    working = Overlap([(e.begin, e.end) for e in raw.operators if not NO_WORK.search(e.name)])
     for finding in page.told["findings"]:
         for each in finding["evidence"]:
             if each["time_us"] is None or each["unit"] != "us" or each["figure"] is None:
@@ -354,6 +361,10 @@ def evidence(page: Page) -> Iterator[Claim]:
             is_gap = any(first <= begin and begin + time <= last for first, last in gaps)
             # The part of an event that is in a gap ends with the gap.
             is_gap |= begin in longest and begin + time in gap_ends
+            # A gap of the host: no operator ran.
+            is_gap |= finding["code"].startswith("host.") and not working.within(
+                begin, begin + time
+            )
             if (begin, time) in events or is_gap:
                 state = RIGHT
             else:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from claims import Page
-from finding_claims import Found, of
+from finding_claims import NO_WORK, Found, of
 from raw_trace import Event, Interval, RawTrace, clipped, length
 
 _MARKS = ("user_annotation", "Operator", "cpu_op")
@@ -18,8 +18,13 @@ def _by_tensor(page: Page, finding: dict[str, Any]) -> Found:
     """Return the number of an optimizer's calls, and number and time of what they launched."""
     raw, name = page.raw, finding["sentence"].partition(" ")[0]
     assert page.base is not None
-    # Without a device, the verdict is about the operators, and this finding about the steps.
-    begin, end = page.base if raw.device else (raw.steps[0][0], raw.steps[-1][1])
+    begin, end = page.base
+    if not raw.device:
+        # The verdict is about the operators, and this finding about the steps as the page states
+        # them, which need not be marked.
+        first, last = page.told["steps"]["steps"][0], page.told["steps"]["steps"][-1]
+        begin = round(first["time_us"] * 1000)
+        end = round((last["time_us"] + last["step_us"]) * 1000)
     marks = [e for e in raw.events if e.name.startswith("Optimizer.") and e.category in _MARKS]
     calls = [each for each in marks if each.name == name and begin <= each.begin < end]
     if not raw.device:
@@ -98,12 +103,11 @@ def _no_inductor(page: Page, finding: dict[str, Any]) -> Found:
 _PART = re.compile(r'The part that grew most is "([^"]+)"')
 _EVENT = re.compile(r"in the other steps\. (\S.*?) took [\d.,]+ (?:µs|ms|s) in this step")
 _WAITS = re.compile(r"^(?:gloo|mpi|ucc|nccl|c10d)\b|^record_param_comms")
-_NO_WORK = re.compile(r"^ProfilerStep|^Optimizer\.|^enumerate\(DataLoader\)")
 
 
 def _intervals_of_parts(raw: RawTrace) -> list[tuple[str, list[Interval]]]:
     """Return the intervals of each part of a step's time, the part that counts first at first."""
-    own = [e for e in raw.operators if not _NO_WORK.search(e.name)]
+    own = [e for e in raw.operators if not NO_WORK.search(e.name)]
     calls = [(each.begin, each.end) for each in raw.calls]
     loads = [(e.begin, e.end) for e in raw.named(r"^enumerate\(DataLoader\)")]
     if raw.device:
