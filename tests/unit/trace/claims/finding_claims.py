@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ _AMOUNT = re.compile(r"(?<![\w#.])(\d[\d,]*(?:\.\d+)?) (µs|ms|s)\b(?! ?\))|(\d[
 
 NO_WORK = re.compile(r"^ProfilerStep|^Optimizer\.|^enumerate\(DataLoader\)")
 """Operators of old traces that only contain other operators."""
+WAITS = re.compile(r"^(?:gloo|mpi|ucc|nccl|c10d)\b|^record_param_comms")
+"""Events of communication, which are not work of the host."""
 
 Found = dict[str, tuple[float, float]]
 """What a script finds for a finding: by the key of its figure, the value and the tolerance."""
@@ -201,10 +204,28 @@ def _edges(page: Page, finding: dict[str, Any]) -> Found:
 _OF_KIND = {
     "rates.products": r"^aten::(?:mm|addmm|bmm|baddbmm)$",
     "rates.attention": r"^aten::_(?:flash_attention_forward|scaled_dot_product_flash_attention)$",
+    "rates.convolutions": r"^aten::(?:(?:cudnn_|miopen_)?convolution|convolution_backward)$",
 }
 
 
-@of("rates.products", "rates.attention")
+def _flops_of_convolution(operator: Event) -> int:
+    """Return 2 N O H W (I / groups) K K, once for each result of a backward pass, by hand."""
+    inputs, dims = operator.arguments["Concrete Inputs"], numbers(operator.arguments["Input Dims"])
+    if operator.name.endswith("backward"):
+        # The results are the gradients of the input, of the weights and of the bias.
+        results = json.loads(str(inputs[10]).lower())[:2].count(True)
+        return 2 * results * math.prod(dims[0]) * math.prod(dims[2][1:])
+    at = 2 if operator.name.endswith("cudnn_convolution") else 3
+    first, second, dilation = (json.loads(each) for each in inputs[at : at + 3])
+    is_plain = operator.name == "aten::convolution"
+    strides, paddings = (first, second) if is_plain else (second, first)
+    (batch, _, *size), (channels, *kernel) = dims[:2]
+    for n, k, s, p, d in zip(size, kernel[1:], strides, paddings, dilation, strict=True):
+        channels *= (n + 2 * p - d * (k - 1) - 1) // s + 1
+    return 2 * batch * channels * math.prod(kernel)
+
+
+@of("rates.products", "rates.attention", "rates.convolutions")
 def _below_the_peak(page: Page, finding: dict[str, Any]) -> Found:
     """Return the time of the shapes that are below 60 % of both peaks and well aligned."""
     raw, (peak, memory) = page.raw, peaks_of(page)
@@ -230,7 +251,10 @@ def _below_the_peak(page: Page, finding: dict[str, Any]) -> Found:
     slow = 0.0
     for key, time in times.items():
         (first, *_), count = calls[key].values(), len(calls[key])
-        flops = products(first, id(first) in causal)
+        if finding["code"] == "rates.convolutions":
+            flops: int | None = _flops_of_convolution(first)
+        else:
+            flops = products(first, id(first) in causal)
         assert flops is not None
         tensors = [each for each in numbers(first.arguments["Input Dims"]) if len(each) > 1]
         carried = 2 * count * sum(math.prod(each) for each in tensors)
@@ -239,13 +263,84 @@ def _below_the_peak(page: Page, finding: dict[str, Any]) -> Found:
         sizes = [size for tensor in factors for size in tensor[-2:]]
         is_even = all(size % 8 == 0 and size >= 16 for size in sizes)
         is_slow = flops * count / time / 1e6 < 0.6 * peak and carried / time / 1e6 < 0.6 * memory
-        if is_slow and time / count >= 10 and (is_even or finding["code"] == "rates.attention"):
+        if is_slow and time / count >= 10 and (is_even or finding["code"] != "rates.products"):
             slow += time
     # The sizes of bytes are those of the inputs, so that a shape near 60 % may be missed.
     return {
         "time_us": (slow, 0.02 * slow),
         "percent": (100 * slow / all_us, 0.02 * 100 * slow / all_us),
     }
+
+
+def _of_operators(page: Page, finding: dict[str, Any], chosen: Callable[[Event], bool]) -> Found:
+    """Return the time of the chosen operators' device work, or of themselves on a host."""
+    raw = page.raw
+    if raw.device:
+        return _sum_of(
+            page, finding, lambda e: (by := raw.operator(e)) is not None and chosen(by), None
+        )
+    calls = [each for each in raw.operators if chosen(each)]
+    time = sum(each.duration for each in calls) / 1000
+    return {"time_us": (time, 0.01), "calls": (len(calls), 0)}
+
+
+@of("rates.appended")
+def _appended(page: Page, finding: dict[str, Any]) -> Found:
+    """Return the time of the calls of cat whose largest tensor is 8 times as large as the rest."""
+
+    def appends(operator: Event) -> bool:
+        dims = operator.arguments.get("Input Dims")
+        if operator.name != "aten::cat" or not dims:
+            return False
+        *others, largest = sorted(math.prod(each) for each in numbers(dims[0]) if each)
+        return sum(others) > 0 and largest >= 8 * sum(others)
+
+    return _of_operators(page, finding, appends)
+
+
+@of("rates.dominant")
+def _dominant_on_host(page: Page, finding: dict[str, Any]) -> Found:
+    """Return the time and the calls of the operator with the inputs that the sentence names."""
+    named = re.search(r"of (\S+) with inputs (.*?) takes? ", finding["sentence"])
+    assert named is not None
+
+    def has_inputs(operator: Event) -> bool:
+        if operator.name != named[1]:
+            return False
+        dims = numbers(operator.arguments.get("Input Dims") or [])
+        return named[2] == ", ".join("x".join(map(str, each)) for each in dims if each)
+
+    return _of_operators(page, finding, has_inputs)
+
+
+_BYTES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
+_POINTWISE = re.compile(r"^aten::(?:add|sub|mul|div|relu|gelu|silu)$")
+
+
+@of("rates.memory")
+def _slow_in_memory(page: Page, finding: dict[str, Any]) -> Found:
+    """Return an operator's time, and how fast it moves data if it works on each element alone."""
+    named = re.search(r"calls? of (\S+), which mostly moves data", finding["sentence"])
+    assert named is not None
+    found = _of_operators(page, finding, lambda operator: operator.name == named[1])
+    _, memory = peaks_of(page)
+    if memory is None or not _POINTWISE.match(named[1]):
+        return found
+    carried = 0
+    for each in page.raw.operators:
+        if each.name == named[1]:
+            sizes = [math.prod(dims) for dims in numbers(each.arguments["Input Dims"]) if dims]
+            carried += (sum(sizes) + max(sizes)) * _BYTES[each.arguments["Input type"][0]]
+    reached = 100 * carried / found["time_us"][0] / 1e6 / memory
+    return {**found, "memory_percent": (reached, 0.01 * reached)}
+
+
+@of("steps.after_device")
+def _after_device(page: Page, finding: dict[str, Any]) -> Found:
+    """Return the time from the end of the last device work in the steps to that of the steps."""
+    begin, end = page.raw.steps[0][0], page.raw.steps[-1][1]
+    ends = [each.end for each in page.raw.device if begin <= each.begin < end]
+    return {"time_us": ((end - max(ends)) / 1000, 0.01)} if ends else {}
 
 
 @of("steps.before_device")
@@ -352,7 +447,12 @@ def evidence(page: Page) -> Iterator[Claim]:
         longest[each.begin] = max(longest.get(each.begin, 0), each.duration)
     gaps = [(gap.begin, gap.end) for gap in raw.gaps]
     gap_ends = {gap.end for gap in raw.gaps}
-    working = Overlap([(e.begin, e.end) for e in raw.operators if not NO_WORK.search(e.name)])
+    works = [
+        each
+        for each in raw.operators
+        if not NO_WORK.search(each.name) and not WAITS.search(each.name)
+    ]
+    working = Overlap([(each.begin, each.end) for each in works])
     for finding in page.told["findings"]:
         for each in finding["evidence"]:
             if each["time_us"] is None or each["unit"] != "us" or each["figure"] is None:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from claims import Page
-from finding_claims import NO_WORK, Found, of
+from finding_claims import NO_WORK, WAITS, Found, of
 from raw_trace import Event, Interval, RawTrace, clipped, length
 
 _MARKS = ("user_annotation", "Operator", "cpu_op")
@@ -102,7 +102,6 @@ def _no_inductor(page: Page, finding: dict[str, Any]) -> Found:
 
 _PART = re.compile(r'The part that grew most is "([^"]+)"')
 _EVENT = re.compile(r"in the other steps\. (\S.*?) took [\d.,]+ (?:µs|ms|s) in this step")
-_WAITS = re.compile(r"^(?:gloo|mpi|ucc|nccl|c10d)\b|^record_param_comms")
 
 
 def _intervals_of_parts(raw: RawTrace) -> list[tuple[str, list[Interval]]]:
@@ -119,8 +118,8 @@ def _intervals_of_parts(raw: RawTrace) -> list[tuple[str, list[Interval]]]:
             ("device idle, host loading data", loads),
             ("device idle, host in an operator", [(e.begin, e.end) for e in own]),
         ]
-    waits = [(e.begin, e.end) for e in raw.events if _WAITS.search(e.name)]
-    works = [(e.begin, e.end) for e in own if not _WAITS.search(e.name)]
+    waits = [(e.begin, e.end) for e in raw.events if WAITS.search(e.name)]
+    works = [(e.begin, e.end) for e in own if not WAITS.search(e.name)]
     return [
         ("loading data", loads), ("operators", works),
         ("communicating without an operator", waits),

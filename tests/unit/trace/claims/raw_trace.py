@@ -192,7 +192,19 @@ class RawTrace:
 
     def launch(self, event: Event) -> Event | None:
         """Return the call that launched a device event."""
+        if not self._by_correlation:
+            return self._calls_by_external_id.get(event.arguments.get("External id"))
         return self._by_correlation.get(event.arguments.get("correlation"))
+
+    @cached_property
+    def _calls_by_external_id(self) -> dict[Any, Event]:
+        """By external id, its first call. Some tools write no correlations."""
+        found: dict[Any, Event] = {}
+        for call in self.calls:
+            number = call.arguments.get("External id")
+            if number is not None:
+                found.setdefault(number, call)
+        return found
 
     def launch_begin(self, event: Event) -> int:
         """Return when a device event was launched, or else when it began."""
