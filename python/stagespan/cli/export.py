@@ -64,7 +64,7 @@ class _Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     "--keep",
     metavar="DIR",
     help="Write requests to files that `requests DIR` reads. DIR may be a URL such as "
-    "s3://bucket/kept.",
+    "s3://bucket/requests.",
 )
 @click.option(
     "--keep-mb",
@@ -166,9 +166,9 @@ def command(
         sender = server = keeper = None
         if otlp is not None:
             from stagespan.export.otlp import Otlp
-            from stagespan.export.otlp_sending import endpoint, say_seldom
+            from stagespan.export.otlp_sending import endpoint, limit_logging
 
-            say_seldom()
+            limit_logging()
             url = None if otlp == _FROM_ENVIRONMENT else otlp
             sender = Otlp(url, genai)
             collector = url or endpoint("TRACES") or "the collector of this machine"

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from stagespan.errors import StagespanError
+from stagespan.trace.read.remote import reason_of
 
 _LOGGER = logging.getLogger("stagespan")
 LONGEST_END_S = 1.0
@@ -22,7 +23,7 @@ _LONGEST_CALL_S = 10.0
 _MOST_SPANS = 20_000
 _BATCH_ITEMS = 512
 _MOST_STUCK = 3
-_SELDOM_S = 3600.0
+_SAME_MESSAGE_S = 3600.0
 _GRPC_PORT = 4317
 """The registered port of OTLP over gRPC."""
 CAUSES = ("otlp_queue", "otlp_failed", "otlp_timeout", "otlp_end")
@@ -74,27 +75,27 @@ def _check_files(signal: str) -> None:
                 )
 
 
-class _Seldom(logging.Handler):
-    """Says what OpenTelemetry's exporters log, each kind of message once an hour, in one line."""
+class _RateLimited(logging.Handler):
+    """Logs what OpenTelemetry's exporters log, each kind of message once an hour, in one line."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._said_at: dict[tuple[str, int], float] = {}
+        self._logged_at: dict[tuple[str, int], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Pass a message on, unless one from the same place was passed on lately."""
         place, now = (record.pathname, record.lineno), time.monotonic()
-        if now - self._said_at.get(place, -math.inf) >= _SELDOM_S:
-            self._said_at[place] = now
+        if now - self._logged_at.get(place, -math.inf) >= _SAME_MESSAGE_S:
+            self._logged_at[place] = now
             text = " ".join(record.getMessage().split()).rstrip(".")
             _LOGGER.warning("OpenTelemetry's exporter says: %s.", text)
 
 
-def say_seldom() -> None:
-    """Keep what OpenTelemetry's exporters log short, in a process that only exports."""
+def limit_logging() -> None:
+    """Limit what OpenTelemetry's exporters log, in a process that does nothing but export."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C library writes lines of its own
     logger = logging.getLogger("opentelemetry")
-    logger.addHandler(_Seldom())
+    logger.addHandler(_RateLimited())
     logger.propagate = False
 
 
@@ -214,11 +215,10 @@ def exporter_for(signal: str, url: str | None, rejected: Rejected) -> Any:
             options["session"] = _watch_http(signal, rejected)
     try:
         exporter = getattr(made, name)(**options)
-    except Exception as error:  # what it says of a variable is not of one class
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    except Exception as error:  # the classes differ from variable to variable
         raise StagespanError(
-            f"OpenTelemetry's exporter refuses its settings ({reason}): correct the variables "
-            "OTEL_EXPORTER_OTLP_*."
+            f"OpenTelemetry's exporter refuses its settings ({reason_of(error)}): correct the "
+            "variables OTEL_EXPORTER_OTLP_*."
         ) from error
     if protocol == "grpc":
         _watch_grpc(exporter, rejected)

@@ -148,7 +148,7 @@ class Taker:
     def __init__(self, taken: Iterable[int] = (), unsent: Iterable[int] = ()) -> None:
         """``unsent`` are the numbers of segments that were taken, but not sent."""
         self.taken = set(taken)
-        """The rows that were taken, and are still in the recording (`_key`)."""
+        """The keys (`_key`) of the rows that were taken, and are still in the recording."""
         self._again = set(unsent)
         self._parts: dict[int, Part] = {}
         self._batches: dict[int, Batch] = {}

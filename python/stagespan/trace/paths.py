@@ -62,12 +62,8 @@ def _captures(paths: Sequence[str | os.PathLike[str]]) -> list[Trace]:
     from stagespan.trace.ranks.find import traces_in
     from stagespan.trace.read.reader import read_trace
 
-    files = [each for path in paths for each in _files(Path(path), traces_in)]
-    return [read_trace(each) for each in files]
-
-
-def _files(path: Path, traces_in: Callable[[Path], list[Path]]) -> list[Path]:
-    return traces_in(path) if path.is_dir() else [path]
+    files = [traces_in(path) if path.is_dir() else [path] for path in map(Path, paths)]
+    return [read_trace(each) for some in files for each in some]
 
 
 def _only_trace(path: str | os.PathLike[str]) -> Path | None:

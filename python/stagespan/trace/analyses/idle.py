@@ -391,10 +391,10 @@ def _culprit(
 
 # Percent of the base (the steps, or the trace): less idle time is not reported.
 SHARES = Thresholds(25.0, 10.0, 3.0)
-# A trace begins before the program does, so a small part of the time means nothing.
-_PREPARING = Thresholds(25.0, 10.0)
-
-
+# Percent of a trace without steps, before the device's first work and after its last. A trace can
+# begin before the program works and end after it, so smaller parts mean nothing.
+_PREPARING_SHARES = Thresholds(25.0, 10.0)
+_FINISHING_SHARES = Thresholds(medium=25.0, low=10.0)
 # Percent of the idle time: smaller causes are not listed among several.
 _LEAST_NAMED = 10.0
 
@@ -406,8 +406,6 @@ CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
 """The code of the finding for each cause."""
 
 
-# Percent of a trace without steps after the device's last work, where the recording may have ended.
-_FINISHING_SHARES = Thresholds(medium=25.0, low=10.0)
 _NOT_SEEN = {
     causes.NOT_TRACED: "and the trace does not show why",
     causes.HOST_UNSEEN: "the host launched nothing meanwhile, and the trace does not show what it"
@@ -471,7 +469,7 @@ class IdleFindings:
                 found.append(self._of_cause(cause, time, severity))
         found = self._with_the_family(found, times)
         before = "before the device's first work was launched"
-        found += self._of_edge(PREPARATION, _PREPARING, before, "begin the trace later")
+        found += self._of_edge(PREPARATION, _PREPARING_SHARES, before, "begin the trace later")
         after = "after the device's last work"
         found += self._of_edge(FINISHING, _FINISHING_SHARES, after, "end the trace earlier")
         if not found and (severity := self._severity(self.idle_ns)):

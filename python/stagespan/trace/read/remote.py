@@ -72,7 +72,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an exception of fsspec's classes says, in one line without a full stop."""
+    """Return the message of an exception, or its class, in one line without a full stop."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
