@@ -26,9 +26,9 @@ _FILE = 1 << 40
 def joined(first: Trace, others: Sequence[Trace]) -> Trace:
     """Return `first` with the events of other traces after its own.
 
-    The codes of names and categories of `first` stay the same. Processes, correlations and flows of
-    each other trace get numbers of their own, and its times are moved so that it begins when
-    `first` does: clocks of other files may be years apart.
+    The codes of names and categories of `first` stay the same. Processes, correlations, external
+    ids and flows of each other trace get numbers of their own, and its times are moved so that it
+    begins when `first` does: clocks of other files may be years apart.
     """
     names, categories = list(first.names), list(first.categories)
     tables = [first.events]
@@ -87,10 +87,9 @@ def _moved(
         name=name_of[events.name],
         category=category_of[events.category],
         begin_ns=events.begin_ns + later_ns,
-        pid=_numbered(events.pid, offset),
-        correlation=np.where(
-            events.correlation == MISSING, MISSING, _numbered(events.correlation, offset)
-        ),
+        pid=events.pid + offset,
+        correlation=_other_ids(events.correlation, offset),
+        external_id=_other_ids(events.external_id, offset),
         task_type=name_of[events.task_type],
     )
 
@@ -98,16 +97,16 @@ def _moved(
 def _moved_flows(flows: Flows, category_of: NDArray[np.int32], offset: int, later_ns: int) -> Flows:
     return replace(
         flows,
-        id=_numbered(flows.id, offset),
+        id=flows.id + offset,
         category=category_of[flows.category],
         begin_ns=flows.begin_ns + later_ns,
-        pid=_numbered(flows.pid, offset),
+        pid=flows.pid + offset,
     )
 
 
-def _numbered(ids: NDArray[np.int64], offset: int) -> NDArray[np.int64]:
-    """Return ids that differ where the given ones do, and from those of other files."""
-    return ids + np.int64(offset)
+def _other_ids(ids: NDArray[np.int64], offset: int) -> NDArray[np.int64]:
+    """Return ids that no other file has; `MISSING` stays."""
+    return np.where(ids == MISSING, MISSING, ids + offset)
 
 
 # --- Arguments ---

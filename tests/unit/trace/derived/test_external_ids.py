@@ -14,6 +14,8 @@ from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import idle, kernels, rates
 from stagespan.trace.analyses.kernels import Kernels
 from stagespan.trace.analyses.rates import Rates
+from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.read.joining import joined
 
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936, "numSms": 132}
 PRODUCT = {"Input Dims": [[1024, 1024]] * 2, "Input type": ["c10::BFloat16"] * 2}
@@ -54,8 +56,8 @@ def without_correlations(events: list[dict[str, Any]], calls: bool) -> list[dict
     return [each for each in events if calls or each["cat"] != "cuda_runtime"]
 
 
-def written(events: list[dict[str, Any]], folder: Path) -> Trace:
-    path = folder / "trace.json"
+def written(events: list[dict[str, Any]], folder: Path, name: str = "trace.json") -> Trace:
+    path = folder / name
     path.write_text(json.dumps({"traceEvents": events, "deviceProperties": [H100]}))
     return read_trace(path)
 
@@ -110,3 +112,19 @@ def test_different_numbers_of_calls_and_work_stay_unknown(tmp_path: Path) -> Non
     found = operators_of(written(events, tmp_path))
     assert found["first_part"] is None
     assert found["copy_kernel"] == "aten::copy_"
+
+
+def test_external_ids_of_two_files_are_different(tmp_path: Path) -> None:
+    # GIVEN two traces with the same external ids, in one of which kernels wait for longer
+    later = [{**each, "ts": each["ts"] + 5_000 * (each["cat"] == "kernel")} for each in program()]
+    first, second = (
+        written(without_correlations(events, calls=True), tmp_path, name)
+        for events, name in ((program(), "first.json"), (later, "second.json"))
+    )
+    # WHEN they are joined THEN each device event has a call of its own file
+    both = joined(first, [second])
+    rows = device_work(both).rows
+    assert len(rows) == len(device_work(first).rows) + len(device_work(second).rows)
+    calls = launch_of(both, rows)
+    assert (calls >= 0).all()
+    assert (both.events.pid[calls] // 2**40 == both.events.pid[rows] // 2**40).all()
