@@ -257,7 +257,7 @@ class _Idle:
 
 _WAITS = r"synchroni|memcpy|item|nonzero|Event_?Wait|QueueFinish"
 _ALLOCATES = r"malloc|free|MemCreate|MemMap|MemRelease|MemUnmap|AddressReserve|HostAlloc"
-_LOADS = r"dataloader|__next__|next[_ ]?(?:batch|data)|load[_ ]?(?:batch|data)"
+_LOADS = r"data[_ ]?load|__next__|next[_ ]?(?:batch|data)|load[_ ]?(?:batch|data)"
 
 
 @check("idle causes")

@@ -273,15 +273,28 @@ def _below_the_peak(page: Page, finding: dict[str, Any]) -> Found:
 
 
 def _of_operators(page: Page, finding: dict[str, Any], chosen: Callable[[Event], bool]) -> Found:
-    """Return the time of the chosen operators' device work, or of themselves on a host."""
+    """Return the time of the chosen operators' device work, or their time on a host."""
     raw = page.raw
     if raw.device:
         return _sum_of(
             page, finding, lambda e: (by := raw.operator(e)) is not None and chosen(by), None
         )
     calls = [each for each in raw.operators if chosen(each)]
-    time = sum(each.duration for each in calls) / 1000
-    return {"time_us": (time, 0.01), "calls": (len(calls), 0)}
+    whole = own = 0
+    for call in calls:
+        inside = [
+            (each.begin, each.end)
+            for each in raw.operators
+            if each is not call
+            and each.thread == call.thread
+            and call.begin <= each.begin
+            and each.end <= call.end
+        ]
+        whole += call.duration
+        own += call.duration - length(inside)
+    # Operators inside that have rates count for themselves, and the others for the call.
+    between = (whole + own) / 2000, (whole - own) / 2000 + 0.01
+    return {"time_us": between, "calls": (len(calls), 0)}
 
 
 @of("rates.appended")
