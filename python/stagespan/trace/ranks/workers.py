@@ -11,6 +11,7 @@ from typing import Any
 from stagespan.errors import StagespanError
 from stagespan.trace.ranks.collectives import most_collectives
 from stagespan.trace.ranks.summary import RankSummary, UnreadableFile, summarise
+from stagespan.trace.read.remote import reason_of
 
 Summary = RankSummary | UnreadableFile
 # Below this size, reading takes less time than starting worker processes.
@@ -156,10 +157,9 @@ def _failed(path: str, error: BaseException) -> UnreadableFile:
 
 
 def _unreachable(address: str, error: Exception) -> StagespanError:
-    reason = " ".join(str(error).split()) or type(error).__name__
     return StagespanError(
-        f"The cluster at {address!r} cannot be used ({reason[:200]}): check the address of its"
-        " scheduler, such as tcp://host:8786."
+        f"The cluster at {address!r} cannot be used ({reason_of(error)[:200]}): check the"
+        " address of its scheduler, such as tcp://host:8786."
     )
 
 
