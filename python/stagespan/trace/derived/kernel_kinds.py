@@ -48,8 +48,8 @@ COLLECTIVE = r"(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:"
 
 VIEWS = re.compile(
     r"^aten::(?:view|view_as|t|transpose|permute|expand|expand_as|unsqueeze|squeeze|reshape|slice"
-    r"|select|as_strided|detach|detach_|alias|unbind|split|split_with_sizes|chunk|narrow|unfold|flatten"
-    r"|unflatten|movedim|swapaxes|lift_fresh|empty|empty_like|empty_strided|_unsafe_view"
+    r"|select|as_strided|detach|detach_|alias|unbind|split|split_with_sizes|chunk|narrow|unfold"
+    r"|flatten|unflatten|movedim|swapaxes|lift_fresh|empty|empty_like|empty_strided|_unsafe_view"
     r"|_reshape_alias)$"
 )
 """Operators that compute nothing: they make another view of a tensor, or an empty one. Some copy
@@ -109,7 +109,8 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             (
                 r"(?:mkldnn|cudnn|miopen)_rnn|::(?:lstm|gru|rnn_(?:tanh|relu))$|rnncell|rnn_?cell"
                 r"|(?:^|[^a-z])(?:lstm|gru|rnn)_?(?:elementwise|pointwise|cell)|persist_?rnn"
-                r"|cudnn::rnn|rnn_blockpersist|_thnn_fused_(?:lstm|gru)|quantized::(?:linear_)?(?:lstm|gru)|dynamic_?rnn"
+                r"|cudnn::rnn|rnn_blockpersist|_thnn_fused_(?:lstm|gru)"
+                r"|quantized::(?:linear_)?(?:lstm|gru)|dynamic_?rnn"
             ),
         ),
         (
@@ -124,7 +125,8 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             MATMUL,
             (
                 r"(?<!fb)gemm|gemv|matmul|nvjet|^cijk_|_xmma|splitk|cublas|rocblas|hipblas|^dot_kernel|tensile"
-                r"|marlin|machete|(?:^|::|_)(?:add|badd)?b?mm(?:_|$)|::(?:(?:mkldnn_|_)?linear(?!_gru|_lstm|algebra)\w*|einsum|addmv|mv|dot|vdot)_?$"
+                r"|marlin|machete|(?:^|::|_)(?:add|badd)?b?mm(?:_|$)"
+                r"|::(?:(?:mkldnn_|_)?linear(?!_gru|_lstm|algebra)\w*|einsum|addmv|mv|dot|vdot)_?$"
                 r"|^bmm_|^ger_|_scaled_mm|grouped_mm"
             ),
         ),

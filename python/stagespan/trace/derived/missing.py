@@ -23,8 +23,9 @@ DAMAGED_TIMES = Unavailable(
 
 # Operators that need a device.
 _NEEDS_DEVICE = re.compile(
-    r"^aten::(?:cudnn_(?!is_acceptable)|_cudnn|miopen_|_?pin_memory|_flash_attention_(?:forward|backward)"
-    r"|_efficient_attention_|_scaled_dot_product_(?:flash|efficient|cudnn)_attention"
+    r"^aten::(?:cudnn_(?!is_acceptable)|_cudnn|miopen_|_?pin_memory"
+    r"|_flash_attention_(?:forward|backward)|_efficient_attention_"
+    r"|_scaled_dot_product_(?:flash|efficient|cudnn)_attention"
     r"(?:_backward)?$)|^nccl:"
 )
 _CPU = 0
