@@ -21,7 +21,7 @@ from claims import (
     peaks_of,
     products,
 )
-from raw_trace import Event, Overlap, clipped, length, names_matching
+from raw_trace import Event, Overlap, RawTrace, clipped, length, names_matching
 
 _UNITS = {"µs": 1.0, "ms": 1e3, "s": 1e6}
 _AMOUNT = re.compile(r"(?<![\w#.])(\d[\d,]*(?:\.\d+)?) (µs|ms|s)\b(?! ?\))|(\d[\d,]*\.\d) %")
@@ -45,6 +45,12 @@ def of(*codes: str) -> Callable[[OfFinding], OfFinding]:
         return function
 
     return add
+
+
+def works_of(raw: RawTrace) -> list[Event]:
+    """Return the operators without those that only contain others, or communicate."""
+    none = re.compile(f"{NO_WORK.pattern}|{WAITS.pattern}")
+    return [each for each in raw.operators if not none.search(each.name)]
 
 
 def _events(page: Page) -> list[list[Event]]:
@@ -297,6 +303,23 @@ def _of_operators(page: Page, finding: dict[str, Any], chosen: Callable[[Event],
     return {"time_us": between, "calls": (len(calls), 0)}
 
 
+@of(
+    "host.unseen", "host.other", "host.between_steps", "host.between_operators",
+    "host.data_loader",
+)  # fmt: skip
+def _without_operators(page: Page, finding: dict[str, Any]) -> Found:
+    """Return the share of a time of the host, which is at most that in which no operator ran."""
+    assert page.base is not None
+    begin, end = page.base
+    ran = clipped([(each.begin, each.end) for each in works_of(page.raw)], begin, end)
+    whole, most = (end - begin) / 1000, (end - begin - length(ran)) / 1000
+    return {
+        "time_us": (most / 2, most / 2 + 0.01),
+        "whole_us": (whole, 0.01),
+        "percent": (100 * finding["figures"]["time_us"] / whole, 0.01),
+    }
+
+
 @of("rates.appended")
 def _appended(page: Page, finding: dict[str, Any]) -> Found:
     """Return the time of the calls of cat whose largest tensor is 8 times as large as the rest."""
@@ -460,12 +483,7 @@ def evidence(page: Page) -> Iterator[Claim]:
         longest[each.begin] = max(longest.get(each.begin, 0), each.duration)
     gaps = [(gap.begin, gap.end) for gap in raw.gaps]
     gap_ends = {gap.end for gap in raw.gaps}
-    works = [
-        each
-        for each in raw.operators
-        if not NO_WORK.search(each.name) and not WAITS.search(each.name)
-    ]
-    working = Overlap([(each.begin, each.end) for each in works])
+    working = Overlap([(each.begin, each.end) for each in works_of(raw)])
     for finding in page.told["findings"]:
         for each in finding["evidence"]:
             if each["time_us"] is None or each["unit"] != "us" or each["figure"] is None:
