@@ -589,11 +589,6 @@ def _reason(text: str, row: dict[str, Any]) -> Claim:
         state = RIGHT if tiles == named[0] < named[3] else WRONG
     elif "odd" in reason:
         state = RIGHT if named[0] in sizes and named[0] % 2 == 1 else WRONG
-    elif "tiles of" in reason:
-        *_, m, _, _, n = (int(number) for number in re.findall(r"\d+", row["shape"]))
-        tiles = -(-m // named[1]) * -(-n // named[2])
-        batch = 1 if row["operator"] != "aten::bmm" else int(re.findall(r"\d+", row["shape"])[0])
-        state = RIGHT if named[0] == batch * tiles < named[3] else WRONG
     elif "multiple of" in reason:
         state = RIGHT if named[0] in sizes and named[0] % named[1] else WRONG
     else:
