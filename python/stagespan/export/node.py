@@ -365,7 +365,7 @@ class Node:
         self._tidy()
 
     def longest_pause_s(self) -> float:
-        """Return until when `poll` must be called again, so that all requests are read."""
+        """Return the most seconds until the next `poll`, so that all requests are read."""
         with self._lock:
             live = (one for one in self._processes.values() if not one.has_ended)
             return min((one.longest_pause_s for one in live), default=math.inf)

@@ -154,7 +154,7 @@ class Taker:
         self._batches: dict[int, Batch] = {}
         self._highest = max(self.taken, default=0)
         self._known: set[int] | None = None  # what the last call has seen
-        self._are_left_open = False  # those that the last call has seen, and that were not taken
+        self._are_left_open = False  # whether all rows that the last call did not take are open
         self._missed_rows, self._missed_spans = _Balance(), _Balance()
         self.missed: Counter[str] = Counter()
         """What was overwritten before it was taken, by cause."""

@@ -149,7 +149,7 @@ def resource_of(recording: Recording) -> Resource:
 
 
 def _pause_s(before: Recording | None, copy: Recording) -> float:
-    """Return after how long a recording must be read again, as requests came since ``before``.
+    """Return the most seconds until the next reading, from the rate of requests since ``before``.
 
     A request is taken a moment after it has ended, and is displaced once as many later ones have
     come as there is room for. The pause is half of what is between the two.
