@@ -7,7 +7,8 @@ glibc, so that neither a container nor another machine is needed. A wheel needs 
 its version on this machine, with headers; the version is left out without one. The wheels for
 another processor are built with the same headers: CPython's differ only in sizes that 64-bit
 Linux machines have in common. They are tried in qemu-user, with the Pythons that Debian has for
-that processor. tools/roots.sh gets these, and Python 3.14 for this one, if it may.
+that processor. tools/roots.sh gets these, and Python 3.14 for this one, if this runs
+as root.
 
 A wheel that an earlier run built from the same sources is taken over, with what was tried with it.
 The last lines are a table of all files in Markdown, and what failed.
@@ -519,7 +520,7 @@ def main() -> int:
     versions, machines = chosen.version or VERSIONS, chosen.machine or MACHINES
     lacks = get_roots(versions, machines)
     if lacks is not None:
-        print(f"no other Pythons of Debian than those that are here: {lacks}", flush=True)
+        print(f"no further Pythons of Debian: {lacks}", flush=True)
     pythons = interpreters(versions)
     sdist = make_sdist(output)
     print(f"{sdist.name}  {sdist.stat().st_size:,} bytes", flush=True)
