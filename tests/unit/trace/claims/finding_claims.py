@@ -194,15 +194,12 @@ def _unaligned(page: Page, finding: dict[str, Any]) -> Found:
 
 
 @of("idle.finishing")
-def _edges(page: Page, finding: dict[str, Any]) -> Found:
+def _finishing(page: Page, finding: dict[str, Any]) -> Found:
+    """Return the time from the end of the last device work to that of the trace."""
     assert page.base is not None
     begin, end = page.base
     inside = [each for each in page.raw.device if begin <= each.begin and each.end <= end]
-    if finding["code"].endswith("finishing"):
-        time = (end - max(each.end for each in inside)) / 1000
-    else:
-        first = min(inside, key=lambda each: each.begin)
-        time = (page.raw.launch_begin(first) - begin) / 1000
+    time = (end - max(each.end for each in inside)) / 1000
     # The profiler's own time is a part of its own.
     return {"time_us": (time, 0.01 * time)}
 
