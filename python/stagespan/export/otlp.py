@@ -426,7 +426,7 @@ class Otlp:
         return {**found, "otlp_rejected": self._rejected.number}
 
     def close(self, longest_s: float = LONGEST_END_S) -> None:
-        """Deliver what is in the queues, for at most 1 s or ``longest_s``."""
+        """Deliver what is in the queues, for at most ``longest_s``, and at most 1 s."""
         ends = (partial(one.close, longest_s) for one in (self._traces, self._metrics))
         closing = [threading.Thread(target=one) for one in ends]
         for one in closing:

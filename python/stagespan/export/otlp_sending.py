@@ -319,7 +319,7 @@ class Sender:
         self._exporter = self._make()
 
     def close(self, longest_s: float = LONGEST_END_S) -> None:
-        """Deliver what is in the queue, for at most 1 s or ``longest_s``.
+        """Deliver what is in the queue, for at most ``longest_s``, and at most 1 s.
 
         The rest is counted as lost.
         """
