@@ -1,7 +1,8 @@
 """Finds the steps of a program by the profiler's marks, or else by repeated events.
 
 A repeated pattern counts as steps only if it cannot be the layers of a model: its block must
-contain an exchange with the host, an optimizer step, or a forward and a backward pass.
+contain an exchange with the host, an optimizer step, or a forward and a backward pass. If a trace
+contains nothing else, shapes can also show that a block does not use the result of the one before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.text.amounts import counted
+from stagespan.trace.derived.chains import passes_nothing_on
 from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, launches, streams
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
@@ -191,6 +193,7 @@ def step_ranges(trace: Trace) -> StepRanges | None:
         _of_optimizer,
         _of_operators,
         _of_kernels,
+        _of_calls,
     ):
         found = search(trace)
         if found is not None:
@@ -358,8 +361,7 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     rows = _main_operators(trace)
     if len(rows) == 0:
         return None
-    reach = np.maximum.accumulate(events.end_ns[rows])
-    outer = rows[np.concatenate(([True], events.begin_ns[rows][1:] >= reach[:-1]))]
+    outer = _outermost(trace, rows)
     repeat = longest_repeat(events.name[outer].astype(np.int64), _LEAST, _LEAST_BLOCK)
     if repeat is None:
         return None
@@ -379,6 +381,35 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     ends = _in_each(exchanges, edges) or trains(trace, outer[repeat.begin : repeat.end], repeat)
     if not ends or (on_device and not _in_each(computes, edges)):
         return None
+    return _repetitions(trace, outer, repeat)
+
+
+def _of_calls(trace: Trace) -> StepRanges | None:
+    """Return the calls of a model on a host, if a trace consists of nothing else."""
+    rows = _main_operators(trace)
+    if len(rows) == 0 or len(device_work(trace).rows):
+        return None
+    outer = _outermost(trace, rows)
+    repeat = longest_repeat(trace.events.name[outer].astype(np.int64), _LEAST)
+    if repeat is None or repeat.length * repeat.times < len(outer):
+        return None
+    if not passes_nothing_on(trace, outer[: repeat.length]):
+        return None
+    return _repetitions(trace, outer, repeat)
+
+
+def _outermost(trace: Trace, rows: Rows) -> Rows:
+    """Return those of a thread's operators, by begin, that are not inside another one."""
+    reach = np.maximum.accumulate(trace.events.end_ns[rows])
+    outer: Rows = rows[np.concatenate(([True], trace.events.begin_ns[rows][1:] >= reach[:-1]))]
+    return outer
+
+
+def _repetitions(trace: Trace, outer: Rows, repeat: Repeat) -> StepRanges:
+    """Return a step for each repetition, until the next one begins."""
+    events = trace.events
+    begin = events.begin_ns[outer[repeat.begin : repeat.end : repeat.length]]
+    edges = np.concatenate((begin, events.end_ns[outer[repeat.end - 1 : repeat.end]]))
     how = (
         f"Steps are not marked. {repeat.length:,} operators, starting with"
         f" {shortened(trace.names[events.name[outer[repeat.begin]]])}, repeat; one repetition is"

@@ -253,6 +253,33 @@ def test_forward_and_backward_passes_that_repeat(tmp_path: Path) -> None:
     assert found.begin_ns.tolist() == begins
 
 
+@pytest.mark.parametrize("last", [10, 256])
+def test_calls_of_a_model_that_repeat_on_the_host(last: int, tmp_path: Path) -> None:
+    # GIVEN a trace of nothing but repeated calls of a model with 64x256 inputs
+    program = HostProgram()
+    begins = []
+    for _ in range(20):
+        begins.append(program.now * US)
+        for name, inputs, results in (
+            ("aten::linear", 256, 512), ("aten::relu", 512, 512), ("aten::linear", 512, last),
+            ("aten::softmax", last, last),
+        ):  # fmt: skip
+            dims = [[64, inputs], [results, inputs], []] if "linear" in name else [[64, inputs]]
+            begin = program.now
+            program.work(50)
+            program.event(name, "cpu_op", begin, program.now, **{"Input Dims": dims})
+        program.work(5)
+    # WHEN steps are found
+    found = step_ranges(program.trace(tmp_path))
+    # THEN each call is one if its result has another shape than all inputs
+    if last == 10:
+        assert found is not None
+        assert found.begin_ns.tolist() == begins
+    else:
+        # AND the calls may be layers of one model otherwise
+        assert found is None
+
+
 def test_backward_passes_of_layers_are_not_steps(tmp_path: Path) -> None:
     # GIVEN one forward and one backward pass of a model with eight equal layers
     program = HostProgram()
