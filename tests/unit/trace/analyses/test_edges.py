@@ -53,6 +53,7 @@ def test_long_time_at_an_edge_is_a_finding(
     assert finding.numbers["time_ns"] == parts[code] * US
     assert finding.gain is not None
     assert finding.gain.time_ns == parts[code] * US >= 5_000 * US
+    assert finding.gain.at_most
     assert f"mostly in {host}" in finding.sentence
     assert "profiler.step()" in finding.sentence
 

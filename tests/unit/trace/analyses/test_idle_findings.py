@@ -576,29 +576,6 @@ def test_the_event_that_took_the_time_is_named(real: Callable[[str], Trace]) -> 
         assert least < (first.figure or 0) < 1.02 * least, name
 
 
-@pytest.mark.parametrize("has_steps", [False, True])
-def test_time_before_the_first_launch_is_a_finding_without_steps(
-    has_steps: bool, tmp_path: Path
-) -> None:
-    # GIVEN a program that prepares for 4 ms, and then computes for 6 ms
-    program = Program()
-    mark = "ProfilerStep#1" if has_steps else "iteration"
-    with program.within(mark, "user_annotation"):
-        with program.within("aten::resize"):
-            program.work(4_000)
-        program.launch("gemm", 6_000)
-        program.wait()
-    found = idle_of(program.trace(tmp_path))
-    # THEN that is a finding with its gain; with steps, the one about steps says so
-    assert ("idle.preparation" in codes(found)) == (not has_steps)
-    if not has_steps:
-        (finding,) = [each for each in found.findings() if each.code == "idle.preparation"]
-        assert "mostly in aten::resize" in finding.sentence
-        assert finding.numbers["time_ns"] == 4_000 * US
-        assert finding.gain is not None
-        assert (finding.gain.time_ns, finding.gain.at_most) == (4_000 * US, True)
-
-
 def test_no_event_of_the_host_for_18_ms(real: Callable[[str], Trace]) -> None:
     found = idle_of(real("cuda_a100_sync_multi_stream"))
     assert codes(found) == ["idle.host_unseen", "idle.preparation"]
