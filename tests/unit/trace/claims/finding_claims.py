@@ -259,11 +259,11 @@ def _below_the_peak(page: Page, finding: dict[str, Any]) -> Found:
         else:
             flops = products(first, id(first) in causal)
         assert flops is not None
-        tensors = [each for each in numbers(first.arguments["Input Dims"]) if len(each) > 1]
-        carried = 2 * count * sum(math.prod(each) for each in tensors)
+        dims = numbers(first.arguments["Input Dims"])
+        carried = 2 * count * sum(math.prod(each) for each in dims if len(each) > 1)
         # The first input of addmm and baddbmm is added, and not multiplied.
-        factors = tensors[1:] if re.match(r"^aten::b?addb?mm$", first.name) else tensors
-        sizes = [size for tensor in factors for size in tensor[-2:]]
+        factors = dims[1:] if re.match(r"^aten::b?addb?mm$", first.name) else dims
+        sizes = [size for factor in factors if len(factor) > 1 for size in factor[-2:]]
         is_even = all(size % 8 == 0 and size >= 16 for size in sizes)
         is_slow = flops * count / time / 1e6 < 0.6 * peak and carried / time / 1e6 < 0.6 * memory
         if is_slow and time / count >= 10 and (is_even or finding["code"] != "rates.products"):
