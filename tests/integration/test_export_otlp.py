@@ -603,8 +603,16 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
             process = start(program, STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="wan")
             ready(process)
             until(lambda: len(received.spans("wan")) == 6)
-            durations = until(lambda: received.points(metrics.GEN_AI_SERVER_REQUEST_DURATION))
-            until(lambda: sum(point.count for _, point in durations) == 6)
+            until(
+                lambda: (
+                    sum(
+                        point.count
+                        for _, point in received.points(metrics.GEN_AI_SERVER_REQUEST_DURATION)
+                    )
+                    == 6
+                )
+            )
+            durations = received.points(metrics.GEN_AI_SERVER_REQUEST_DURATION)
             stats = recording.open(process.pid).stats(kind="per_token")["wan"]
             end(process)
         # THEN a request has what is known of it
