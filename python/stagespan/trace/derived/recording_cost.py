@@ -111,14 +111,11 @@ def _look_ups(
     begun = is_built_in[trace.events.name[rows]][order % count] & is_begin
     # From the end of a call to the begin of the next one in the same function.
     follows = np.flatnonzero(begun[1:] & ~is_begin[:-1])
-    function = _open_before(is_begin, order % count)[follows + 1]
+    function = _open_before(is_begin, follows + 1)
+    calls = np.bincount(function + 1, minlength=1)[1:]  # that are in no function: left out
     times = np.diff(edges)
-    follows = follows[np.argsort(function, kind="stable")]
-    ends = np.flatnonzero(np.diff(np.sort(function, kind="stable"))) + 1
-    for mine in np.split(follows, ends):
-        parts = np.array_split(mine, _PARTS_OF_FUNCTION)
-        if len(mine) < _FEWEST_CALLS:
-            continue
+    for one in np.flatnonzero(calls >= _FEWEST_CALLS):
+        parts = np.array_split(follows[function == one], _PARTS_OF_FUNCTION)
         least = np.array([np.quantile(times[part], _QUANTILE) for part in parts])
         if (np.diff(least) > 0).all() and least[-1] >= _LEAST_GROWTH * max(least[0], 1.0):
             for part, cost in zip(parts, least, strict=True):
@@ -126,15 +123,16 @@ def _look_ups(
     return found
 
 
-def _open_before(is_begin: NDArray[np.bool_], call: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return, for each edge in the order of time, the innermost open call before it, or -1."""
-    found, stack = [], [-1]
-    for begins, each in zip(is_begin.tolist(), call.tolist(), strict=True):
-        if begins:
-            found.append(stack[-1])
-            stack.append(each)
-        else:
-            found.append(-1)
-            if len(stack) > 1:
-                stack.pop()
-    return np.array(found, dtype=np.intp)
+def _open_before(is_begin: NDArray[np.bool_], asked: Rows) -> Rows:
+    """Return, for some begins in the order of time, the begin of the call around them, or -1.
+
+    It is the latest begin before them at the depth of which they are one deeper.
+    """
+    depth = np.cumsum(np.where(is_begin, 1, -1))
+    begins = np.flatnonzero(is_begin)
+    # Sorted by depth, and by time within a depth.
+    keys = np.sort(depth[begins] * len(is_begin) + begins)
+    around = depth[asked] - 1
+    latest = keys[np.searchsorted(keys, around * len(is_begin) + asked) - 1]
+    result: Rows = np.where(around > 0, latest % len(is_begin), -1)
+    return result
