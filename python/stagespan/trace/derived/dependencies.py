@@ -48,7 +48,7 @@ KINDS = {
     WAIT: "end of work to end of wait",
 }
 """The kinds of edges."""
-_NAMES = tuple(KINDS)
+_CODES = {kind: code for code, kind in enumerate(KINDS)}
 # How far the clocks of host and device may differ.
 _CLOCKS_NS = 5_000
 # Work that begins so soon after the end of work on another stream may have waited for it.
@@ -192,18 +192,19 @@ class _Builder:
         self.time: list[int] = [begin_ns]
         events = trace.events
         self.items = items[np.lexsort((events.end_ns[items], events.begin_ns[items]))]
-        self.item_begin = [self._point(time) for time in events.begin_ns[self.items].tolist()]
-        self.item_end = [self._point(time) for time in events.end_ns[self.items].tolist()]
+        self.item_begin = self._points(events.begin_ns[self.items])
+        self.item_end = self._points(events.end_ns[self.items])
         self.calls, self.call_at = self._outermost(calls)
-        self.call_begin = [self._point(time) for time in events.begin_ns[self.calls].tolist()]
-        self.call_end = [self._point(time) for time in events.end_ns[self.calls].tolist()]
+        self.call_begin = self._points(events.begin_ns[self.calls])
+        self.call_end = self._points(events.end_ns[self.calls])
         self.launched_by = [
             self.call_at.get(call, -1) for call in launch_of(trace, self.items).tolist()
         ]
         last = [(point, 0, HOST) for point in self._add_threads()]
         self._add_calls()
         last += [(point, 0, STREAM) for point in self._add_items()]
-        self._add(self._point(end_ns), -1, last)
+        (end,) = self._points(np.array([end_ns]))
+        self._add(end, -1, last)
 
     def finished(self) -> Edges:
         """Return the edges in topological order."""
@@ -222,19 +223,25 @@ class _Builder:
             len(self.time),
         )
 
-    def _point(self, time_ns: int) -> int:
-        """Add a point with the time that it has in the trace."""
-        self.time.append(min(max(time_ns, self.begin_ns), self.end_ns))
-        return len(self.time) - 1
+    def _points(self, times_ns: Numbers) -> list[int]:
+        """Add points with the times that they have in the trace."""
+        first = len(self.time)
+        self.time += np.clip(times_ns, self.begin_ns, self.end_ns).tolist()
+        return list(range(first, len(self.time)))
 
     def _add(self, target: int, row: int, sources: list[_Source]) -> None:
         """Add the edges into a point.
 
         The rest of the time until the point is added to all lags.
         """
+        if len(sources) == 1:  # most points: its lag is all of the time
+            ((source, _, kind),) = sources
+            lag = self.time[target] - self.time[source]
+            self.edges.append((source, target, lag, _CODES[kind], row))
+            return
         rest = self.time[target] - max(self.time[source] + lag for source, lag, _ in sources)
         for source, lag, kind in sources:
-            self.edges.append((source, target, lag + rest, _NAMES.index(kind), row))
+            self.edges.append((source, target, lag + rest, _CODES[kind], row))
 
     def _outermost(self, calls: Rows) -> tuple[Rows, dict[int, int]]:
         """Return the calls without those inside others, and the index of each call's outermost."""
@@ -337,8 +344,9 @@ class _Builder:
         by_end = np.argsort(ends, kind="stable")
         ordered_ends = ends[by_end].tolist()
         previous = [-1] * len(found)
+        on = stream.tolist()
         before = []
-        for item, number in enumerate(stream.tolist()):
+        for item, number in enumerate(on):
             before.append(previous[number])
             previous[number] = item
         usual = self._usual_latency(before)
@@ -356,7 +364,7 @@ class _Builder:
                 at = bisect_right(ordered_ends, begin) - 1
                 while at >= 0 and ordered_ends[at] > max(known, begin - _SOON_NS):
                     other = int(by_end[at])
-                    if stream[other] != stream[item] and other != item:
+                    if on[other] != on[item]:
                         sources.append((self.item_end[other], 0, DEPENDENCY))
                         break
                     at -= 1
