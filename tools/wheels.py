@@ -232,8 +232,6 @@ def zig_tools(machine: str) -> dict[str, str]:
     # zig compiles its C++ library, for minutes, once for each set of options. So CMake's tests
     # get those of the build, also those that CMake would add to the build alone. It has no strip.
     target = f"-target {machine}-linux-gnu.{GLIBC} -O3 -fPIC -Wl,-s"
-    if machine == os.uname().machine:
-        target += " -flto=thin"  # not tried for another one
     for tool, options in {"cc": target, "c++": target, "ar": "", "ranlib": ""}.items():
         script = folder / tool
         script.write_text(TOOL.format(zig=zig, tool=tool, options=options))
@@ -245,6 +243,9 @@ def zig_tools(machine: str) -> dict[str, str]:
         "CMAKE_DISABLE_PRECOMPILE_HEADERS": "ON",
         # The answers to what pybind11 tests and is not asked for.
         **dict.fromkeys(("HAS_FLTO", "HAS_FLTO_THIN"), "OFF"),
+        # With it, functions that are compiled without exceptions would contain others that are not.
+        # Where Python ends a thread in one of them at the end of the program, libgcc would call the
+        # C++ runtime that zig has linked in, which reads libgcc's data as its own and crashes.
         "STAGESPAN_LTO": "OFF",
     }
     if machine != os.uname().machine:

@@ -172,6 +172,47 @@ def test_signals_end_a_program_as_without_stagespan(number: signal.Signals, tmp_
         assert stderr.rstrip().endswith("KeyboardInterrupt")
 
 
+def test_a_thread_that_python_ends_in_a_callback(tmp_path: Path) -> None:
+    # GIVEN a daemon thread that waits inside the callback of a debug stage, while the interpreter
+    # ends. Until Python 3.13, pthread_exit ends it, which unwinds through the extension.
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import logging, sys, threading, time
+            from stagespan import ProfilingContext4Debug, set_debug
+            set_debug()
+            class Slow(logging.Handler):
+                def emit(self, record):
+                    time.sleep(0.01)
+            for name in list(logging.Logger.manager.loggerDict):
+                logging.getLogger(name).handlers[:] = [Slow()]
+            @ProfilingContext4Debug("debug stage")
+            def work():
+                pass
+            def work_on():
+                while True:
+                    work()
+            threading.Thread(target=work_on, daemon=True).start()
+            time.sleep(0.05)
+            class Late:
+                def __del__(self, sleep=time.sleep):
+                    sleep(0.3)
+            sys.modules["late"] = Late()
+            """
+        )
+    )
+    command = [sys.executable, str(script)]
+    programs = [
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) for _ in range(6)
+    ]
+
+    # THEN the program ends as usual
+    for program in programs:
+        _, stderr = program.communicate(timeout=60)
+        assert program.returncode == 0, stderr
+
+
 EVERYTHING = """
     import asyncio, contextlib, gc, logging, pickle, threading, stagespan
     logging.basicConfig()  # or the lines of debug mode would go to stderr
