@@ -118,7 +118,7 @@ def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: 
         # THEN the exporter sees the service, and counts it after it was killed
         up = {"service": variables(service)["STAGESPAN_JOB"]}
         assert until(lambda: of(scraped(port), "stagespan_process_up", **up) == 1)
-        assert of(scraped(port), COUNT, stage="decode", **up) == 10
+        assert until(lambda: of(scraped(port), COUNT, stage="decode", **up) == 10)
         # THEN doctor says so in each container, and why not where the volume is missing
         seen = {**variables(service), **variables(side_car)}
         assert doctor(shared, **seen).endswith(": 1 other live process")
@@ -126,7 +126,7 @@ def test_the_containers_of_a_pod_share_their_recordings(folder: Path, tmp_path: 
         assert alone.startswith("no `stagespan export` reads the recordings in ")
         process.communicate("\n", timeout=30)
         assert until(lambda: of(scraped(port), "stagespan_process_up", **up) == 0)
-        assert of(scraped(port), COUNT, stage="decode", **up) == 10
+        assert until(lambda: of(scraped(port), COUNT, stage="decode", **up) == 10)
 
 
 def test_a_full_disk_for_kept_requests_is_told_once_and_counted(
@@ -151,7 +151,7 @@ def test_a_full_disk_for_kept_requests_is_told_once_and_counted(
         ready(recorded)
         # WHEN requests are kept there THEN they are counted as lost, and the metrics go on
         assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="keep") == 200, 40)
-        assert of(scraped(port), COUNT, stage="decode") == 200
+        assert until(lambda: of(scraped(port), COUNT, stage="decode") == 200)
         # THEN no part of a file is left
         side_car = innermost(process.pid)
         assert os.listdir(f"/proc/{side_car}/root{target}") == ["full"]

@@ -204,7 +204,7 @@ def test_a_store_that_goes_away_delays_nothing(folder: Path, server: Server) -> 
         # WHEN there are requests THEN they are counted as lost, and the metrics go on
         count = "stagespan_stage_duration_seconds_count"
         until(lambda: of(scraped(port), "stagespan_lost_total", cause="keep") == 200, 60)
-        assert of(scraped(port), count, stage="decode") == 200
+        assert until(lambda: of(scraped(port), count, stage="decode") == 200)
         end(recorded)
         process.terminate()
         _, errors = process.communicate(timeout=20)

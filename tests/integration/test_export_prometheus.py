@@ -76,7 +76,7 @@ def test_a_worker_that_has_ended_is_counted(folder: Path, workers: Any, how: str
         # WHEN it is asked THEN all that they did is counted, and stays so
         expected = (100, 2, 10, 14)
         assert until(lambda: counts(port) == expected)
-        assert of(scraped(port), "stagespan_process_up", service="svc") == 0
+        assert until(lambda: of(scraped(port), "stagespan_process_up", service="svc") == 0)
         # THEN no file stays of processes that have ended cleanly
         assert len(list(folder.glob("*.stagespan"))) == (0 if how == "return" else 2)
 
@@ -155,7 +155,7 @@ def test_a_process_that_does_nothing_is_shown_as_it_is_now(folder: Path) -> None
         # WHEN it is killed while it waits THEN it is gone
         end(process)
         until(lambda: of(scraped(port), "stagespan_process_up", service="svc") == 0)
-        assert of(scraped(port), f"{DURATION}_count", stage="outer") == 1
+        assert until(lambda: of(scraped(port), f"{DURATION}_count", stage="outer") == 1)
 
 
 def test_what_was_not_lost_and_what_is_idle_has_the_value_0(folder: Path, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_recordings_that_cannot_be_read_are_counted(folder: Path, workers: Any) 
     with exporter() as (process, port):
         # WHEN it is asked THEN the others are counted, and what cannot be read is counted too
         assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="unreadable") == 3)
-        assert counts(port)[0] == 5
+        assert until(lambda: counts(port)[0] == 5)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=10)
     assert errors.count("\n") == 3
@@ -478,7 +478,7 @@ def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
     )
     ready(process)
     with exporter() as (_, port):
-        assert counts(port)[0] == 10
+        assert until(lambda: counts(port)[0] == 10)
         # WHEN another program truncates its recording THEN its counts stay, and it is reported
         (file,) = folder.glob("*.stagespan")
         os.truncate(file, 0)
