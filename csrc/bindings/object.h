@@ -11,7 +11,7 @@ namespace stagespan::python {
 // thread that requests the interpreter's lock during the interpreter's shutdown is ended by pthread_exit, which unwinds
 // its stack. In code with exceptions, a noexcept function would then end the whole process, and destructors would
 // release references without holding the lock. Without exceptions, the thread ends as if there were only C on its
-// stack.
+// stack. forced_unwind.cpp is about the code with exceptions.
 
 /// Clears a reference before the object is freed, so that code that runs then finds it empty.
 template <class T>

@@ -45,6 +45,17 @@ AT_WORK = {
         while True:
             stagespan.spans(), stagespan._core.snapshot(), stagespan.open_spans()
     """,
+    "recordings": """
+        with span("makes the recording"):
+            pass
+        while True:
+            stagespan.recording.open(os.getpid())
+    """,
+    "traces": """
+        events = b'{"ph":"X","name":"work","ts":1,"dur":1,"pid":1,"tid":1},' * 100_000
+        while True:
+            stagespan._core.TraceScanner().scan(events, 0)
+    """,
     "waiting": """
         while True:
             stagespan._core.service_wait(0.001)
@@ -64,9 +75,10 @@ AT_WORK = {
 @pytest.mark.slow
 @pytest.mark.parametrize("what", AT_WORK)
 def test_the_interpreter_ends_while_daemon_threads_are_at_work(what: str, tmp_path: Path) -> None:
-    # GIVEN daemon threads in the middle of work
+    # GIVEN daemon threads in the middle of work. Until Python 3.13, pthread_exit ends them where
+    # they request the interpreter's lock, which unwinds through the extension.
     code = f"""
-import asyncio, threading, time, stagespan
+import asyncio, os, sys, threading, time, stagespan, stagespan.recording
 from stagespan import ProfilingContext, ProfilingContext4Debug, span
 stagespan.set_debug({what == "debug"})
 def work():
@@ -74,6 +86,10 @@ def work():
 for _ in range(4):
     threading.Thread(target=work, daemon=True).start()
 time.sleep(0.1)
+class Late:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.3)  # all threads have requested the lock by then
+sys.modules["late"] = Late()
 print("done")
 """
 
