@@ -17,7 +17,7 @@ from stagespan.trace.analyses.host_verdict import (
     HostVerdict,
     host_verdict,
 )
-from stagespan.trace.analyses.idle import FINISHING, IDLE_CAUSES, PREPARATION, base_idle
+from stagespan.trace.analyses.idle_time import FINISHING, IDLE_CAUSES, PREPARATION, base_idle
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.device_time import DeviceTime, device_rows, device_times, together

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.analyses.idle import group_by_culprit, split_gaps
+from stagespan.trace.analyses.idle_culprits import group_by_culprit
+from stagespan.trace.analyses.idle_time import split_gaps
 from stagespan.trace.compare.comparison import (
     CostChange,
     Side,

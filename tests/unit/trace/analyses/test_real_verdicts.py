@@ -8,7 +8,8 @@ import pytest
 from real_traces import read_real
 
 from stagespan.trace.analyses.device_use import Use
-from stagespan.trace.analyses.idle import CODES, Idle
+from stagespan.trace.analyses.idle import Idle
+from stagespan.trace.analyses.idle_findings import CODES
 from stagespan.trace.analyses.steps import Steps
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import Analysis, analyze

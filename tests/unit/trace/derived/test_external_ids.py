@@ -11,7 +11,8 @@ from kernel_programs import operator
 from planted import Program
 
 from stagespan.trace import Trace, read_trace
-from stagespan.trace.analyses import idle, kernels, rates
+from stagespan.trace.analyses import kernels, rates
+from stagespan.trace.analyses.idle_time import PREPARATION, base_idle
 from stagespan.trace.analyses.kernels import Kernels
 from stagespan.trace.analyses.rates import Rates
 from stagespan.trace.derived.device import device_work, launch_of
@@ -78,11 +79,11 @@ def test_calls_and_work_are_joined_in_order(tmp_path: Path) -> None:
     # THEN both have the same operators, causes of idle time, and rates
     assert operators_of(other) == operators_of(known)
     assert operators_of(other)["second_part"] == "aten::mm"
-    one, two = (idle.base_idle(each) for each in (known, other))
+    one, two = (base_idle(each) for each in (known, other))
     assert one is not None
     assert two is not None
     assert two.by_cause == one.by_cause
-    assert idle.PREPARATION in two.by_cause
+    assert PREPARATION in two.by_cause
     first, second = (rates.analyze(each) for each in (known, other))
     assert isinstance(first, Rates)
     assert isinstance(second, Rates)

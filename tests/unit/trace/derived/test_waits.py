@@ -11,6 +11,7 @@ from planted import LATENCY, Program
 from stagespan.trace import read_trace
 from stagespan.trace.analyses import idle
 from stagespan.trace.analyses.idle import Idle
+from stagespan.trace.analyses.idle_culprits import IdleGap
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.call_site import SyncEvents
 
@@ -47,7 +48,7 @@ def consumer(known: bool = True) -> Program:
     return program
 
 
-def first_gap(program: Program, folder: Path) -> idle.Gap:
+def first_gap(program: Program, folder: Path) -> IdleGap:
     found = idle.analyze(program.trace(folder))
     assert isinstance(found, Idle)
     return min(found.largest, key=lambda gap: gap.time_ns)

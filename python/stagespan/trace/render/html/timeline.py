@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from stagespan.text.amounts import in_words
 from stagespan.trace.analyses import critical_path
-from stagespan.trace.analyses.idle import split_gaps
+from stagespan.trace.analyses.idle_time import split_gaps
 from stagespan.trace.derived.dependencies import KINDS as KINDS_OF_PATH
 from stagespan.trace.derived.device import (
     COMMUNICATION,

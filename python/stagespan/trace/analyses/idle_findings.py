@@ -1,0 +1,531 @@
+"""Findings about the causes of the device's idle time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec import structs
+
+from stagespan.text.amounts import counted, in_words
+from stagespan.trace.analyses.idle_culprits import Culprit, describe, largest, longest_call
+from stagespan.trace.analyses.idle_time import (
+    FINISHING,
+    PREPARATION,
+    BaseIdle,
+    gaps_by_cause,
+    sums_by_cause,
+)
+from stagespan.trace.analyses.steps import mostly_filled_by
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.advice import START_UP, Facts, advice_on, steadily
+from stagespan.trace.derived.call_site import CallSites
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.device_time import device_rows
+from stagespan.trace.derived.gap_patterns import Pattern, StartUp
+from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts
+from stagespan.trace.derived.windows import BaseWindow
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    SEVERITIES,
+    Evidence,
+    Finding,
+    Gain,
+    Severity,
+    Thresholds,
+    evidence,
+    of_size,
+    share,
+    shortened,
+)
+
+# Percent of the base (the steps, or the trace): less idle time is not reported.
+_SHARES = Thresholds(25.0, 10.0, 3.0)
+# Percent of a trace without steps, before the device's first work and after its last. A trace can
+# begin before the program works and end after it, so smaller parts mean nothing.
+_PREPARING_SHARES = Thresholds(25.0, 10.0)
+_FINISHING_SHARES = Thresholds(medium=25.0, low=10.0)
+# Percent of the idle time: smaller causes are not listed among several.
+_LEAST_NAMED = 10.0
+
+
+CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
+    causes.DATA_LOADING: "idle.data_loader",
+    causes.NOT_TRACED: "idle.unexplained",
+}
+"""The code of the finding for each cause."""
+
+
+_NOT_SEEN = {
+    causes.NOT_TRACED: "and the trace does not show why",
+    causes.HOST_UNSEEN: "the host launched nothing meanwhile, and the trace does not show what it"
+    " did",
+}
+
+
+# The causes for which the host worked, so that recorded stacks make them longer.
+_SLOWED_BY_STACKS = frozenset(
+    {
+        *causes.PACE,
+        causes.SYNCHRONISATION,
+        causes.BETWEEN_STEPS,
+        causes.DATA_LOADING,
+        causes.COMPILATION,
+    }
+)
+# Idle time for which the trace shows no cause that a change could remove.
+_UNSEEN = frozenset({causes.GRAPH, causes.UNSEEN_WAIT, causes.NOT_TRACED})
+_NOT_KNOWN = "it depends on what the device waited for"
+_HOW_IDLE = "the device does not wait there"
+_HOW_SEEN = "the device does not wait where the trace shows the reason"
+_HOW = {causes.QUEUED: "each kernel begins when the one before it ends"}
+
+
+def idle_findings(
+    trace: Trace,
+    within: BaseIdle,
+    where: CallSites,
+    groups: list[Culprit],
+    alike: list[Pattern],
+    started: StartUp | None,
+) -> IdleFindings:
+    """Return the figures of the idle time `within` a base that the findings need.
+
+    `groups`, `alike` and `started` are the blocking calls, the patterns and the start of its gaps.
+    """
+    found, parts = within.gaps, within.parts
+    kernels = trace.events.dur_ns[device_work(trace).kernels]
+    between = sums_by_cause(parts)
+    places = {cause: _evidence(where, found, parts, cause) for cause in between}
+    base, events, device = within.base, trace.events, device_work(trace).rows
+    first = evidence(trace, int(device[np.argmin(events.begin_ns[device])]))
+    last = evidence(trace, int(device[np.argmax(events.end_ns[device])]))
+    rest = within.by_cause.get(FINISHING, 0)
+    host = mostly_filled_by(trace, base.end_ns - rest, rest) if rest else -1
+    finishing = None if host < 0 else trace.names[int(events.name[host])]
+    unknown = within.by_cause.get(causes.NOT_TRACED, 0)
+    before = max(unknown - between.get(causes.NOT_TRACED, 0), 0)
+    if before:
+        places.setdefault(causes.NOT_TRACED, (first,))
+    return IdleFindings(
+        base=within.base,
+        by_cause=dict(sorted(within.by_cause.items(), key=lambda item: -item[1])),
+        gaps_by_cause=gaps_by_cause(parts),
+        groups=groups,
+        evidence=places,
+        patterns=alike,
+        start=started,
+        kernel_ns=int(np.median(kernels)) if len(kernels) else None,
+        queued_gap_ns=_median_of(found, parts, causes.QUEUED),
+        steady=frozenset(
+            cause for at, cause in enumerate(NAMES) if steadily(parts.parts[:, at], most=1)
+        ),
+        devices=len(device_rows(trace)),
+        facts=Facts(trace, found, parts),
+        edges={PREPARATION: (within.preparing, first), FINISHING: (finishing, last)},
+        before_ns=before,
+    )
+
+
+def _median_of(found: Gaps, parts: IdleParts, cause: str) -> int | None:
+    """Return the median length in ns of the gaps whose largest part has this cause, or None."""
+    chosen = found.dur_ns[parts.cause == NAMES.index(cause)] if len(parts.parts) else found.dur_ns
+    return int(np.median(chosen)) if len(chosen) else None
+
+
+def _evidence(where: CallSites, found: Gaps, parts: IdleParts, cause: str) -> tuple[Evidence, ...]:
+    time = parts.parts[:, NAMES.index(cause)]
+    shown = []
+    for at in largest(time, 3):
+        gap = describe(where, found, parts, at, cause)
+        event = gap.culprit or f"idle before {gap.next}"
+        if cause == causes.HOST_UNSEEN:
+            event = "no event of the host"
+        if cause == causes.DEPENDENCY and gap.waited_for is not None:
+            event = gap.waited_for
+        if gap.line and gap.line != event:
+            event = f"{shortened(event)}, {gap.line}"
+        spent = int(time[at])
+        if cause == causes.MEMORY_ALLOCATION:
+            row, called = longest_call(where, found, parts, at, cause)
+            if row >= 0:
+                spent = min(called, spent)
+        shown.append(Evidence(event, gap.time_ns, spent, "ns"))
+    return tuple(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleFindings:
+    """The figures for the findings, all within `base`, to which shares refer; times in ns."""
+
+    base: BaseWindow
+    by_cause: dict[str, int]
+    """As in the verdict, including the time before the device's first work and after its last."""
+    gaps_by_cause: dict[str, int]
+    groups: list[Culprit]
+    evidence: dict[str, tuple[Evidence, ...]]
+    patterns: list[Pattern]
+    start: StartUp | None
+    kernel_ns: int | None
+    """Median duration of a kernel."""
+    queued_gap_ns: int | None
+    """Median length of the gaps whose largest part has the cause "queued"."""
+    steady: frozenset[str]
+    """The causes of which no gap has more than half of the time."""
+    devices: int
+    facts: Facts
+    edges: dict[str, tuple[str | None, Evidence]]
+    """For the time before the device's first work (`PREPARATION`) and after its last (`FINISHING`):
+    the host's activity for most of it, and that work."""
+    before_ns: int
+    """Time before the device's first work, whose launch is unknown."""
+
+    @property
+    def _subject(self) -> str:
+        return "The device was" if self.devices == 1 else f"All {self.devices} devices were"
+
+    @property
+    def idle_ns(self) -> int:
+        """Idle time for all causes that findings name."""
+        return sum(time for cause, time in self.by_cause.items() if cause in self.evidence)
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for the start and one for each cause of at least 3 %.
+
+        If there are none, and all causes together reach 3 %, return one finding for all of them.
+        """
+        times = {cause: time for cause, time in self.by_cause.items() if cause in self.evidence}
+        found = []
+        if self.start is not None and (severity := self._severity(self.start.idle_ns)):
+            found.append(self._of_start(self.start, severity))
+            for cause, time in self.start.by_cause.items():
+                times[cause] -= time
+        pace = self._together(times)
+        if pace and (severity := self._severity(sum(pace.values()))):
+            found.append(self._of_pace(pace, severity))
+        else:
+            pace = {}
+        for cause, time in times.items():
+            if cause not in pace and (severity := self._severity(time)) is not None:
+                found.append(self._of_cause(cause, time, severity))
+        found = self._with_the_family(found, times)
+        before = "before the device's first work was launched"
+        found += self._of_edge(PREPARATION, _PREPARING_SHARES, before, "begin the trace later")
+        after = "after the device's last work"
+        found += self._of_edge(FINISHING, _FINISHING_SHARES, after, "end the trace earlier")
+        if not found and (severity := self._severity(self.idle_ns)):
+            found.append(self._of_all(severity))
+        return found
+
+    def _with_the_family(self, found: list[Finding], times: dict[str, int]) -> list[Finding]:
+        """Return the findings; the largest about the host is as severe as all its causes."""
+        codes = {CODES[cause] for cause in causes.STARVED}
+        mine = [at for at, finding in enumerate(found) if finding.code in codes]
+        severity = self._severity(sum(times.get(cause, 0) for cause in causes.STARVED))
+        if not mine or severity is None:
+            return found
+        largest = max(mine, key=lambda at: found[at].numbers["time_ns"])
+        more = min((severity, found[largest].severity), key=SEVERITIES.index)
+        return [
+            structs.replace(finding, severity=more) if at == largest else finding
+            for at, finding in enumerate(found)
+        ]
+
+    def _together(self, times: dict[str, int]) -> dict[str, int]:
+        """Return the causes of one kind that one finding is about, the longest first.
+
+        It is {} if one of them decides alone. A cause with one long gap is a thing of its own.
+        """
+        mine = {
+            cause: times[cause]
+            for cause in causes.PACE
+            if times.get(cause) and (cause == causes.LAUNCH or cause in self.steady)
+        }
+        if len(mine) < 2:
+            return {}
+        most, total = max(mine.values()), sum(mine.values())
+        alone = self._severity(most) == self._severity(total)
+        if alone and self._severity(total - most) is None:
+            return {}
+        return dict(sorted(mine.items(), key=lambda item: -item[1]))
+
+    def _severity(self, time: int) -> Severity | None:
+        return _SHARES.severity(share(time, self.base.whole_ns))
+
+    def _idle_for(self, time: int, gaps: int) -> str:
+        counted = f", {gaps:,} gaps" if gaps > 1 else ""
+        return (
+            f"{self._subject} idle for {in_words(time, 'ns')} of {self.base.whose}"
+            f" ({share(time, self.base.whole_ns):.1f} %{counted})"
+        )
+
+    def _numbers(self, time: int, gaps: int) -> dict[str, float]:
+        whole = self.base.whole_ns
+        return {"time_ns": time, "percent": share(time, whole), "whole_ns": whole, "gaps": gaps}
+
+    def _numbers_of(self, cause: str) -> dict[str, float]:
+        """Return the figures in the part of the sentence about the place of a cause's time."""
+        worst = next((group for group in self.groups if group.cause == cause), None)
+        if worst is not None:
+            numbers: dict[str, float] = {"worst_call_ns": worst.idle_ns}
+            if 2 * worst.in_call_ns < worst.idle_ns:
+                numbers["in_call_ns"] = worst.in_call_ns
+            if cause == causes.MEMORY_ALLOCATION:
+                taken, given = self.facts.allocations
+                numbers |= {"allocations": taken, "releases": given}
+            return numbers
+        if cause == causes.QUEUED and self.queued_gap_ns is not None:
+            return {"median_gap_ns": self.queued_gap_ns}
+        if cause == causes.LAUNCH and self.kernel_ns is not None:
+            return {"median_kernel_ns": self.kernel_ns}
+        return {}
+
+    def _of_cause(self, cause: str, time: int, severity: Severity) -> Finding:
+        shown = self.evidence[cause]
+        sentence = self._idle_for(time, self.gaps_by_cause.get(cause, 0))
+        pattern = next((each for each in self.patterns if each.cause == cause), None)
+        if cause == causes.NOT_TRACED:
+            sentence += f", {_NOT_SEEN[cause]}."
+        elif cause == causes.HOST_UNSEEN:
+            sentence += f": {_NOT_SEEN[cause]}."
+        else:
+            meaning = causes.CAUSES[cause]
+            if cause == causes.QUEUED:
+                meaning = meaning.replace("the device", "it" if self.devices == 1 else "they")
+            sentence += f" because {meaning}{self._most(cause)}."
+        if cause == causes.NOT_TRACED and 2 * self.before_ns > time:
+            pattern = None
+            sentence += (
+                f" {in_words(self.before_ns, 'ns')} of this passed before the device's first work,"
+                " whose launch is not in the trace."
+            )
+        if pattern is not None:
+            sentence += _of_pattern(pattern)
+            shown = pattern.evidence
+        advice, numbers = self._advice(cause, cause)
+        if pattern is not None:
+            numbers |= _numbers_of_pattern(pattern)
+        numbers |= self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause)
+        return Finding(
+            severity,
+            f"{sentence} {advice}".rstrip(),
+            shown,
+            CODES[cause],
+            numbers,
+            gain=None if cause in _UNSEEN else _gain(time, _HOW.get(cause, _HOW_IDLE)),
+            no_gain=_NOT_KNOWN if cause in _UNSEEN else "",
+        )
+
+    def _of_pace(self, times: dict[str, int], severity: Severity) -> Finding:
+        """Return the finding on several causes of one kind."""
+        total = sum(times.values())
+        gaps = sum(self.gaps_by_cause.get(cause, 0) for cause in times)
+        parts = [
+            f"{in_words(time, 'ns')} because {causes.CAUSES[cause].replace('the host', 'it')}"
+            f"{self._most(cause)}"
+            for cause, time in times.items()
+        ]
+        listed = f"{', '.join(parts[:-1])}, and {parts[-1]}"
+        cause = causes.LAUNCH if causes.LAUNCH in times else next(iter(times))
+        numbers = self._numbers(total, gaps) | {f"{each}_ns": time for each, time in times.items()}
+        for each in times:
+            numbers |= self._numbers_of(each)
+        advice, more = self._advice(causes.LAUNCH, *times)
+        shown = [
+            item
+            for pair in zip(*(self.evidence[each] for each in times), strict=False)
+            for item in pair
+        ]
+        return Finding(
+            severity,
+            f"{self._idle_for(total, gaps)} because the host did not launch work in time: {listed}."
+            f" {advice}",
+            tuple(dict.fromkeys(shown)),
+            CODES[cause],
+            numbers | more,
+            _gain(total),
+        )
+
+    def _advice(self, cause: str, *blamed: str) -> tuple[str, dict[str, float]]:
+        """Return the advice on a cause, and what recorded stacks cost in the blamed causes.
+
+        Also returns the figures in it.
+        """
+        text = advice_on(cause, self.facts)
+        numbers: dict[str, float] = {}
+        region = self.facts.region_in(blamed) if cause in causes.PACE else None
+        if region is not None:
+            name, calls, inside = region
+            where = f"{counted(calls, 'call')} of {shortened(name)}"
+            text = f"{in_words(inside, 'ns')} of this is in {where}. {text}".rstrip()
+            numbers["region_ns"] = inside
+        found = self.facts.stack_cost_in(blamed) if cause in _SLOWED_BY_STACKS else None
+        if found is not None:
+            cost, took, of = found
+            caveat, more = cost.caveat(took, of)
+            numbers |= more
+            text = f"{text} {caveat}".lstrip()
+        return text, numbers
+
+    def _most(self, cause: str) -> str:
+        """Return the part of the sentence that says where most of a cause's time went."""
+        culprits = [group for group in self.groups if group.cause == cause]
+        if culprits:
+            worst = culprits[0]
+            text = in_words(worst.idle_ns, "ns")
+            if 2 * worst.in_call_ns < worst.idle_ns:
+                text += (
+                    f", of which {in_words(worst.in_call_ns, 'ns')} in the call and the rest until"
+                    " the next work began"
+                )
+            return f", mostly at {worst.label} ({text})"
+        if cause == causes.QUEUED:
+            return f" (the median gap is {in_words(self.queued_gap_ns, 'ns')})"
+        if cause == causes.LAUNCH and self.kernel_ns is not None:
+            return f", while the median kernel takes {in_words(self.kernel_ns, 'ns')}"
+        if self.evidence[cause] and cause not in (causes.GRAPH, causes.UNSEEN_WAIT):
+            where = "after" if cause == causes.DEPENDENCY else "at"
+            return f" (the longest gap is {where} {shortened(self.evidence[cause][0].event)})"
+        return ""
+
+    def _of_start(self, start: StartUp, severity: Severity) -> Finding:
+        largest = list(start.by_cause.items())[:2]
+        parts = [
+            f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in largest
+        ]
+        place = f"{'the first ' if start.first_call else ''}{shortened(start.where)}"
+        sentence = (
+            f"{self._idle_for(start.idle_ns, len(start.rows))} while the program started up, in"
+            f" {place}: {', and '.join(parts)}. {START_UP.text}"
+        )
+        numbers = self._numbers(start.idle_ns, len(start.rows))
+        numbers |= {f"{cause}_ns": time for cause, time in largest}
+        gain = _gain(start.idle_ns)
+        return Finding(severity, sentence, start.evidence, "idle.start_up", numbers, gain)
+
+    def _of_edge(self, cause: str, shares: Thresholds, place: str, once: str) -> list[Finding]:
+        """Return the finding on the time at an edge of a trace without steps.
+
+        With steps, it is `steps.before_device` or `steps.after_device`.
+        """
+        time = self.by_cause.get(cause, 0)
+        percent = share(time, self.base.whole_ns)
+        severity = shares.severity(percent)
+        if self.base.steps or severity is None:
+            return []
+        host, work = self.edges[cause]
+        mostly = "" if host is None else f", mostly in {shortened(host, 90)}"
+        return [
+            Finding(
+                of_size(severity, time),
+                f"{in_words(time, 'ns')} of {self.base.whose} ({percent:.1f} %) passed"
+                f" {place}{mostly}. If the program does this once, {once}, or mark the steps"
+                " (profiler.step()): then all shares refer to them.",
+                (work,),
+                f"idle.{cause}",
+                {"time_ns": time, "percent": percent, "whole_ns": self.base.whole_ns},
+                _gain(time, "the device works in that time"),
+            )
+        ]
+
+    def _of_all(self, severity: Severity) -> Finding:
+        largest = [
+            (cause, time)
+            for cause, time in self.by_cause.items()
+            if cause in self.evidence and share(time, self.idle_ns) >= _LEAST_NAMED
+        ][:3]
+        parts = [
+            f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in largest
+        ]
+        gaps = sum(self.gaps_by_cause.values())
+        sentence = (
+            f"{self._idle_for(self.idle_ns, gaps)} for several reasons, each below 3 %:"
+            f" {', '.join(parts)}."
+        )
+        shown = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
+        numbers = self._numbers(self.idle_ns, gaps)
+        numbers |= {f"{cause}_ns": time for cause, time in largest}
+        seen = sum(time for cause, time in self.by_cause.items() if cause not in _UNSEEN)
+        gain = _gain(min(seen, self.idle_ns), _HOW_SEEN if seen < self.idle_ns else _HOW_IDLE)
+        return Finding(
+            severity,
+            sentence,
+            shown,
+            "idle.several",
+            numbers,
+            gain=gain if seen else None,
+            no_gain="" if seen else _NOT_KNOWN,
+        )
+
+
+def _gain(idle_ns: int, how: str = _HOW_IDLE) -> Gain:
+    return Gain(idle_ns, at_most=True, how=how)
+
+
+def _numbers_of_pattern(pattern: Pattern) -> dict[str, float]:
+    """Return the figures in the sentences about a pattern of gaps."""
+    several = pattern.gaps > 1
+    found = {
+        "gaps_alike_ns": pattern.idle_ns,
+        "shortest_gap_ns": pattern.least_ns if several else None,
+        "longest_gap_ns": pattern.most_ns if several else None,
+        "every_ns": None if pattern.one_a_step else pattern.every_ns,
+        "begun_after_launch_ns": pattern.delay_ns if pattern.only_later else None,
+        "host_call_ns": pattern.host_call_ns,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _of_pattern(pattern: Pattern) -> str:
+    """Return sentences about a pattern of gaps that the trace does not explain."""
+    following = shortened(pattern.next)
+    if pattern.gaps == 1:
+        text = f" {in_words(pattern.idle_ns, 'ns')} of this is one gap before {following}"
+    else:
+        least, most = in_words(pattern.least_ns, "ns"), in_words(pattern.most_ns, "ns")
+        text = (
+            f" {in_words(pattern.idle_ns, 'ns')} of this are {pattern.gaps:,} gaps of"
+            f" {least if least == most else f'{least} to {most}'} before {following}"
+        )
+        if pattern.one_a_step:
+            text += ", one in each step"
+        elif pattern.every_ns is not None:
+            text += f", one every {in_words(pattern.every_ns, 'ns')}"
+    before, later = pattern.launched_before, pattern.launched_later
+    unknown = pattern.launch_unknown
+    if before and not later and not unknown:
+        text += f". {'It' if pattern.gaps == 1 else 'This work'} had been launched before the gap"
+    elif pattern.only_later and pattern.delay_ns is not None:
+        text += f". It began {in_words(pattern.delay_ns, 'ns')} after its launch"
+    elif unknown and not before and not later:
+        text += ". Its launch is unknown"
+    else:
+        cases = counted(pattern.gaps, "case")
+        text += f". It had been launched before the gap in {before:,} of {cases}"
+    if pattern.stream_wait is not None:
+        text += f", and its stream had to wait for another one ({pattern.stream_wait})"
+    if pattern.host_call is not None:
+        at = [shortened(each) for each in (pattern.host_operator, pattern.line) if each]
+        if pattern.host_annotation:
+            at.append(f"in {shortened(pattern.host_annotation)}")
+        place = f" ({', '.join(at)})" if at else ""
+        which = "this gap" if pattern.gaps == 1 else f"{pattern.host_gaps:,} of these gaps"
+        time = in_words(pattern.host_call_ns, "ns")
+        text += (
+            f". In {which} the host was in {shortened(pattern.host_call)} for"
+            f" {time if pattern.gaps == 1 else f'up to {time}'}{place}"
+        )
+    if pattern.cause == causes.UNSEEN_WAIT:
+        unrecorded = ""
+        if pattern.graph_call is not None:
+            after = "this gap" if pattern.gaps == 1 else "these gaps"
+            text += (
+                f". The work after {after} is the first that was recorded of a device graph"
+                f" ({pattern.graph_call})"
+            )
+            unrecorded = " a part of that graph that the profiler does not record,"
+        text += (
+            f". What it waited for can be{unrecorded} work that was launched before the trace"
+            " began, or work of another process or device"
+        )
+    return f"{text}."

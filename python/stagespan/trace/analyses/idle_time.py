@@ -1,0 +1,121 @@
+"""The idle time of the device by cause: of a whole trace, and of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stagespan.trace.analyses.steps import mostly_filled_by
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts, gaps, profiler_time, split_idle
+from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
+
+PREPARATION, FINISHING = "preparation", "finishing"
+"""Idle time before the device's first work is launched, and after its last work."""
+IDLE_CAUSES: dict[str, str] = {
+    PREPARATION: "the host prepared the device's first work",
+    FINISHING: "the host continued after the device's last work",
+    **causes.CAUSES,
+}
+"""Causes of idle time: those between the device's work, and those before and after all of it."""
+
+
+@once
+def split_gaps(trace: Trace) -> tuple[Gaps, IdleParts]:
+    """The gaps of the device, and their times by cause."""
+    found = gaps(trace)
+    return found, split_idle(trace, found, step_begins(trace))
+
+
+def sums_by_cause(parts: IdleParts) -> dict[str, int]:
+    """Idle time in ns by cause, the longest first; only causes that occur."""
+    totals = zip(NAMES, parts.parts.sum(axis=0).tolist(), strict=True)
+    return {cause: time for cause, time in sorted(totals, key=lambda item: -item[1]) if time}
+
+
+def gaps_by_cause(parts: IdleParts) -> dict[str, int]:
+    """Return, by cause, the number of gaps of which it has the largest part."""
+    if len(parts.parts) == 0:
+        return dict.fromkeys(NAMES, 0)
+    counts = np.bincount(parts.cause, minlength=len(NAMES)).tolist()
+    return dict(zip(NAMES, counts, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class BaseIdle:
+    """The time of the base in which no device worked; times in ns."""
+
+    base: BaseWindow
+    gaps: Gaps
+    """The gaps between the device's work, cut at the ends of the base."""
+    parts: IdleParts
+    """The parts of `gaps` by cause."""
+    by_cause: dict[str, int]
+    """With `PREPARATION` and `FINISHING`; they sum to the idle time of the base."""
+    preparing: str | None
+    """The host's activity for most of the time before the device's first work."""
+
+
+@once
+def base_idle(trace: Trace) -> BaseIdle | None:
+    """Split the idle time of the base, to which all shares refer; None without device events."""
+    base, device = base_window(trace), device_work(trace).rows
+    if base is None or len(device) == 0:
+        return None
+    events, (found, parts) = trace.events, split_gaps(trace)
+    begin = np.clip(found.begin_ns, base.begin_ns, base.end_ns)
+    end = np.clip(found.end_ns, base.begin_ns, base.end_ns)
+    inside = end > begin
+    if not inside.all() or int((end - begin).sum()) < int(found.dur_ns.sum()):
+        found = replace(
+            found,
+            begin_ns=begin[inside],
+            end_ns=end[inside],
+            last=found.last[inside],
+            first=found.first[inside],
+            first_call=found.first_call[inside],
+            first_origin=found.first_origin[inside],
+            in_graph=found.in_graph[inside],
+            issued=found.issued[inside],
+        )
+        parts = split_idle(trace, found, step_begins(trace))
+    idle = sums_by_cause(parts)
+    first = int(device[np.argmin(events.begin_ns[device])])
+    call = int(launch_of(trace, np.array([first]))[0])
+    work = max(int(events.begin_ns[first]), base.begin_ns)
+    launched = work if call < 0 else min(max(int(events.begin_ns[call]), base.begin_ns), work)
+    before = launched - base.begin_ns
+    preparing = -1
+    if work > launched:
+        overhead = profiler_time(trace).time_in(launched, work)
+        idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
+        _move(idle, causes.LAUNCH, causes.PROFILER, overhead)
+    if before:
+        # Without its launch, it is unknown what the device's first work waited for.
+        cause = causes.NOT_TRACED if call < 0 else PREPARATION
+        idle[cause] = idle.get(cause, 0) + before
+        preparing = mostly_filled_by(trace, base.begin_ns, before)
+        overhead = profiler_time(trace).time_in(base.begin_ns, launched)
+        _move(idle, cause, causes.PROFILER, overhead)
+        if 2 * overhead > before:
+            preparing = -1
+    last = max(int(events.end_ns[device].max()), base.begin_ns)
+    if base.end_ns > last:
+        idle[FINISHING] = base.end_ns - last
+        _move(idle, FINISHING, causes.PROFILER, profiler_time(trace).time_in(last, base.end_ns))
+    name = None if preparing < 0 else trace.names[int(events.name[preparing])]
+    return BaseIdle(base, found, parts, idle, name)
+
+
+def _move(times: dict[str, int], of: str, to: str, time_ns: int) -> None:
+    """Move a part of the time of one cause to another one."""
+    if time_ns:
+        times[to] = times.get(to, 0) + time_ns
+        times[of] -= time_ns
+        if not times[of]:
+            del times[of]
