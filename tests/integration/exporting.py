@@ -22,6 +22,9 @@ from typing import Any
 
 from recorded_process import ready
 
+from stagespan.export.requests import AWAITED_KEEP, Part, Resource
+from stagespan.recording.reading import Segment
+
 WORKERS = """
 import json, multiprocessing, os, random, signal, sys, time
 import stagespan
@@ -94,6 +97,49 @@ if __name__ == "__main__":
     print("ready", flush=True)
     input()
 """
+
+
+MANY_REQUESTS = """
+import stagespan
+for n in range(200):
+    with stagespan.request(f"r{n}"), stagespan.span("decode"):
+        pass
+print("ready", flush=True)
+input()
+"""
+
+
+def large_request(number: int) -> list[Part]:
+    """Return a request of one process that takes about 10 KB in a compressed file."""
+    begin_ns = time.time_ns()
+    segment: Segment = {
+        "number": number,
+        "id": os.urandom(8_800).hex(),
+        "trace_id": f"{number:032x}",
+        "begin_ns": begin_ns,
+        "end_ns": begin_ns + 1000,
+        "status": "ok",
+        "segment": f"{number:016x}",
+        "parent_hop": None,
+        "parent_segment": None,
+        "origin": "root",
+        "attempt": 1,
+        "branch": None,
+        "queue": None,
+        "sent_ns": None,
+        "sent_monotonic_ns": None,
+        "sent_unix_ns": None,
+        "sent_clock": 0,
+        "received_ns": None,
+        "hops_sent": 0,
+        "chunks": 0,
+        "chunk_amount": 0,
+        "first_chunk_ns": None,
+        "last_chunk_ns": None,
+        "trace_flags": 1,
+    }
+    resource = Resource("svc", "default", "", 1, "host", "program", "identity")
+    return [Part(resource, segment, awaited={AWAITED_KEEP})]
 
 
 def documented(language: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import documented, exporter, innermost, of, scraped, until
+from exporting import MANY_REQUESTS, documented, exporter, innermost, of, scraped, until
 from recorded_process import end, ready, start
 
 COUNT = "stagespan_stage_duration_seconds_count"
@@ -138,16 +138,8 @@ def test_a_full_disk_for_kept_requests_is_told_once_and_counted(
     full = isolated(
         f"mount -t tmpfs -o size=64k none {target} && ! head -c 1M /dev/zero > {target}/full"
     )
-    program = """
-        import stagespan
-        for n in range(200):
-            with stagespan.request(f"r{n}"), stagespan.span("decode"):
-                pass
-        print("ready", flush=True)
-        input()
-    """
     with exporter("--keep", str(target), prefix=full) as (process, port):
-        recorded = start(program, STAGESPAN_JOB="svc")
+        recorded = start(MANY_REQUESTS, STAGESPAN_JOB="svc")
         ready(recorded)
         # WHEN requests are kept there THEN they are counted as lost, and the metrics go on
         assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="keep") == 200, 40)

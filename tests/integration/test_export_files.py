@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exporting import (
@@ -20,6 +21,7 @@ from exporting import (
     exporter,
     free_port,
     get,
+    large_request,
     of,
     scraped,
     until,
@@ -33,10 +35,10 @@ from stagespan.export import dashboard, kept
 pytestmark = pytest.mark.slow
 
 
-def requests_in(*arguments: str) -> dict[str, object]:
+def requests_in(*arguments: str) -> dict[str, Any]:
     done = command_here("requests", "--json", *arguments)
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -215,13 +217,18 @@ def test_the_oldest_of_the_kept_requests_are_removed(tmp_path: Path) -> None:
     keeper = kept.Keeper(tmp_path, 100 << 10)
     for number in range(40):
         (tmp_path / f"requests-other-{number}.jsonl.gz").touch()
-        keeper._lines = [os.urandom(10_000)]
+        keeper.put([large_request(number)])
         keeper.write()
     # THEN the newest of this machine remain, and those of others
     own = [one for one in tmp_path.iterdir() if "other" not in one.name]
     assert sum(one.stat().st_size for one in own) <= 100 << 10
     assert len(own) >= 9
     assert len(list(tmp_path.glob("requests-other-*"))) == 40
+    for other in tmp_path.glob("requests-other-*"):
+        other.unlink()
+    remaining = requests_in(str(tmp_path), "--slowest", "1000")["requests"]
+    traces = sorted(int(one["trace_id"], 16) for one in remaining)
+    assert traces == list(range(40 - len(own), 40))
 
 
 def test_requests_that_cannot_be_written_are_counted(tmp_path: Path) -> None:
@@ -229,7 +236,7 @@ def test_requests_that_cannot_be_written_are_counted(tmp_path: Path) -> None:
     keeper = kept.Keeper(tmp_path / "kept", 1 << 20)
     shutil.rmtree(tmp_path / "kept")
     (tmp_path / "kept").write_text("a file is in its place")
-    keeper._lines = [b"{}", b"{}"]
+    keeper.put([large_request(1), large_request(2)])
     keeper.write()
     assert keeper.lost() == {"keep": 2}
 

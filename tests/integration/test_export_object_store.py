@@ -13,7 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from exporting import TWO_PROCESSES, exporter, free_port, of, scraped, until
+from exporting import (
+    MANY_REQUESTS,
+    TWO_PROCESSES,
+    exporter,
+    free_port,
+    large_request,
+    of,
+    scraped,
+    until,
+)
 from recorded_process import command, end, ready, start
 
 from stagespan.export import kept
@@ -138,10 +147,11 @@ def test_the_oldest_objects_are_removed(server: Server) -> None:
     (place / "requests-other-1.jsonl.gz").write_bytes(bytes(200_000))
     for _ in range(2):  # the second exporter goes on after the first one
         keeper = kept.Keeper("s3://bucket/kept", 100 << 10)
-        for _ in range(20):
-            keeper._lines = [os.urandom(10_000)]
+        requests = [large_request(number) for number in range(20)]
+        for request in requests:
+            keeper.put([request])
             keeper.write()
-        until(lambda of=keeper: not of._uploading)
+        until(lambda of=requests: not any(part.awaited for request in of for part in request))
         keeper.close()
         assert keeper.lost() == {"keep": 0}
         # THEN the newest of this machine remain, and that of the other one
@@ -189,17 +199,9 @@ def test_a_place_without_kept_requests_is_named(server: Server) -> None:
 
 def test_a_store_that_goes_away_delays_nothing(folder: Path, server: Server) -> None:
     # GIVEN an exporter that keeps requests in a bucket, whose server has ended
-    program = """
-        import stagespan
-        for n in range(200):
-            with stagespan.request(f"r{n}"), stagespan.span("decode"):
-                pass
-        print("ready", flush=True)
-        input()
-    """
     with exporter("--keep", "s3://bucket/kept") as (process, port):
         server.stop()
-        recorded = start(program, STAGESPAN_JOB="svc")
+        recorded = start(MANY_REQUESTS, STAGESPAN_JOB="svc")
         ready(recorded)
         # WHEN there are requests THEN they are counted as lost, and the metrics go on
         count = "stagespan_stage_duration_seconds_count"
