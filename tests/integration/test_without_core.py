@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email.message
 import json
 import os
 import shutil
@@ -97,47 +96,49 @@ def test_a_program_runs_on_and_is_told_once(tmp_path: Path) -> None:
     assert "the extension cannot be imported (import of stagespan._core halted" in done.stderr
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    # GIVEN an installation for another Python
+def copy_without_extension(folder: Path) -> Path:
+    """Copy the package without its extension, and return the copy."""
     package = Path(stagespan.__file__).parent
-    shutil.copytree(package, tmp_path / "stagespan", ignore=shutil.ignore_patterns("*.so"))
-    path = os.pathsep.join((str(tmp_path), str(Path(numpy.__file__).parents[1])))
+    copied: Path = shutil.copytree(
+        package, folder / "stagespan", ignore=shutil.ignore_patterns("*.so")
+    )
+    return copied
 
-    # WHEN it is imported, in a process without the paths of the installed one
+
+def warning_of_import(package: Path) -> str:
+    """Import a copy of the package in a process that does not find the installed one.
+
+    Returns what the process writes to stderr.
+    """
+    path = os.pathsep.join((str(package.parent), str(Path(numpy.__file__).parents[1])))
     done = subprocess.run(
         [sys.executable, "-S", "-c", "import stagespan; print(stagespan.is_available())"],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+    return done.stderr
 
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    # GIVEN an installation for another Python, WHEN it is imported
+    warning = warning_of_import(copy_without_extension(tmp_path))
     # THEN the reason says which file this Python needs
-    assert done.stdout == "False\n", done.stderr
-    assert "No module named 'stagespan._core'; its file for this Python ends in " in done.stderr
-    assert _core.__file__.endswith(done.stderr.split(" ends in ")[1].split(")")[0])
+    assert "No module named 'stagespan._core'; its file for this Python ends in " in warning
+    assert _core.__file__.endswith(warning.split(" ends in ")[1].split(")")[0])
 
 
 @pytest.mark.parametrize("suffix", [".py", EXTENSION_SUFFIXES[0]])
-def test_a_damaged_file_is_no_reason_to_stop(suffix: str, tmp_path: Path) -> None:
+def test_a_program_runs_on_with_a_damaged_extension(suffix: str, tmp_path: Path) -> None:
     # GIVEN an extension whose import raises an error of its own, or that the system cannot load
-    package = Path(stagespan.__file__).parent
-    shutil.copytree(package, tmp_path / "stagespan", ignore=shutil.ignore_patterns("*.so"))
-    (tmp_path / "stagespan" / f"_core{suffix}").write_text("raise RuntimeError('of this test')")
-    path = os.pathsep.join((str(tmp_path), str(Path(numpy.__file__).parents[1])))
-
-    # WHEN a program imports the package
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", "import stagespan; print(stagespan.is_available())"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-
-    # THEN it runs on, and the reason is in one line
-    assert done.stdout == "False\n", done.stderr
-    assert done.stderr.count("\n") == 1
+    package = copy_without_extension(tmp_path)
+    (package / f"_core{suffix}").write_text("raise RuntimeError('of this test')")
+    # WHEN a program imports the package THEN it runs on, and the reason is in one line
+    warning = warning_of_import(package)
+    assert warning.count("\n") == 1
     expected = "RuntimeError('of this test')" if suffix == ".py" else f"_core{suffix}: "
-    assert expected in done.stderr.partition("the extension cannot be imported (")[2]
+    assert expected in warning.partition("the extension cannot be imported (")[2]
 
 
 # --- each public name -------------------------------------------------------------------------
@@ -248,13 +249,23 @@ def test_other_tests_run_where_the_plugin_is_installed(tmp_path: Path) -> None:
         [("traceparent", "t"), ("stagespan", "s"), ("one", "two", "three"), 4, (5, 6)],
     ],
 )
-def test_requests_pass_on_what_any_sender_wrote(headers: Any) -> None:
-    remote = without_core.Request()
-    remote._receive(headers, "", True)
-    message = email.message.Message()  # a carrier without update()
-    assert dict(remote.inject(message)) == {"traceparent": "t", "stagespan": "s"}
-    remote._receive(headers, "", False)
-    assert remote.inject() == {"traceparent": "t"}
+def test_requests_pass_on_what_any_sender_wrote(headers: Any, tmp_path: Path) -> None:
+    done = run(
+        """
+        import ast, email.message, json, stagespan
+        headers = ast.literal_eval(sys.argv[1])
+        message = email.message.Message()  # a carrier without update()
+        trusted = stagespan.extract(headers).inject(message)
+        untrusted = stagespan.extract(headers, trusted=False).inject()
+        print(json.dumps([dict(trusted), untrusted]))
+        """,
+        tmp_path,
+        repr(headers),
+    )
+    assert done.returncode == 0, done.stderr
+    trusted, untrusted = json.loads(done.stdout)
+    assert trusted == {"traceparent": "t", "stagespan": "s"}
+    assert untrusted == {"traceparent": "t"}
 
 
 def test_spans_have_the_same_fields() -> None:
