@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -298,11 +297,14 @@ def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
     assert all((root / name).is_file() for name in recipe["about"]["license_file"])
 
 
-def test_the_dev_container_is_one_that_can_run_the_setup() -> None:
-    folder = TOOLS.parent / ".devcontainer"
-    found = json.loads((folder / "devcontainer.json").read_text())
-    dockerfile = (folder / found["build"]["dockerfile"]).read_text()
-    # What `make setup` and the C++ tests need, on an image without anything.
-    for package in ("g++", "git", "libgtest-dev", "make", "python3-dev", "python3-venv"):
-        assert re.search(rf"\s{re.escape(package)}\s", dockerfile), package
-    assert found["postCreateCommand"] == "make setup"
+def test_the_dev_container_has_an_image_and_a_command_that_exists() -> None:
+    root = TOOLS.parent
+    found = json.loads((root / ".devcontainer" / "devcontainer.json").read_text())
+    assert (root / ".devcontainer" / found["build"]["dockerfile"]).is_file()
+    program, *targets = found["postCreateCommand"].split()
+    assert program == "make"
+    assert targets
+    done = subprocess.run(
+        ["make", "--dry-run", *targets], cwd=root, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
