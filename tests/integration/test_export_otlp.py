@@ -519,8 +519,9 @@ def test_a_slow_collector_that_fails_at_times_gets_everything(folder: Path) -> N
 def test_a_call_that_hangs_is_given_up_and_counted() -> None:
     # GIVEN an exporter whose calls never return
     hang = threading.Event()
-    sender = otlp_sending.Sender(lambda: None, lambda exporter, batch: hang.wait(30))
-    sender._deadline_s = 0.05
+    sender = otlp_sending.Sender(
+        lambda: None, lambda exporter, batch: hang.wait(30), longest_call_s=0.05
+    )
     # WHEN more is put than the queue can hold
     sender.put(range(2000))
     until(lambda: sum(sender.lost.values()) == 2000)

@@ -243,15 +243,19 @@ class Sender:
         make: Callable[[], Any],
         export: Callable[[Any, Any], Any],
         batch: int = _BATCH_ITEMS,
+        longest_call_s: float = _LONGEST_CALL_S,
     ) -> None:
-        """``export`` takes what ``make`` returns, and at most ``batch`` items."""
+        """``export`` takes what ``make`` returns, and at most ``batch`` items.
+
+        A call that takes longer than ``longest_call_s`` is given up.
+        """
         self._make, self._export, self._batch = make, export, batch
         self._exporter = make()
         self._items: deque[tuple[Any, Callable[[], object] | None]] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self._stuck: list[threading.Thread] = []
-        self._deadline_s = _LONGEST_CALL_S
+        self._deadline_s = longest_call_s
         self.lost: Counter[str] = Counter()
         """Items that were not delivered, by cause."""
         self.sent = 0
