@@ -44,6 +44,12 @@ def test_figures_have_units() -> None:
     assert (amounts.signed_percent(0.05), amounts.signed_percent(-1e-9)) == ("+5.0 %", "+0.0 %")
 
 
+def test_amounts_have_all_digits_of_an_integer() -> None:
+    assert amounts.amount(2**53 + 1) == "9,007,199,254,740,993"
+    assert amounts.amount(1234.5678) == "1,234.57"
+    assert (amounts.amount(300.0), amounts.amount(0.25)) == ("300", "0.25")
+
+
 def test_lists_name_the_first_and_count_the_others() -> None:
     assert amounts.listed([]) == ""
     assert amounts.listed(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"

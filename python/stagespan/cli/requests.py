@@ -13,6 +13,7 @@ from stagespan.cli.output import print_json, write_to
 from stagespan.recording import Recording, finding, jobs, request_summary
 from stagespan.recording.texts import clock
 from stagespan.recording.timelines import Timeline, timelines
+from stagespan.text.amounts import amount
 from stagespan.text.console import wrapped
 from stagespan.text.escaping import one_line
 from stagespan.text.tables import Column, print_table
@@ -238,7 +239,7 @@ def _print_timeline(one: Timeline) -> None:
         for span in segment["spans"]:
             what = "" if span["kind"] == "execution" else f"{span['kind']} "
             size = f" of {span['size']:,}" if span["kind"] == "batch" else ""
-            work = "".join(f", {unit} {_amount(n)}" for unit, n in (span["work"] or {}).items())
+            work = "".join(f", {unit} {amount(n)}" for unit, n in (span["work"] or {}).items())
             text = f"{'  ' * (span['depth'] + 1)}{what}{span['stage']}{size}{work}"
             state = "open" if span["open"] else ""
             lines.append((_at(span["at_ns"]), _ms(span["duration_ns"]), text, state))
@@ -272,10 +273,6 @@ def _print_table(columns: list[Any]) -> None:
 
 def _ms(ns: int | None) -> str:
     return "" if ns is None else f"{ns / 1e6:,.3f}"
-
-
-def _amount(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:,.6g}"
 
 
 def _at(ns: int | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from stagespan import _core
 from stagespan.live.kinds import Kind, number_of
 from stagespan.process import imports, run
+from stagespan.text.amounts import amount
 from stagespan.text.escaping import one_line
 from stagespan.text.tables import Column, plain_table
 
@@ -251,11 +252,11 @@ def _ms(ns: float) -> str:
 def _work(stage: StageStats) -> str:
     """Return the work with its rate per second of the stage's time: ``tokens 4,600 (230/s)``."""
     seconds = stage.total_ns / 1e9
-    rates = {what: amount / seconds if seconds else math.inf for what, amount in stage.work.items()}
+    rates = {what: done / seconds if seconds else math.inf for what, done in stage.work.items()}
     return ", ".join(
-        f"{one_line(what)} {amount:,.6g}"
+        f"{one_line(what)} {amount(done)}"
         + (f" ({rates[what]:,.4g}/s)" if math.isfinite(rates[what]) else "")
-        for what, amount in stage.work.items()
+        for what, done in stage.work.items()
     )
 
 

@@ -48,6 +48,11 @@ def in_words(figure: float | None, unit: str) -> str:
     return f"{number} {unit.removesuffix('s') if figure == 1 else unit}".rstrip()
 
 
+def amount(number: float) -> str:
+    """Return an amount: an integer with all its digits, any other number with six of them."""
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.6g}"
+
+
 def counted(count: int, what: str, several: str | None = None) -> str:
     """Return a count with its noun: "1 call", "1,200 calls", or ``several`` as the plural."""
     return f"{count:,} {what if count == 1 else several or f'{what}s'}"
