@@ -327,8 +327,8 @@ PyMethodDef g_termination_functions[] = {
     {"termination_await", await_termination, METH_NOARGS,
      "await_termination()\n--\n\nIf SIGTERM has been received, wait until it ends the process."},
     {"termination_end_after", end_after, METH_VARARGS,
-     "end_after(fd, milliseconds)\n--\n\nEnd the process with status 0 so long after a file descriptor can be read, "
-     "whatever its threads do."},
+     "end_after(fd, milliseconds)\n--\n\nStart a thread that waits until a file descriptor can be read, and ends the "
+     "process with status 0 that many milliseconds later, whatever its other threads do."},
     {nullptr, nullptr, 0, nullptr},
 };
 

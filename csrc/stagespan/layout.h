@@ -44,9 +44,9 @@ namespace stagespan {
 //   +-------------+ regions[kRegionSegments]
 //   | SegmentEntry*|  x segment_entries: the latest requests in this process, found through their numbers
 //   +-------------+ regions[kRegionLinks]
-//   | LinkRecord *|  x links_per_segment x segment_entries: which requests a batch served, the latest ones
+//   | LinkRecord *|  x kLinksPerRequest x segment_entries: which requests a batch served, the latest ones
 //   +-------------+ regions[kRegionAmounts]
-//   | AmountRec. *|  x amounts_per_segment x segment_entries: the work of single spans, the latest amounts
+//   | AmountRec. *|  x kAmountsPerRequest x segment_entries: the work of single spans, the latest amounts
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian

@@ -973,8 +973,8 @@ def termination_await() -> None:
     """If SIGTERM has been received, wait until it ends the process."""
 
 def termination_end_after(fd: int, milliseconds: int) -> None:
-    """Wait in a native thread until a file descriptor can be read, and end the process with status
-    0 that many milliseconds later, whatever its threads do."""
+    """Start a thread that waits until a file descriptor can be read, and ends the process with
+    status 0 that many milliseconds later, whatever its other threads do."""
 
 def require_main_interpreter() -> None:
     """Raise ImportError in a sub-interpreter, because the recorder belongs to the process."""
