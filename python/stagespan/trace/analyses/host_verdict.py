@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stagespan.text.amounts import in_words
-from stagespan.trace.analyses import host, kernels
+from stagespan.trace.analyses import host
+from stagespan.trace.analyses.kernel_rows import KernelRows, kernel_rows
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.idle_causes import COMMUNICATES
 from stagespan.trace.derived.launch_sources import stage_calls
@@ -102,8 +103,8 @@ def _of_operators(trace: Trace, found: host.Host) -> HostVerdict:
 
 
 def _computes(trace: Trace, found: host.Host, time: str) -> str:
-    work = kernels.analyze(trace)
-    kinds = work.kinds(_MOST_NAMED) if isinstance(work, kernels.Kernels) else []
+    work = kernel_rows(trace)
+    kinds = work.kinds(_MOST_NAMED) if isinstance(work, KernelRows) else []
     return f"Computes: {', '.join(kinds)} of the operators' time; {time} operators ran."
 
 

@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 
 from stagespan.text.amounts import counted, in_words
-from stagespan.trace.analyses import kernels as kernel_times
-from stagespan.trace.analyses.kernels import Kernels
+from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows, kernel_rows
 from stagespan.trace.analyses.rate_findings import (
     Appends,
     appended,
@@ -29,7 +28,6 @@ from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
     COMMUNICATION,
     CONVOLUTION,
-    KINDS,
     MATMUL,
     MOE,
     TRITON,
@@ -343,7 +341,7 @@ def rates_of_iteration(trace: Trace, iterations: int, time_ns: float) -> Iterati
 @once
 def analyze(trace: Trace) -> Rates | Unavailable:
     """Return the rates of operators; Unavailable if the trace has no shapes or no work."""
-    found = kernel_times.analyze(trace)
+    found = kernel_rows(trace)
     base = base_window(trace)
     if isinstance(found, Unavailable) or base is None:
         return Unavailable(
@@ -382,7 +380,7 @@ class _Kind:
 class _Found:
     """The calls of a trace: their times, their costs, and what is left out."""
 
-    def __init__(self, trace: Trace, kernels: Kernels, base: BaseWindow) -> None:
+    def __init__(self, trace: Trace, kernels: KernelRows, base: BaseWindow) -> None:
         self._trace, self._base = trace, base
         self._hosts = kernels.hosts
         events = trace.events
@@ -392,10 +390,9 @@ class _Found:
         self._rows, self._time = kernels.rows[inside], kernels.time_ns[inside]
         self._name, self._stage = kernels.name[inside], kernels.stage[inside]
         self._operator = kernels.operator[inside]
-        kinds = list(KINDS)
-        self._communicates = kernels.kind[inside] == kinds.index(COMMUNICATION)
+        self._communicates = kernels.kind[inside] == KIND_OF_CODE.index(COMMUNICATION)
         self._may_be_product = np.isin(
-            kernels.kind[inside], [kinds.index(each) for each in _MAY_BE_PRODUCTS]
+            kernels.kind[inside], [KIND_OF_CODE.index(each) for each in _MAY_BE_PRODUCTS]
         )
         self._of_graph = kernels.without_shapes[inside]
         self._call: Rows = np.where(self._of_graph, -1, kernels.call[inside])

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from planted import Program
 
 from stagespan.trace import Trace, read_trace
-from stagespan.trace.analyses import captures, kernels, layers, rates
+from stagespan.trace.analyses import captures, layers, rates
 from stagespan.trace.analyses.captures import Captures
-from stagespan.trace.analyses.kernels import Kernels
+from stagespan.trace.analyses.kernel_rows import KernelRows, kernel_rows
 from stagespan.trace.analyses.layers import Layers
 from stagespan.trace.analyses.rates import Rates
 from stagespan.trace.analysis import analyze
@@ -176,8 +176,8 @@ def report_of(trace: Trace) -> Captures:
 
 def operators_of_graphs(trace: Trace) -> Counter[tuple[str, str]]:
     """Count the operators and shapes of a trace's device events."""
-    found = kernels.analyze(trace)
-    assert isinstance(found, Kernels)
+    found = kernel_rows(trace)
+    assert isinstance(found, KernelRows)
     names = [found.hosts.names[code] if code >= 0 else "" for code in found.operator.tolist()]
     shapes = [found.shapes[code] if code >= 0 else "" for code in found.shape.tolist()]
     return Counter(zip(names, shapes, strict=True))
@@ -361,10 +361,10 @@ def test_nodes_are_in_the_order_of_their_ids(tmp_path: Path) -> None:
     capture = Recorded(named=False).capture(ops).trace(tmp_path, "capture.json")
     found = operators_of_graphs(view(trace, capture))
     assert found["aten::mm", "32x64, 64x256"] == 3
-    kernels_of = kernels.analyze(view(trace, capture))
-    assert isinstance(kernels_of, Kernels)
-    names = zip(kernels_of.name.tolist(), kernels_of.operator.tolist(), strict=True)
-    pairs = {(kernels_of.trace.names[a], kernels_of.hosts.names[b]) for a, b in names}
+    rows = kernel_rows(view(trace, capture))
+    assert isinstance(rows, KernelRows)
+    names = zip(rows.name.tolist(), rows.operator.tolist(), strict=True)
+    pairs = {(rows.trace.names[a], rows.hosts.names[b]) for a, b in names}
     assert pairs == {(op.kernel, op.name) for op in ops}
 
 

@@ -254,7 +254,7 @@ def test_a_kernel_that_dominates_a_short_trace_names_the_vendors_tool(
     (finding,) = (each for each in found.findings() if each.code == "kernels.dominant")
     assert (finding.severity, finding.numbers["launches"]) == ("medium", 6)
     assert tool in finding.sentence
-    assert found.kinds(1) == [f"gather, scatter, index {100 * 140 / 160:.1f} %"]
+    assert found.work.kinds(1) == [f"gather, scatter, index {100 * 140 / 160:.1f} %"]
 
 
 def test_kernels_that_take_little_of_the_time_are_no_finding(tmp_path: Path) -> None:

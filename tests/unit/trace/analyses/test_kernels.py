@@ -413,7 +413,7 @@ def test_other_work_has_its_longest_name(tmp_path: Path) -> None:
         with program.within(name):
             program.work(us)
     # THEN the line names the operator that takes most of it
-    assert kernels_of(program.trace(tmp_path)).kinds(2) == [
+    assert kernels_of(program.trace(tmp_path)).work.kinds(2) == [
         "other (mostly mylib::two) 90.0 %",
         "matrix products 10.0 %",
     ]

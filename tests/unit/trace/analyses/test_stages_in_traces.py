@@ -11,8 +11,8 @@ from planted import CALL, Program
 from real_traces import read_real
 
 from stagespan.trace import Trace, read_trace
-from stagespan.trace.analyses import kernels, stages
-from stagespan.trace.analyses.kernels import Kernels
+from stagespan.trace.analyses import stages
+from stagespan.trace.analyses.kernel_rows import KernelRows, kernel_rows
 from stagespan.trace.analyses.stages import Stage, Stages
 from stagespan.trace.analysis import analyze
 from stagespan.trace.compare import TraceComparison, compare
@@ -389,8 +389,8 @@ def test_some_of_many_equally_long_stages_are_shown(count: int, tmp_path: Path) 
 
 def time_of_kernels(trace: Trace) -> Counter[str | None]:
     """The time in ns of all device events by stage."""
-    found = kernels.analyze(trace)
-    assert isinstance(found, Kernels)
+    found = kernel_rows(trace)
+    assert isinstance(found, KernelRows)
     times: Counter[str | None] = Counter()
     for code, time in zip(found.stage.tolist(), found.time_ns.tolist(), strict=True):
         times[trace.names[code] if code >= 0 else None] += time

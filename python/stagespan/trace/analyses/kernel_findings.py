@@ -1,0 +1,309 @@
+"""Findings about kernels that take much of the device's time."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from stagespan.text.amounts import counted, in_words
+from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows
+from stagespan.trace.analyses.operators import operator_findings
+from stagespan.trace.derived.gains import gain_of_rows
+from stagespan.trace.derived.kernel_kinds import (
+    ATTENTION,
+    CONVOLUTION,
+    COPY,
+    ELEMENTWISE,
+    LAYOUT,
+    MATMUL,
+    NORM,
+    REDUCTION,
+    inductor_kind,
+)
+from stagespan.trace.derived.windows import base_window
+from stagespan.trace.rates.peaks import device_peaks, kernel_profiler, vendor_of
+from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.intervals import Mask, covered
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Gain,
+    Thresholds,
+    evidence,
+    of_size,
+    share,
+    shortened,
+)
+
+# Percent of the steps, or of the trace: if kernels take less, other time is to be saved first.
+_LEAST_PERCENT = 10.0
+_DOMINANT = 50.0
+_TINY_NS = 5_000
+_TINY_LEAST = 10_000
+_TINY_SHARE = 50.0
+_FUSIBLE = tuple(KIND_OF_CODE.index(kind) for kind in (ELEMENTWISE, COPY, NORM, REDUCTION))
+_FUSIBLE_SHARES = Thresholds(60.0, 40.0, 30.0)
+_ELEMENTWISE_LEAST = 10.0
+# These already read memory only once, or cannot be fused with elementwise kernels.
+_FUSED = re.compile(
+    r"multi_?tensor|foreach|softmax|pool|sort|topk|scan|cub::|rocprim", re.IGNORECASE
+)
+_LAYOUT_SHARES = Thresholds(20.0, 5.0)
+_ASCEND_LAYOUT = re.compile("TransData")
+_MIOPEN_LAYOUT = re.compile(r"^batched_transpose_\d")
+_COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph")
+_SINGLE = re.compile(
+    r"(?:^|_)(?:volta|turing|ampere|hopper|sm[789]\d)_s(?:gemm|cudnn)_|cutlass_[789]\d_simt_sgemm"
+    r"|^sm\d+_xmma_gemm_f32f32_f32f32_f32"
+    # cuDNN's own kernels, whose first types are those of the operands.
+    r"|(?:dgrad|wgrad)\w*_engine<float,|implicit_convolve_sgemm<float, float"
+    r"|winograd\w*<float, float"
+)
+# These have matrix units only for half precision.
+_HALF_ALONE = re.compile(r"volta|turing|sm7\d|cutlass_7")
+_SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+_SOFTMAX_SHARES = Thresholds(30.0, 10.0)
+_BATCHED = re.compile(r"^aten::(?:bmm|baddbmm)$")
+# On the matrix units such work takes less than half of its time.
+_SINGLE_SHARES = Thresholds(80.0, 40.0, 20.0)
+
+
+def kernel_findings(kernels: KernelRows) -> list[Finding]:
+    """Findings about a device's kernels, or about the operators of a trace without a device."""
+    if not kernels.on_device:
+        return operator_findings(kernels.trace)
+    base = base_window(kernels.trace)
+    time = int(kernels.time_ns[kernels.is_kernel].sum())
+    if base is None or share(time, base.whole_ns) < _LEAST_PERCENT:
+        return []
+    found = [
+        _dominant(kernels),
+        _tiny(kernels),
+        _fusible(kernels),
+        _layout(kernels),
+        _single_precision(kernels),
+        _attention_in_parts(kernels),
+    ]
+    return [each for each in found if each is not None]
+
+
+def _dominant(kernels: KernelRows) -> Finding | None:
+    """Return a finding if one kernel takes most of the device's busy time."""
+    groups = kernels.by_name()
+    first = groups[0]
+    percent = share(first.time_ns, kernels.total_ns)
+    events = kernels.trace.events
+    # Streams overlap: more than half of the busy time, not only of the sum.
+    begin, end = events.begin_ns[kernels.rows], events.end_ns[kernels.rows]
+    mine = kernels.name == first.code
+    of_busy = share(covered(begin[mine], end[mine]), covered(begin, end))
+    kind = KIND_OF_CODE[kernels.kind_of_name[first.code]]
+    if min(percent, of_busy) < _DOMINANT or kind == "communication":
+        return None
+    if _SINGLE.search(kernels.trace.names[first.code]):
+        return None  # another finding says what to change
+    operator = kernels.prevailing(kernels.operator).get(first.code)
+    launched = "" if operator is None else f" (launched by {kernels.trace.names[operator]})"
+    name = shortened(kernels.trace.names[first.code])
+    tool = kernel_profiler(vendor_of(kernels.trace))
+    return Finding(
+        of_size("medium", first.time_ns),
+        f"The kernel {name}{launched} takes {in_words(first.time_ns, 'ns')}"
+        f" ({percent:.1f} % of device work) in {counted(first.count, 'launch', 'launches')}."
+        f" {tool} shows whether it uses the device well.",
+        tuple(_longest_two(kernels, mine)),
+        "kernels.dominant",
+        numbers={"time_ns": first.time_ns, "percent": percent, "launches": first.count},
+        no_gain="the trace does not show how fast the kernel could be",
+    )
+
+
+def _tiny(kernels: KernelRows) -> Finding | None:
+    """Return a finding about many kernels that are shorter than their launches."""
+    assert kernels.launched is not None
+    single = kernels.is_kernel & ~kernels.launched.of_graph
+    tiny = single & (kernels.time_ns < _TINY_NS)
+    count = int(tiny.sum())
+    percent = share(count, int(single.sum()))
+    if count < _TINY_LEAST or percent < _TINY_SHARE:
+        return None
+    time = int(kernels.time_ns[tiny].sum())
+    first = grouped(kernels.name[tiny], kernels.time_ns[tiny])[0]
+    return Finding(
+        "medium",
+        f"{count:,} kernels ({percent:.1f} % of those launched one by one) ran for less than"
+        f" {in_words(_TINY_NS, 'ns')} each, {in_words(time, 'ns')} in total. They would cost less"
+        " if torch.compile fused them, if a device graph launched them, or with more work in each.",
+        (
+            Evidence("kernels below 5 µs", None, count, "events"),
+            Evidence(kernels.trace.names[first.code], None, first.count, "events"),
+        ),
+        "kernels.tiny",
+        numbers={"kernels": count, "percent": percent, "time_ns": time},
+        gain=_gain(kernels, tiny, "few kernels do their work in next to no time"),
+    )
+
+
+def _fusible(kernels: KernelRows) -> Finding | None:
+    """Return a finding if memory-bound kernels that are not fused take much time."""
+    names = kernels.trace.names
+    ran = np.unique(kernels.name).tolist()
+    if any(inductor_kind(names[code]) for code in ran):
+        return None
+    if any(_COMPILED.search(name) for name in names):
+        return None
+    chosen = kernels.is_kernel & np.isin(kernels.kind, _FUSIBLE) & ~_named(kernels, _FUSED)
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
+    percent = share(time, total)
+    severity = _FUSIBLE_SHARES.severity(percent)
+    elementwise = chosen & (kernels.kind == KIND_OF_CODE.index(ELEMENTWISE))
+    least = _ELEMENTWISE_LEAST
+    if severity is None or share(int(kernels.time_ns[elementwise].sum()), total) < least:
+        return None
+    groups = grouped(kernels.name[chosen], kernels.time_ns[chosen])
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f" {counted(int(chosen.sum()), 'memory-bound kernel')} (elementwise, copies, norms,"
+        " reductions), and no code in the trace was compiled. torch.compile would fuse many of"
+        " them.",
+        tuple(Evidence(names[each.code], None, each.time_ns, "ns") for each in groups[:2]),
+        "kernels.memory_bound",
+        numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
+        gain=_gain(kernels, chosen, "all of them become part of other kernels"),
+    )
+
+
+def _layout(kernels: KernelRows) -> Finding | None:
+    """Return a finding about changes of layout around convolutions."""
+    chosen = kernels.is_kernel & _named(kernels, LAYOUT)
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
+    percent = share(time, total)
+    severity = _LAYOUT_SHARES.severity(percent)
+    if severity is None:
+        return None
+    if _named(kernels, _ASCEND_LAYOUT)[chosen].any():
+        advice = "see whether torch.npu.config.allow_internal_format = False avoids them"
+    elif _named(kernels, _MIOPEN_LAYOUT)[chosen].any():
+        advice = (
+            "keep model and inputs in memory_format=torch.channels_last, and set"
+            " PYTORCH_MIOPEN_SUGGEST_NHWC=1, without which MIOpen is given the other layout"
+        )
+    else:
+        advice = (
+            "keep model and inputs in the layout that the convolutions use"
+            " (memory_format=torch.channels_last)"
+        )
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f" {counted(int(chosen.sum()), 'kernel')} that only"
+        f" {'changes' if chosen.sum() == 1 else 'change'} the layout of tensors: {advice}.",
+        tuple(_longest_two(kernels, chosen)),
+        "kernels.layout",
+        numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
+        gain=_gain(kernels, chosen, "none of them is necessary"),
+    )
+
+
+def _single_precision(kernels: KernelRows) -> Finding | None:
+    """Return a finding about single-precision products without the device's matrix units."""
+    chosen = kernels.is_kernel & _named(kernels, _SINGLE)
+    chosen &= np.isin(kernels.kind, (KIND_OF_CODE.index(MATMUL), KIND_OF_CODE.index(CONVOLUTION)))
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
+    percent = share(time, total)
+    severity = _SINGLE_SHARES.severity(percent)
+    if severity is None:
+        return None
+    half = _named(kernels, _HALF_ALONE)[chosen].any()
+    advice = "autocast to bfloat16 or torch.set_float32_matmul_precision('high')"
+    if half:
+        advice = "autocast to float16"
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into products and"
+        " convolutions in single precision that, by the kernels' names, do not use the device's"
+        f" matrix units. If lower precision is sufficient, {advice} uses them.",
+        tuple(_longest_two(kernels, chosen)),
+        "kernels.single_precision",
+        numbers={"time_ns": time, "percent": percent},
+        gain=(gain := _gain_of_precision(kernels, chosen)),
+        no_gain="" if gain else "the peaks of the device are not known",
+    )
+
+
+def _attention_in_parts(kernels: KernelRows) -> Finding | None:
+    """Return a finding about attention that runs as two products and a softmax."""
+    if (kernels.kind == KIND_OF_CODE.index(ATTENTION)).any():
+        return None
+    chosen = kernels.is_kernel & _named(kernels, _SOFTMAX)
+    # The last layer, or a loss, has one softmax per step; attention has one per layer.
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
+    percent = share(time, total)
+    severity = _SOFTMAX_SHARES.severity(percent)
+    batched = kernels.is_kernel & (np.isin(kernels.operator, _codes(kernels, _BATCHED)))
+    products = int(kernels.time_ns[batched].sum())
+    if severity is None or int(chosen.sum()) < 4 or int(batched.sum()) < 2 * int(chosen.sum()):
+        return None
+    return Finding(
+        of_size(severity, time),
+        f"Attention ran as separate kernels: {in_words(time, 'ns')}"
+        f" ({percent:.1f} % of device work) went into {int(chosen.sum()):,} softmax kernels, and"
+        f" {in_words(products, 'ns')} ({share(products, total):.1f} %) into the batched products"
+        " around them. torch.nn.functional.scaled_dot_product_attention runs all of this in one"
+        " kernel, without writing the weights to memory.",
+        (_longest(kernels, chosen), _longest(kernels, batched)),
+        "kernels.attention_in_parts",
+        gain=_gain(kernels, chosen, "one kernel computes the softmax with the products"),
+        numbers={
+            "time_ns": time,
+            "percent": percent,
+            "kernels": int(chosen.sum()),
+            "products_ns": products,
+            "products_percent": share(products, total),
+        },
+    )
+
+
+def _gain(kernels: KernelRows, chosen: Mask, how: str) -> Gain | None:
+    """Return the gain of a change that makes these kernels unnecessary."""
+    return gain_of_rows(kernels.trace, kernels.rows[chosen], kernels.time_ns[chosen], how)
+
+
+def _gain_of_precision(kernels: KernelRows, chosen: Mask) -> Gain | None:
+    """Return the gain of products on the matrix units; None if the device's peaks are unknown."""
+    known = {each for each in device_peaks(kernels.trace).values() if each is not None}
+    if len(known) != 1:
+        return None
+    rates = known.pop().tflops
+    fast = max(("tf32", "fp16", "bf16"), key=lambda name: rates.get(name, 0.0))
+    if not 0 < rates.get("fp32", 0.0) < rates.get(fast, 0.0):
+        return None
+    times = rates[fast] / rates["fp32"]
+    spared = kernels.time_ns[chosen] * (1 - 1 / times)
+    how = f"they are as much faster as the peak of {fast} is higher, {times:.1f} times"
+    return gain_of_rows(kernels.trace, kernels.rows[chosen], spared, how)
+
+
+def _codes(kernels: KernelRows, pattern: re.Pattern[str]) -> list[int]:
+    return [code for code, name in enumerate(kernels.trace.names) if pattern.search(name)]
+
+
+def _named(kernels: KernelRows, pattern: re.Pattern[str]) -> Mask:
+    codes = [c for c in np.unique(kernels.name).tolist() if pattern.search(kernels.trace.names[c])]
+    return np.isin(kernels.name, codes)
+
+
+def _longest_two(kernels: KernelRows, chosen: Mask) -> list[Evidence]:
+    """Return the longest launch and, if there is one, the longest of another kernel or the next."""
+    rows, names = kernels.rows[chosen], kernels.name[chosen]
+    order = np.argsort(-kernels.time_ns[chosen], kind="stable")
+    others = order[names[order] != names[order[0]]]
+    shown = [order[0], *(others[:1] if len(others) else order[1:2])]
+    return [evidence(kernels.trace, int(rows[at])) for at in shown]
+
+
+def _longest(kernels: KernelRows, chosen: Mask) -> Evidence:
+    rows = kernels.rows[chosen]
+    return evidence(kernels.trace, int(rows[kernels.time_ns[chosen].argmax()]))

@@ -1,0 +1,265 @@
+"""The kernels of a trace, each with its kind, operator, stage and shapes; or its operators."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.captures import captured_work
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.kernel_kinds import (
+    ATTENTION,
+    COMMUNICATION,
+    CONVOLUTION,
+    KINDS,
+    MATMUL,
+    MOE,
+    OPTIMIZER,
+    OTHER,
+    kind_of,
+)
+from stagespan.trace.derived.launch_sources import (
+    HostOperators,
+    LaunchSources,
+    host_operators,
+    launch_sources,
+    stages_around,
+)
+from stagespan.trace.derived.missing import DAMAGED_TIMES, needs_operators
+from stagespan.trace.derived.windows import base_window
+from stagespan.trace.rates.calls import inputs_in_words
+from stagespan.trace.read.groups import RowGroup, grouped, prevailing
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once, operators_of
+from stagespan.trace.result import Unavailable, share, shortened
+
+KIND_OF_CODE = list(KINDS)
+"""The kinds of work; `KernelRows.kind` has indices into it."""
+# Annotations that torch makes around the methods of optimizers.
+_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
+
+
+@once
+def kernel_rows(trace: Trace) -> KernelRows | Unavailable:
+    """Find the kernels of a trace, or its operators if it has no device events.
+
+    Unavailable if it has neither, or if its times span several years.
+    """
+    host = host_operators(trace)
+    work = device_work(trace)
+    rows = work.rows
+    if len(rows) == 0 and (host is None or len(host.rows) == 0):
+        return Unavailable(
+            "The trace has neither kernels nor operators: record it with the activities of the CPU"
+            " and of the device.",
+            "no_operators",
+            needs=needs_operators(trace),
+        )
+    if len(rows) == 0:
+        assert host is not None
+        return _of_host(trace, host)
+    found = launch_sources(trace, rows)
+    if found is None:
+        return DAMAGED_TIMES
+    events = trace.events
+    captured = captured_work(trace)
+    hosts, called = operators_of(trace), found.operator
+    in_graph, call = found.of_graph, found.operator
+    if captured is not None:
+        called = np.where(captured.known, captured.operator, called)
+        call = np.where(captured.known, captured.numbers(captured.operator), call)
+        in_graph = in_graph & ~captured.known
+    operator = _names(hosts, called)
+    shape, shapes = _shapes(hosts, called)
+    without_shapes = in_graph if captured is None else found.of_graph & ~captured.with_shapes
+    return KernelRows(
+        trace=trace,
+        on_device=True,
+        rows=rows,
+        time_ns=events.dur_ns[rows],
+        is_kernel=work.is_kernel[rows],
+        kind=_of_optimizer(
+            trace, found.stage, _kinds(trace, events.name[rows].astype(np.int64), operator)
+        ),
+        name=events.name[rows].astype(np.int64),
+        operator=np.where(in_graph, _names(trace, found.calls), operator),
+        stage=_names(trace, found.stage),
+        forward=_names(hosts, found.forward if captured is None else captured.forward_or(found)),
+        call=np.where(in_graph, found.calls, call),
+        shape=np.where(without_shapes, -1, shape),
+        shapes=shapes,
+        launched=found,
+        host=host,
+        without_shapes=without_shapes,
+        hosts=hosts,
+    )
+
+
+@dataclass(frozen=True)
+class KernelRows:
+    """The kernels of a trace with their launches; for a trace without a device, its operators.
+
+    `rows` are device events, including copies and memsets, or else operators with their own time.
+    All arrays have one element per row; codes of names are those of `Trace.names`, -1 for unknown.
+    """
+
+    trace: Trace
+    on_device: bool
+    rows: Rows
+    time_ns: Numbers
+    is_kernel: NDArray[np.bool_]
+    """Whether the row is a kernel, and not a copy or memset."""
+    kind: NDArray[np.int64]
+    """Index into `KIND_OF_CODE`."""
+    name: NDArray[np.int64]
+    operator: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    forward: NDArray[np.int64]
+    call: Rows
+    """The call of the operator, or of the graph's launch; -1 if it is unknown. Its row in
+    `hosts.events` is the remainder by their number: a captured call has a number for each launch of
+    its graph."""
+    shape: NDArray[np.int64]
+    """Index into `shapes`, or -1 if none was recorded."""
+    shapes: list[str]
+    launched: LaunchSources | None
+    """The launch of each row; None without a device."""
+    host: HostOperators | None
+    without_shapes: Mask
+    """Which rows ran in device graphs whose captures do not show the shapes."""
+    hosts: Trace
+    """The trace that has the operators: that of the capture, if there is one, after its own."""
+
+    @property
+    def total_ns(self) -> int:
+        """The sum over all rows."""
+        return int(self.time_ns.sum())
+
+    @cached_property
+    def shown(self) -> KernelRows:
+        """What pages show: the work that began in the steps, or all of it without steps.
+
+        The figures in the JSON are about the whole trace.
+        """
+        base = base_window(self.trace)
+        if self.launched is None or base is None:
+            return self
+        begin = self.trace.events.begin_ns[self.rows]
+        inside = (begin >= base.begin_ns) & (begin < base.end_ns)
+        if inside.all() or not inside.any():
+            return self
+        columns = ("rows", "time_ns", "is_kernel", "kind", "name", "operator", "stage", "forward")
+        more = ("call", "shape", "without_shapes")
+        chosen = {each: getattr(self, each)[inside] for each in (*columns, *more)}
+        return replace(self, **chosen, launched=self.launched.of(inside))
+
+    @property
+    def kind_of_name(self) -> dict[int, int]:
+        """The kind of each kernel name; if there are several, the one with the most time."""
+        return self.prevailing(self.kind)
+
+    def by_kind(self) -> list[RowGroup]:
+        """Time by index into `KIND_OF_CODE`."""
+        return grouped(self.kind, self.time_ns)
+
+    def by_name(self) -> list[RowGroup]:
+        """Time of kernels, or operators, by name."""
+        return grouped(self.name[self.is_kernel], self.time_ns[self.is_kernel])
+
+    def prevailing(self, other: NDArray[np.int64]) -> dict[int, int]:
+        """Return the code in `other`, such as the operator, with most time of each kernel name."""
+        chosen = self.is_kernel
+        return prevailing(self.name[chosen], other[chosen], self.time_ns[chosen])
+
+    def kinds(self, most: int) -> list[str]:
+        """The kinds of work that took the most time, at most `most`, each with its percentage."""
+        return [
+            f"{self._named_kind(group.code)} {share(group.time_ns, self.total_ns):.1f} %"
+            for group in self.by_kind()[:most]
+        ]
+
+    def _named_kind(self, code: int) -> str:
+        """The name of a kind; what is of no known kind has the name that takes most of it."""
+        name = KINDS[KIND_OF_CODE[code]]
+        if KIND_OF_CODE[code] != OTHER:
+            return name
+        mine = self.kind == code
+        first = grouped(self.name[mine], self.time_ns[mine])[0]
+        return f"{name} (mostly {shortened(self.trace.names[first.code], 40)})"
+
+
+def _of_host(trace: Trace, host: HostOperators) -> KernelRows:
+    name = trace.events.name[host.rows].astype(np.int64)
+    shape, shapes = _shapes(trace, host.rows)
+    return KernelRows(
+        trace=trace,
+        on_device=False,
+        rows=host.rows,
+        time_ns=host.own_ns,
+        is_kernel=np.ones(len(name), dtype=np.bool_),
+        kind=_kinds(trace, name, name),
+        name=name,
+        operator=name,
+        stage=_names(trace, stages_around(trace, host.rows)),
+        forward=_names(trace, host.forward),
+        call=host.rows,
+        shape=shape,
+        shapes=shapes,
+        launched=None,
+        host=host,
+        without_shapes=np.zeros(len(name), dtype=np.bool_),
+        hosts=trace,
+    )
+
+
+def _names(trace: Trace, rows: Rows) -> NDArray[np.int64]:
+    """Return the codes of the events' names; -1 for row -1."""
+    if len(trace.events) == 0:
+        return np.full(len(rows), -1, dtype=np.int64)
+    return np.where(rows >= 0, trace.events.name[rows], -1).astype(np.int64)
+
+
+def _kinds(trace: Trace, name: NDArray[np.int64], operator: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the kind by the name or, if that is not known, by the operator that launched it.
+
+    Convolutions are computed by matrix products, too, and mixtures of experts by work of all kinds.
+    """
+    table = np.full(len(trace.names) + 1, KIND_OF_CODE.index(OTHER), dtype=np.int64)
+    for code in np.union1d(name, operator).tolist():
+        if code >= 0:
+            table[code] = KIND_OF_CODE.index(kind_of(trace.names[code]))
+    kind, around = table[name], table[operator]
+    part = (kind == KIND_OF_CODE.index(OTHER)) | (
+        (kind == KIND_OF_CODE.index(MATMUL)) & (around == KIND_OF_CODE.index(CONVOLUTION))
+    )
+    part |= (around == KIND_OF_CODE.index(MOE)) & (kind != KIND_OF_CODE.index(COMMUNICATION))
+    result: NDArray[np.int64] = np.where(part, around, kind)
+    return result
+
+
+def _of_optimizer(trace: Trace, stage: Rows, kind: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Set the kind of work that an optimizer's step or zero_grad launched to optimizer."""
+    marks = np.array([_OPTIMIZER.match(name) is not None for name in trace.names] + [False])
+    own = (stage >= 0) & marks[trace.events.name[stage]]
+    own &= ~np.isin(kind, [KIND_OF_CODE.index(each) for each in (COMMUNICATION, MATMUL, ATTENTION)])
+    result: NDArray[np.int64] = np.where(own, KIND_OF_CODE.index(OPTIMIZER), kind)
+    return result
+
+
+def _shapes(trace: Trace, operators: Rows) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the input shapes of each operator as an index into texts like `8x4, 4x2`."""
+    found = trace.argument("Input Dims") if len(operators) else None
+    if found is None or found.numbers is not None:
+        return np.full(len(operators), -1, dtype=np.int64), []
+    texts = [inputs_in_words(text) for text in found.texts]
+    shapes = list(dict.fromkeys(text for text in texts if text))
+    numbers = {text: number for number, text in enumerate(shapes)}
+    table = np.array([numbers.get(text, -1) for text in texts], dtype=np.int64)
+    of_event = np.full(len(trace.events) + 1, -1, dtype=np.int64)
+    of_event[found.rows] = table[found.codes]
+    return of_event[operators], shapes
