@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from msgspec import structs
 
 from stagespan.text.amounts import counted, in_words, listed
 from stagespan.trace.derived.kernel_kinds import ATTENTION, CONVOLUTION, MATMUL, kind_of
-from stagespan.trace.rates.calls import Call, Cost
+from stagespan.trace.rates.calls import Call
 from stagespan.trace.rates.limits import (
     USED_WELL,
     has_few_tiles,
@@ -19,6 +18,7 @@ from stagespan.trace.rates.limits import (
     unaligned_sizes,
 )
 from stagespan.trace.rates.peaks import kernel_profiler
+from stagespan.trace.rates.work import ShapeRate
 from stagespan.trace.result import (
     Evidence,
     Finding,
@@ -70,46 +70,7 @@ _ADVICE = {
 """What makes work of a kind faster on the devices of a vendor."""
 
 
-class Shape(Protocol):
-    """The rate of an operator with inputs of one shape (`rates.ShapeRate`)."""
-
-    @property
-    def operator(self) -> str: ...
-    @property
-    def shape(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def kernel(self) -> str | None: ...
-    @property
-    def time_ns(self) -> int: ...
-    @property
-    def percent(self) -> float: ...
-    @property
-    def calls(self) -> int: ...
-    @property
-    def tflop_s(self) -> float | None: ...
-    @property
-    def tb_s(self) -> float | None: ...
-    @property
-    def peak_percent(self) -> float | None: ...
-    @property
-    def memory_percent(self) -> float | None: ...
-    @property
-    def limit(self) -> str | None: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def call(self) -> Call: ...
-    @property
-    def cost(self) -> Cost: ...
-    @property
-    def units(self) -> int | None: ...
-    @property
-    def gain_at(self) -> Callable[[float], Gain | None]: ...
-
-
-def unaligned(shapes: Sequence[Shape], work_ns: int, work: str) -> Finding | None:
+def unaligned(shapes: Sequence[ShapeRate], work_ns: int, work: str) -> Finding | None:
     """Return a finding about products whose sizes keep them from the fast kernels."""
     found = [(each, sizes) for each in shapes if (sizes := _sizes_that_slow(each))]
     time = sum(each.time_ns for each, _ in found)
@@ -139,10 +100,10 @@ def unaligned(shapes: Sequence[Shape], work_ns: int, work: str) -> Finding | Non
 
 
 def below_the_peak(
-    shapes: Sequence[Shape], work_ns: int, whole_ns: int, vendor: str | None
+    shapes: Sequence[ShapeRate], work_ns: int, whole_ns: int, vendor: str | None
 ) -> list[Finding]:
     """Return findings about products, convolutions and attention that use neither peak well."""
-    kinds: dict[str, list[Shape]] = {kind: [] for kind in _NOUNS}
+    kinds: dict[str, list[ShapeRate]] = {kind: [] for kind in _NOUNS}
     for each in shapes:
         slow = each.limit == "neither" and each.peak_percent is not None
         kind = kind_of(each.operator)
@@ -154,7 +115,7 @@ def below_the_peak(
 
 
 def _below(
-    kind: str, shapes: list[Shape], work_ns: int, whole_ns: int, vendor: str | None
+    kind: str, shapes: list[ShapeRate], work_ns: int, whole_ns: int, vendor: str | None
 ) -> Finding | None:
     gain = _joined([each.gain_at(USED_WELL) for each in shapes])
     severity = None if gain is None else _BELOW_SHARES.severity(share(gain.time_ns, whole_ns))
@@ -242,7 +203,7 @@ def appended(appends: Appends, work_ns: int, work: str) -> Finding | None:
     )
 
 
-def slow_in_memory(shapes: Sequence[Shape], work_ns: int, vendor: str | None) -> Finding | None:
+def slow_in_memory(shapes: Sequence[ShapeRate], work_ns: int, vendor: str | None) -> Finding | None:
     """Return a finding about an operator that moves data, slowly, for most of the time."""
     moving = [
         each
@@ -273,7 +234,7 @@ def slow_in_memory(shapes: Sequence[Shape], work_ns: int, vendor: str | None) ->
     )
 
 
-def dominant_on_host(shapes: Sequence[Shape], work_ns: int) -> Finding | None:
+def dominant_on_host(shapes: Sequence[ShapeRate], work_ns: int) -> Finding | None:
     """Return a finding about an operator with inputs of one shape that takes most of the time."""
     if not shapes or shapes[0].percent < _DOMINANT_PERCENT:
         return None
@@ -298,7 +259,7 @@ def dominant_on_host(shapes: Sequence[Shape], work_ns: int) -> Finding | None:
     )
 
 
-def _sizes_that_slow(shape: Shape) -> list[int]:
+def _sizes_that_slow(shape: ShapeRate) -> list[int]:
     if shape.peak_percent is None or shape.peak_percent >= _SLOW_PERCENT:
         return []
     if shape.limit in ("memory", "latency"):

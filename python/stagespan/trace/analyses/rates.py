@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -57,7 +57,7 @@ from stagespan.trace.rates.peaks import (
     host_peaks,
     vendor_of,
 )
-from stagespan.trace.rates.work import Rate, Work, ideal_ns, together
+from stagespan.trace.rates.work import Rate, ShapeRate, Work, ideal_ns, together
 from stagespan.trace.read.groups import grouped, pairs
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -107,26 +107,6 @@ class DevicePeaks(Figures, frozen=True):
     tflop_s: dict[str, float]
     """The peak of each kind of product, such as "bf16"."""
     memory_tb_s: float | None
-
-
-class ShapeRate(Rate, frozen=True):
-    """The rate of an operator with inputs of one shape; FLOPs and bytes are those of all calls."""
-
-    operator: str
-    shape: str
-    type: str
-    """The name of the peak, such as "bf16", or else the type as in the trace."""
-    kernel: str | None
-    bytes_at_least: bool
-    """Whether the operator may have moved more bytes than the shapes show."""
-    limit: Annotated[str, one_of(LIMITS)] | None
-    reason: str
-    call: Internal[Call]
-    cost: Internal[Cost]
-    units: Internal[int | None]
-    """The multiprocessors or compute units of the device; None if they are unknown."""
-    gain_at: Internal[Callable[[float], Gain | None]]
-    """Returns the gain if all calls reach a percentage of the peak."""
 
 
 class PartRate(Rate, frozen=True):

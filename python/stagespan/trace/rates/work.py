@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
 from stagespan.trace.rates.calls import Call, Cost
+from stagespan.trace.rates.limits import LIMITS
 from stagespan.trace.rates.peaks import Peaks
-from stagespan.trace.result import share
+from stagespan.trace.result import Gain, share
 
 
 class Rate(Figures, frozen=True):
@@ -25,6 +28,26 @@ class Rate(Figures, frozen=True):
     """Of the peak of the products' type."""
     memory_percent: float | None
     """Of the peak of the memory."""
+
+
+class ShapeRate(Rate, frozen=True):
+    """The rate of an operator with inputs of one shape; FLOPs and bytes are those of all calls."""
+
+    operator: str
+    shape: str
+    type: str
+    """The name of the peak, such as "bf16", or else the type as in the trace."""
+    kernel: str | None
+    bytes_at_least: bool
+    """Whether the operator may have moved more bytes than the shapes show."""
+    limit: Annotated[str, one_of(LIMITS)] | None
+    reason: str
+    call: Internal[Call]
+    cost: Internal[Cost]
+    units: Internal[int | None]
+    """The multiprocessors or compute units of the device; None if they are unknown."""
+    gain_at: Internal[Callable[[float], Gain | None]]
+    """Returns the gain if all calls reach a percentage of the peak."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from planted import Program
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import rates
 from stagespan.trace.analyses.rates import Rates
+from stagespan.trace.rates.work import ShapeRate
 from stagespan.trace.render.json_schema import json_schema
 from stagespan.trace.result import Unavailable
 
@@ -319,7 +320,7 @@ def test_rates_of_real_traces_equal_counts_by_hand(
         assert sum(row.flops or 0 for row in found.by_shape) <= 1.001 * total(found, expected)
 
 
-def same(row: rates.ShapeRate, operator: str, dims: str) -> bool:
+def same(row: ShapeRate, operator: str, dims: str) -> bool:
     return row.operator == operator and json.loads(dims) == [
         list(each.dims) if each is not None and not isinstance(each, tuple) else []
         for each in row.call.arguments
