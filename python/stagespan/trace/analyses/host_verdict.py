@@ -42,8 +42,8 @@ IN_STAGE, NO_STAGE = "in_stage", "no_stage"
 STAGE_PARTS = {IN_STAGE: "in a stage", NO_STAGE: "in no stage"}
 """The parts of the time of a trace that contains only stages."""
 _MOST_NAMED = 2
-# Percent: smaller parts are not named.
-_LEAST_NAMED = 5.0
+# Percent of the time in all stages: stages that take less are not named.
+_LEAST_STAGE_PERCENT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def verdict_on_stages(
     listed = [
         f"{shortened(name, 60)} {share(times_ns[name], total):.1f} %"
         for name in order
-        if share(times_ns[name], total) >= _LEAST_NAMED
+        if share(times_ns[name], total) >= _LEAST_STAGE_PERCENT
     ]
     begin, end = window
     parts = {IN_STAGE: covered_ns, NO_STAGE: end - begin - covered_ns}

@@ -46,7 +46,7 @@ _SHARES = Thresholds(25.0, 10.0, 3.0)
 _PREPARING_SHARES = Thresholds(25.0, 10.0)
 _FINISHING_SHARES = Thresholds(medium=25.0, low=10.0)
 # Percent of the idle time: smaller causes are not listed among several.
-_LEAST_NAMED = 10.0
+_LEAST_PERCENT_AMONG_SEVERAL = 10.0
 
 
 CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
@@ -432,7 +432,7 @@ class IdleFindings:
         largest = [
             (cause, time)
             for cause, time in self.by_cause.items()
-            if cause in self.evidence and share(time, self.idle_ns) >= _LEAST_NAMED
+            if cause in self.evidence and share(time, self.idle_ns) >= _LEAST_PERCENT_AMONG_SEVERAL
         ][:3]
         parts = [
             f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in largest

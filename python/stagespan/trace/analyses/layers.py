@@ -66,8 +66,8 @@ _FEW = 0.1
 _MOST_MORE_BY_ATTENTION = 2.0
 # The largest difference of the time of an attention call from that in the block.
 _ALIKE = 0.5
-# Percent: a page names layers that take at least so much of the time.
-_LEAST_NAMED = 50.0
+# Percent of the time: layers that take less are not named in the line of the result.
+_LEAST_PERCENT_IN_LINE = 50.0
 # The least fraction of the events' time: shorter repetitions do not count as layers.
 _LEAST_SHARE = 0.05
 
@@ -162,7 +162,7 @@ class Layers(StructResult, frozen=True):
             return _modules_line(self.modules)
         most = max(self.blocks.blocks, key=lambda block: block.total_ns)
         percent = share(most.total_ns, self.blocks.total_ns)
-        if percent < _LEAST_NAMED:
+        if percent < _LEAST_PERCENT_IN_LINE:
             return ""
         where = "the trace" if self.step is None else shortened(self.step)
         return (
@@ -586,7 +586,7 @@ def _modules_line(modules: Modules | None) -> str:
         return ""
     most = max(several, key=lambda m: (m.device_ns or 0) + (m.backward_ns or 0))
     percent = share((most.device_ns or 0) + (most.backward_ns or 0), modules.device_ns)
-    if percent < _LEAST_NAMED:
+    if percent < _LEAST_PERCENT_IN_LINE:
         return ""
     return (
         f"{most.instances:,} x {shortened(most.path[-1])}, {in_words(most.call_ns.median, 'ns')} a"

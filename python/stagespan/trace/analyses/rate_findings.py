@@ -40,7 +40,7 @@ _DOMINANT_PERCENT = 50.0
 _APPENDED_SHARES = Thresholds(medium=20.0, low=5.0)
 _TIMES_LARGER, _FEWEST_SIZES = 8, 3
 # Percent of the time of all shapes of a finding; the rates of shorter ones are not named.
-_LEAST_NAMED = 5.0
+_LEAST_SHAPE_PERCENT = 5.0
 _NOUNS = {
     MATMUL: ("rates.products", "matrix product"),
     CONVOLUTION: ("rates.convolutions", "convolution"),
@@ -123,7 +123,7 @@ def _below(
         return None
     time = sum(each.time_ns for each in shapes)
     percent = share(time, work_ns)
-    most = [each for each in shapes if share(each.time_ns, time) >= _LEAST_NAMED] or shapes
+    most = [each for each in shapes if share(each.time_ns, time) >= _LEAST_SHAPE_PERCENT] or shapes
     peaks = [each.peak_percent or 0.0 for each in most]
     memory = max(each.memory_percent or 0.0 for each in most)
     types = dict.fromkeys(each.type for each in most)
@@ -220,7 +220,11 @@ def slow_in_memory(shapes: Sequence[ShapeRate], work_ns: int, vendor: str | None
     reached = sum((each.memory_percent or 0.0) * each.time_ns for each in mine) / max(time, 1)
     if percent < _DOMINANT_PERCENT or reached >= USED_WELL:
         return None
-    rates = [(each.tb_s or 0.0) * 1e3 for each in mine if share(each.time_ns, time) >= _LEAST_NAMED]
+    rates = [
+        (each.tb_s or 0.0) * 1e3
+        for each in mine
+        if share(each.time_ns, time) >= _LEAST_SHAPE_PERCENT
+    ]
     return Finding(
         of_size("medium", time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
