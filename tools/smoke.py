@@ -64,6 +64,30 @@ def in_child() -> bool:
     os._exit(0 if stagespan.stats()["child"].count == 1 else 1)
 
 
+def ends_while_threads_work() -> bool:
+    """Fork; return whether a child ends as usual whose daemon threads read a trace meanwhile.
+
+    Python ends these threads inside the extension, until 3.13 by pthread_exit.
+    """
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] == 0
+    events = b'{"ph":"X","name":"work","ts":1,"dur":1,"pid":1,"tid":1},' * 20_000
+
+    def scan() -> None:
+        while True:
+            _core.TraceScanner().scan(events, 0)
+
+    class Late:
+        def __del__(self, sleep: Any = time.sleep) -> None:
+            sleep(1)  # Python is ending; all threads have requested its lock by then
+
+    for _ in range(3):
+        threading.Thread(target=scan, daemon=True).start()
+    sys.modules["late"] = Late()  # type: ignore[assignment]
+    sys.exit(0)
+
+
 def cost_ns(call: Any) -> float:
     """Return the least mean time of a call in ns, over some rounds."""
     best = float("inf")
@@ -110,6 +134,7 @@ def main() -> None:
         spans = recording.open(place["path"]).spans()
         assert len(spans) == len(stagespan.spans())
     assert in_child()
+    assert ends_while_threads_work()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         event = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1, "dur": 2}
