@@ -253,10 +253,11 @@ def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -
         steps = ("span", "work", "open", "close", "request", "enter", "chunk", "leave", "span")
         for step in steps:
             # WHEN nothing was recorded THEN the latest copy is that of now
-            until(lambda: read().is_same(read()))  # a request counts as ended after a moment
+            # A request counts as ended after a moment.
+            until(lambda: read().shares_copy_with(read()))
             latest = read()
             again = read()
-            assert again.is_same(latest)
+            assert again.shares_copy_with(latest)
             assert latest.read_ns is not None
             assert again.read_ns is not None
             assert again.read_ns > latest.read_ns
@@ -264,9 +265,9 @@ def test_a_recording_is_copied_again_when_something_was_recorded(folder: Path) -
             process.stdin.write(f"{step}\n")
             process.stdin.flush()
             ready(process)
-            assert not read().is_same(latest), step
+            assert not read().shares_copy_with(latest), step
         # THEN nothing is missing
-        until(lambda: read().is_same(read()))
+        until(lambda: read().shares_copy_with(read()))
         group = of_process.group
         figures = totals.sums([of_process])[group]
         assert figures.durations["stage"]["decode"].below[-1] == 4

@@ -320,7 +320,7 @@ class Node:
                 process.end()
                 continue
             # Before hand-offs are counted: the sender's recording may be read after the receiver's.
-            if process.used is None or not copy.is_same(process.used):
+            if process.used is None or not copy.shares_copy_with(process.used):
                 self._totals.roles.learn(copy)
             copies.append((process, copy))
         for process, copy in copies:

@@ -108,9 +108,9 @@ class Process:
         """
         marks = _core.recording_marks(self.handle)
         if marks and marks == self._marks and self.used is not None and self.taker.is_settled:
-            again = self.used.again(self.handle)
-            if again is not None and again.is_exact:
-                return again
+            reused = self.used.reuse(self.handle)
+            if reused is not None and reused.is_exact:
+                return reused
         self._read_marks = marks
         return Recording(self.path, everything=spans, handle=self.handle)
 
@@ -185,7 +185,7 @@ class Totals:
         """
         before = process.used
         process.accept(copy)
-        if before is not None and copy.is_same(before):
+        if before is not None and copy.shares_copy_with(before):
             process.longest_pause_s = math.inf
             return
         if copy.is_exact or copy.has_gone:

@@ -468,10 +468,11 @@ class Recording:
         # Without a full ring, threads share the rings of threads that have ended.
         return max(int(found["end_ns"].min()) for found in full or by_thread)
 
-    def again(self, handle: int) -> Recording | None:
-        """Return this copy as one of now, if nothing was recorded since (`_core.recording_marks`).
+    def reuse(self, handle: int) -> Recording | None:
+        """Return a recording with this copy, made now: if nothing was recorded since, it is equal.
 
-        None if the process, whose open file is ``handle``, may have ended.
+        `_core.recording_marks` shows whether anything was. None if the process, whose open file is
+        ``handle``, may have ended.
         """
         if self.state != "alive" or not self._info["is_locked"] or not is_locked(handle):
             return None
@@ -481,8 +482,8 @@ class Recording:
             found.read_ns = self.read_ns + found._made_ns - self._made_ns
         return found
 
-    def is_same(self, other: Recording) -> bool:
-        """Whether both are one copy (`again`)."""
+    def shares_copy_with(self, other: Recording) -> bool:
+        """Whether the copy of one of them was reused for the other (`reuse`)."""
         return self._copy is other._copy
 
     def refresh(self) -> Recording:
