@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ def joined(first: Trace, others: Sequence[Trace]) -> Trace:
     arguments = first.arguments["events"]
     for number, other in enumerate(others, 1):
         name_of, category_of = _added(names, other.names), _added(categories, other.categories)
-        later_ns = _begin(first) - _begin(other)
+        later_ns = _first_begin_ns(first) - _first_begin_ns(other)
         tables.append(_moved(other.events, name_of, category_of, number * _FILE, later_ns))
         flows.append(_moved_flows(other.flows, category_of, number * _FILE, later_ns))
         arguments = _both(arguments, other.arguments["events"])
@@ -63,15 +63,16 @@ def _added(words: list[str], others: list[str]) -> NDArray[np.int32]:
     return np.array([*found, -1], dtype=np.int32)
 
 
-def _columns(of: type[Any], tables: Iterable[Any]) -> dict[str, NDArray[Any]]:
-    tables = list(tables)
+def _columns(of: type[Any], tables: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    """Return the columns of the dataclass `of`, each with the rows of all tables in order."""
     return {
         each.name: np.concatenate([getattr(table, each.name) for table in tables])
         for each in fields(of)
     }
 
 
-def _begin(trace: Trace) -> int:
+def _first_begin_ns(trace: Trace) -> int:
+    """Return when the first event of a trace begins, in ns; 0 without events."""
     return int(trace.events.begin_ns.min()) if len(trace.events) else 0
 
 
@@ -82,6 +83,10 @@ def _moved(
     offset: int,
     later_ns: int,
 ) -> Events:
+    """Return events with the codes and ids of a joined trace, at times that are `later_ns` later.
+
+    `name_of` and `category_of` have the new code of each old one, and `offset` is added to ids.
+    """
     return replace(
         events,
         name=name_of[events.name],
@@ -95,6 +100,7 @@ def _moved(
 
 
 def _moved_flows(flows: Flows, category_of: NDArray[np.int32], offset: int, later_ns: int) -> Flows:
+    """Return flows with the codes, ids and times of a joined trace, as `_moved`."""
     return replace(
         flows,
         id=flows.id + offset,
@@ -146,6 +152,7 @@ def _both(first: ArgumentTable, second: ArgumentTable) -> ArgumentTable:
 
 
 def _other_shapes(shape: NDArray[np.int32], offset: int) -> NDArray[np.int32]:
+    """Return the numbers of the second table's shapes after `offset` shapes of the first one."""
     result: NDArray[np.int32] = np.where(shape > 0, shape + np.int32(offset - 1), np.int32(0))
     return result
 
@@ -165,6 +172,7 @@ def _all_texts(first: Texts, second: Texts) -> tuple[Texts, NDArray[np.int64]]:
 
 
 def _appended(texts: Texts, more: Sequence[str]) -> Texts:
+    """Return `texts` followed by `more`."""
     encoded = [text.encode() for text in more]
     last = texts.ends[-1] if len(texts) else 0
     ends = last + np.cumsum([len(each) for each in encoded], dtype=np.int64)
