@@ -15,12 +15,12 @@ import msgspec
 
 from stagespan.text.amounts import in_words
 from stagespan.trace.analyses import (
-    captures,
     communication,
     compiled,
     critical_path,
     device_use,
     flame,
+    graph_captures,
     host,
     idle,
     kernels,
@@ -69,7 +69,7 @@ ANALYSES: dict[str, Analyze] = {
     "launches": launches.analyze,
     "host": host.analyze,
     "kernels": kernels.analyze,
-    "captures": captures.analyze,
+    "captures": graph_captures.analyze,
     "rates": rates.analyze,
     "compiled": compiled.analyze,
     "training": training.analyze,
@@ -264,7 +264,7 @@ def analyze(
     # The pages of the results ask for the same facts again.
     view = TraceView.of(trace)
     if captures:
-        view = view.with_captures(captures)
+        view = view.with_capture_traces(captures)
     names = _applicable(view) if only is None else list(only)
     unknown = [name for name in names if name not in known]
     if unknown:

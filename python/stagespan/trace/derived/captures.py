@@ -3,6 +3,11 @@
 A graph is launched by one call, so the trace of a replay does not show the operators of its
 kernels. The launches under capture do. They are in another trace, made while the graph was
 captured, or earlier in the same one. Kernels and launches are matched by order and name.
+
+A capture is one recording of launches into a graph, and a capture trace is the file of a profiler
+that ran meanwhile, which can have several. A tape is the launches of a capture, or of a thread that
+ran the work directly. A graph gets its operators from the candidates that fit best: parts of tapes
+with the same work.
 """
 
 from __future__ import annotations
@@ -98,14 +103,14 @@ class GraphMatch:
     matched: int
     """The number of events of each launch whose operators are known."""
     matched_ns: int
-    captures: int
-    """The number of captures that fit equally well."""
+    candidates: int
+    """The number of candidates that fit equally well."""
     source: str | None
     """The annotation around the capture, or "work outside of graphs"; None without a match."""
     shapes: bool
     """Whether the shapes are known for all launches."""
     closest: float
-    """The percentage of the work that the most similar capture has."""
+    """The percentage of the work that the most similar tape has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +250,7 @@ class _Search:
         code[trace.rows_of(["gpu_memset"])[rows] | named(trace, _FILL)[rows]] = FILL
         return code
 
-    # --- the captures ---
+    # --- the tapes ---
 
     @cached_property
     def _tapes(self) -> list[Tape]:
@@ -259,7 +264,7 @@ class _Search:
         ran = self._ran[rows] >= 0
         direct, captured = rows[ran], rows[~ran]
         code = self._code_of_launch(rows)
-        tapes = self._captures(captured, code[~ran])
+        tapes = self._tapes_of_captures(captured, code[~ran])
         _, thread = threads(hosts, direct)
         for some in by_group(thread, int(thread.max()) + 1) if len(direct) else []:
             tapes.append(Tape(direct[some], code[ran][some], False, False))
@@ -298,7 +303,7 @@ class _Search:
             return COPY if _COPY.search(kernel) else FILL
         return self._codes.get(kernel, unknown)
 
-    def _captures(self, rows: Rows, code: Numbers) -> list[Tape]:
+    def _tapes_of_captures(self, rows: Rows, code: Numbers) -> list[Tape]:
         """Split captured launches where captures begin and end; calls of a process in order."""
         hosts, events = self.hosts, self.hosts.events
         calls = launches(hosts)
@@ -447,12 +452,12 @@ class _Search:
         closest: float,
     ) -> None:
         """Set the calls of all launches of one sequence of work."""
-        tapes = [calls for calls, _ in found]
-        alike = all(self._same_work(tapes[0], each) for each in tapes[1:])
-        sizes = [self._size(int(each[each >= 0][0])) for each in tapes]
-        with_shapes = bool(tapes)
-        for at, (call, some) in enumerate(launched) if tapes else ():
-            choice, shapes = at % len(tapes), alike
+        candidates = [calls for calls, _ in found]
+        alike = all(self._same_work(candidates[0], each) for each in candidates[1:])
+        sizes = [self._size(int(each[each >= 0][0])) for each in candidates]
+        with_shapes = bool(candidates)
+        for at, (call, some) in enumerate(launched) if candidates else ():
+            choice, shapes = at % len(candidates), alike
             size = self._size(call)
             fits = [
                 (own, number) for number, own in enumerate(sizes) if own and size and own >= size
@@ -462,11 +467,13 @@ class _Search:
                 least = min(own for own, _ in fits)
                 same = [number for own, number in fits if own == least]
                 choice = same[at % len(same)]
-                shapes = all(self._same_work(tapes[same[0]], tapes[each]) for each in same)
+                shapes = all(
+                    self._same_work(candidates[same[0]], candidates[each]) for each in same
+                )
             elif size and all(sizes):
                 shapes = False
             with_shapes &= shapes
-            self.call[some] = tapes[choice]
+            self.call[some] = candidates[choice]
             self.with_shapes[some] = shapes
         times = self._trace.events.dur_ns[self._rows]
         every = np.concatenate([some for _, some in launched])
@@ -478,7 +485,7 @@ class _Search:
                 time_ns=int(times[every].sum()),
                 matched=len(known) // len(launched),
                 matched_ns=int(times[known].sum()),
-                captures=len(tapes),
+                candidates=len(candidates),
                 source=self._source(*found[0]) if found else None,
                 shapes=with_shapes,
                 closest=closest,

@@ -41,9 +41,9 @@ class TraceView(Trace):
         trace = plausible(trace)
         return cls(**{each.name: getattr(trace, each.name) for each in fields(Trace)})
 
-    def with_captures(self, captures: Sequence[Trace]) -> TraceView:
-        """Return a view that also has the traces of the capture of its device graphs."""
-        both = joined(self, [TraceView.of(each) for each in captures])
+    def with_capture_traces(self, traces: Sequence[Trace]) -> TraceView:
+        """Return a view that also has the events of traces of the capture of its device graphs."""
+        both = joined(self, [TraceView.of(each) for each in traces])
         columns = {each.name: getattr(both, each.name) for each in fields(Trace)}
         return replace(
             self,

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from planted import Program
 
 from stagespan.trace import Trace, read_trace
-from stagespan.trace.analyses import captures, layers, rates
-from stagespan.trace.analyses.captures import Captures
+from stagespan.trace.analyses import graph_captures, layers, rates
+from stagespan.trace.analyses.graph_captures import Captures
 from stagespan.trace.analyses.kernel_rows import KernelRows, kernel_rows
 from stagespan.trace.analyses.layers import Layers
 from stagespan.trace.analyses.rates import Rates
@@ -158,7 +158,7 @@ class Recorded:
 
 def view(trace: Trace, *others: Trace) -> TraceView:
     found = TraceView.of(trace)
-    return found.with_captures(others) if others else found
+    return found.with_capture_traces(others) if others else found
 
 
 def work_of(trace: Trace) -> CapturedWork:
@@ -168,7 +168,7 @@ def work_of(trace: Trace) -> CapturedWork:
 
 
 def report_of(trace: Trace) -> Captures:
-    found = captures.analyze(trace)
+    found = graph_captures.analyze(trace)
     assert isinstance(found, Captures)
     fits(found.to_dict(), json_schema()["properties"]["captures"])
     return found

@@ -31,7 +31,7 @@ def analyze(trace: Trace) -> Captures | Unavailable:
             matched_percent=100.0 * each.matched / each.events,
             with_shapes=each.shapes,
             source=each.source,
-            captures=each.captures,
+            captures=each.candidates,
             closest_percent=each.closest,
         )
         for each in found.graphs
