@@ -1,4 +1,4 @@
-"""Device use, launches and verdicts of synthetic programs, exact to the nanosecond."""
+"""The use of devices: busy, communicating and copying; exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -6,44 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from commands import unstated
-from planted import CALL, LATENCY, Program
+from device_programs import US, device_only, devices_only, judged, use_of
+from planted import CALL, Program
 
 from stagespan.text.amounts import in_words
-from stagespan.trace import Trace, read_trace
-from stagespan.trace.analyses import device_use, launches, verdict
-from stagespan.trace.analyses.device_use import Use
-from stagespan.trace.analyses.idle import Idle
-from stagespan.trace.analyses.launches import Launches, Percentiles, QueueDepth
+from stagespan.trace import read_trace
+from stagespan.trace.analyses import launches, verdict
+from stagespan.trace.analyses.launches import Launches
 from stagespan.trace.analyses.verdict import Verdict
-from stagespan.trace.analysis import analyze
-from stagespan.trace.derived import idle_causes as causes
-from stagespan.trace.derived.device import COMMUNICATION, COPY, launch_of
+from stagespan.trace.derived.device import COMMUNICATION, COPY
 from stagespan.trace.derived.gaps import gaps
-from stagespan.trace.result import Unavailable
-
-US = 1_000
-
-
-def use_of(trace: Trace) -> Use:
-    found = device_use.analyze(trace)
-    assert isinstance(found, Use)
-    assert unstated(found.findings()) == []
-    return found
-
-
-def device_only(tmp_path: Path, *work: tuple[str, str, int, int, int]) -> Trace:
-    """A trace of device events: name, category, stream, begin and end in us."""
-    path = tmp_path / "device.json"
-    entries = [
-        {"ph": "X", "name": name, "cat": cat, "ts": begin, "dur": end - begin, "pid": 0,
-         "tid": stream, "args": {"device": 0, "stream": stream}}
-        for name, cat, stream, begin, end in work
-    ]  # fmt: skip
-    path.write_text(json.dumps(entries))
-    return read_trace(path)
 
 
 def test_communication_that_nothing_hides(tmp_path: Path) -> None:
@@ -231,105 +204,6 @@ def test_advice_is_for_the_copies_that_take_the_most_time(tmp_path: Path) -> Non
     assert use.longest[0, COPY].figure == 200 * US
 
 
-@pytest.mark.parametrize(
-    ("name", "cat", "expected"),
-    [
-        ("gemm", "kernel", "device-busy"),
-        ("rcclKernel", "kernel", "communication-bound"),
-        ("Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", "copy-bound"),
-    ],
-)
-def test_the_verdict_is_the_activity_with_the_most_time(
-    name: str, cat: str, expected: str, tmp_path: Path
-) -> None:
-    # GIVEN a device that does one thing for 80 % of its time
-    other = ("gemm", "kernel") if cat == "gpu_memcpy" else ("Memcpy DtoD", "gpu_memcpy")
-    trace = device_only(tmp_path, (name, cat, 7, 0, 800), (*other, 7, 800, 1_000))
-    # WHEN the verdict is determined
-    found = verdict.analyze(trace)
-    # THEN it is this activity, with that figure
-    assert isinstance(found, Verdict)
-    assert found.verdict == expected
-    assert found.to_dict()["percent"] == 80
-    assert (found.time_ns, found.whole_ns) == (800 * US, 1_000 * US)
-
-
-@pytest.mark.parametrize(("lost", "expected"), [(240, "device-busy"), (250, "communication-bound")])
-def test_a_quarter_of_lost_time_decides(lost: int, expected: str, tmp_path: Path) -> None:
-    # GIVEN a device that computes for most of its time, and communicates for the rest
-    trace = device_only(
-        tmp_path,
-        ("gemm", "kernel", 7, 0, 1_000 - lost),
-        ("ncclKernel", "kernel", 7, 1_000 - lost, 1_000),
-    )
-    # WHEN the verdict is determined
-    found = judged(trace)
-    # THEN communication decides if it takes a quarter
-    assert found.verdict == expected
-    assert found.times_ns == {
-        "device-busy": (1_000 - lost) * US,
-        "communication-bound": lost * US,
-    }
-
-
-def test_the_causes_on_the_host_decide_together(tmp_path: Path) -> None:
-    # GIVEN a device that computes for 60 %, and a host that loses 13 % to each of three causes
-    program = Program()
-    for _ in range(10):
-        program.operator(us=600)
-        program.wait(tail=130)
-        program.event(
-            "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
-            "user_annotation", program.now, program.now + 130,
-        )  # fmt: skip
-        program.work(130)
-        program.call("cudaMalloc", 130)
-    program.operator(us=600)
-    # WHEN the verdict is determined
-    trace = program.trace(tmp_path)
-    found = judged(trace)
-    # THEN it is the host, although each cause takes less than a quarter, and computing most
-    assert max(t for part, t in found.parts_ns.items() if part != "computing") < found.whole_ns / 4
-    assert found.parts_ns["computing"] > found.whole_ns / 2
-    assert found.verdict == "host-bound"
-    assert found.time_ns == found.whole_ns - found.parts_ns["computing"]
-    # AND the largest finding is as severe as all of it
-    idle = analyze(trace, ["idle"]).findings()
-    assert [each.severity for each in idle] == ["high", *(["medium"] * (len(idle) - 1))]
-    assert len(idle) == 3
-
-
-def test_time_before_and_after_all_work_of_a_trace_without_steps(tmp_path: Path) -> None:
-    # GIVEN a trace without steps that begins long before the device's work
-    program = Program()
-    with program.within("import_all", "user_annotation"):
-        program.work(400)
-    program.operator(us=1_000, before=0)
-    # WHEN the verdict is determined
-    found = judged(program.trace(tmp_path))
-    # THEN this time, which another begin of the recording would change, does not decide
-    assert found.parts_ns["preparation"] > found.whole_ns / 4
-    assert found.verdict == "device-busy"
-
-
-def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> None:
-    # GIVEN a device that pauses 40 µs between kernels of 10 µs, all launched long before
-    program = Program()
-    for _ in range(20):
-        program.launch("tiny", 10)
-        program.free[7] += 40
-    # WHEN the verdict is determined
-    found = verdict.analyze(program.trace(tmp_path))
-    # THEN launches that the pauses hide are not blamed
-    assert isinstance(found, Verdict)
-    assert (found.verdict, found.cause) == ("wait-bound", "queued")
-    assert found.times_ns == {
-        "wait-bound": 19 * 40 * US,
-        "device-busy": 20 * 10 * US,
-        "launch-bound": (CALL + LATENCY) * US,
-    }
-
-
 def test_several_devices_are_distinguished(tmp_path: Path) -> None:
     # GIVEN two devices, of which one is idle half of its time
     path = tmp_path / "two.json"
@@ -353,25 +227,6 @@ def test_several_devices_are_distinguished(tmp_path: Path) -> None:
     }
     assert written["idle_us"] == 0
     assert written["overlap_us"] == 50
-
-
-def devices_only(tmp_path: Path, *work: tuple[str, int, int, int]) -> Trace:
-    """A trace of kernels and copies: name, device, begin and end in us."""
-    path = tmp_path / "devices.json"
-    entries = [
-        {"ph": "X", "name": name, "cat": "gpu_memcpy" if "Memcpy" in name else "kernel",
-         "ts": begin, "dur": end - begin, "pid": device, "tid": 7,
-         "args": {"device": device, "stream": 7}}
-        for name, device, begin, end in work
-    ]  # fmt: skip
-    path.write_text(json.dumps(entries))
-    return read_trace(path)
-
-
-def judged(trace: Trace) -> Verdict:
-    found = verdict.analyze(trace)
-    assert isinstance(found, Verdict)
-    return found
 
 
 def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: Path) -> None:
@@ -409,137 +264,6 @@ def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: P
     assert use.tables()[1].rows[0] == ("device 0", 0, US * 1_000, 0, 0, US * 1_000, US * 1_000, 0)
     times = [row[1] for row in use.tables()[0].rows]
     assert times == [1_000 * US, 1_000 * US, 0, 0]
-
-
-def test_devices_that_are_idle_together(tmp_path: Path) -> None:
-    # GIVEN two devices that each get a kernel, 5 µs apart, from a host that then works for 3 ms
-    program = Program()
-    for _ in range(2):
-        for device in (0, 1):
-            program.launch("gemm", 20, stream=device)
-            program.events[-1]["args"]["device"] = device
-        program.work(3_000)
-    trace = program.trace(tmp_path)
-    # WHEN the causes are determined
-    idle = analyze(trace, ["idle"]).results["idle"]
-    assert isinstance(idle, Idle)
-    # THEN the causes are for the time in which both are idle, and say so
-    both = 3_000 - 20 - LATENCY
-    assert idle.by_cause == {
-        causes.HOST_UNSEEN: both * US,
-        causes.LAUNCH: (CALL + LATENCY) * US,
-    }
-    assert idle.tables()[0].title == "Why all devices were idle"
-    (finding,) = idle.findings()
-    assert (finding.code, finding.evidence[0].figure) == ("idle.host_unseen", 2_977 * US)
-    assert idle.devices == 2
-    # AND in the verdict they count for each device, as do the first launch and its latency, and 5
-    # µs for each in which the other one worked: after both first kernels, and before and after all
-    found = judged(trace)
-    assert (found.verdict, found.cause, found.differs) == ("host-bound", causes.HOST_UNSEEN, ())
-    assert found.times_ns == {
-        "host-bound": 2 * (both + 2 * (CALL + LATENCY)) * US,
-        "device-busy": 4 * 20 * US,
-        "wait-bound": 4 * 5 * US,
-    }
-
-
-def test_a_device_that_was_idle_as_long_as_it_computed_is_not_named(tmp_path: Path) -> None:
-    # GIVEN a device that is mostly idle, and one that is idle half of its time
-    trace = devices_only(
-        tmp_path, ("gemm", 0, 0, 1), ("gemm", 0, 19, 20), ("gemm", 1, 0, 5), ("gemm", 1, 15, 20)
-    )
-    # WHEN the verdict is determined by their idle time
-    found = judged(trace)
-    # THEN the second is not an exception
-    assert (found.verdict, found.cause, found.differs) == ("cannot tell", "not_traced", ())
-
-
-def test_a_device_that_differs_from_most_is_named(tmp_path: Path) -> None:
-    # GIVEN three devices that compute, one that communicates, and one that copies briefly
-    trace = devices_only(
-        tmp_path,
-        ("ncclKernel", 2, 0, 1_000),
-        *(("gemm", device, 0, 1_000) for device in (0, 1, 3)),
-        ("Memcpy HtoD", 4, 0, 10),
-    )
-    # WHEN the verdict is determined
-    # THEN the one that communicates is named, and the brief copy is not
-    found = judged(trace)
-    assert (found.verdict, found.devices) == ("device-busy", 5)
-    assert (found.time_ns, found.whole_ns) == (3_000 * US, 5_000 * US)
-    (differing,) = found.differs
-    assert differing.startswith("device 2: ")
-    # AND if several differ, the first is named and the others are counted
-    work = [("ncclKernel", device, 0, 1_000) for device in (5, 6)]
-    work += [("gemm", device, 0, 1_000) for device in range(5)]
-    sentence = judged(devices_only(tmp_path, *work, ("ncclKernel", 7, 0, 1_000))).sentence
-    assert "This does not apply to device 5: " in sentence
-    assert sentence.endswith(" It also does not apply to 2 other devices.")
-
-
-def test_devices_that_take_turns(tmp_path: Path) -> None:
-    # GIVEN two devices of which one works at a time, and a gap with both idle
-    trace = devices_only(
-        tmp_path,
-        ("gemm", 0, 0, 100),
-        ("gemm", 1, 100, 200),
-        ("gemm", 0, 250, 300),
-        ("gemm", 1, 300, 400),
-    )
-    # WHEN the verdict is determined
-    found = judged(trace)
-    # THEN a device that is idle while the other works is distinguished from both being idle
-    assert (found.span_ns, found.whole_ns) == (600 * US, 800 * US)
-    assert found.times_ns == {
-        "wait-bound": 350 * US,
-        "device-busy": 350 * US,
-        "cannot tell": 100 * US,
-    }
-    assert found.parts_ns["other_device_busy"] == 350 * US
-    # AND it is reported if it takes most of the time
-    late = judged(
-        devices_only(
-            tmp_path,
-            ("gemm", 0, 0, 10),
-            ("gemm", 1, 10, 100),
-            ("gemm", 0, 100, 110),
-            ("gemm", 2, 0, 10),
-            ("gemm", 2, 105, 110),
-        )
-    )
-    assert (late.verdict, late.cause) == ("wait-bound", None)
-    assert late.sentence.startswith(
-        "Wait-bound: for 205.000 µs of 330.000 µs (62.1 %; 3 devices times the trace's 110.000 µs)"
-        " the devices were idle while another device worked. They computed for 125.000 µs (37.9 %)."
-        " This does not apply to device 1:"
-    )
-
-
-def test_time_between_the_work_of_two_devices_counts_for_both(tmp_path: Path) -> None:
-    # GIVEN a device that begins long after the other one has finished
-    trace = devices_only(tmp_path, ("gemm", 0, 0, 10), ("gemm", 1, 990, 1_000))
-    # WHEN the verdict is determined
-    found = judged(trace)
-    # THEN the time in between is counted, although it is in neither device's span
-    assert (found.span_ns, found.whole_ns) == (1_000 * US, 2_000 * US)
-    assert found.times_ns == {
-        "cannot tell": 1_960 * US,
-        "device-busy": 20 * US,
-        "wait-bound": 20 * US,
-    }
-    assert found.parts_ns["other_device_busy"] == 20 * US
-    assert found.cause == "not_traced"
-
-
-def test_device_events_without_a_duration_have_no_verdict(tmp_path: Path) -> None:
-    # GIVEN kernels that begin and end at one time
-    trace = device_only(tmp_path, ("gemm", "kernel", 7, 5, 5), ("gemm", "kernel", 7, 9, 9))
-    # WHEN the verdict is determined
-    found = verdict.analyze(trace)
-    # THEN there is none
-    assert isinstance(found, Unavailable)
-    assert "device events have no duration" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -702,119 +426,3 @@ def test_a_launch_by_the_first_event_is_in_the_trace(tmp_path: Path) -> None:
     assert use.to_dict()["gpu_events_without_launch_in_trace"] == 0
     assert (use.without_launch, use.before_window_ns) == (0, 0)
     assert "sums over" not in use.tables()[0].note
-
-
-def test_processes_with_the_same_correlations_do_not_get_each_others_launches(
-    tmp_path: Path,
-) -> None:
-    # GIVEN two processes in one file that both count their launches from 1; one counts further
-    path = tmp_path / "processes.json"
-    entries: list[dict[str, Any]] = []
-    for pid, device, count in ((100, 0, 1), (200, 1, 2)):
-        for number in range(1, count + 1):
-            begin = 1_000 * number + pid
-            args = {"correlation": number}
-            call = {"ph": "X", "name": "cudaLaunchKernel", "cat": "cuda_runtime", "pid": pid}
-            entries.append(call | {"tid": pid, "ts": begin, "dur": device + 5, "args": args})
-            kernel = {"ph": "X", "name": "gemm", "cat": "kernel", "pid": device, "tid": 7}
-            args = args | {"device": device, "stream": 7}
-            entries.append(kernel | {"ts": begin + 20, "dur": 50, "args": args})
-    path.write_text(json.dumps(entries))
-    trace = read_trace(path)
-    # WHEN the kernels are matched with their launches
-    kernels = [row for row, entry in enumerate(entries) if entry["cat"] == "kernel"]
-    found = launch_of(trace, np.array(kernels))
-    # THEN only the one with a correlation that a single process has is matched, the others are
-    # unknown
-    assert found.tolist() == [-1, -1, 4]
-    assert use_of(trace).without_launch == 2
-    # AND if none is left, all are unknown
-    path.write_text(json.dumps(entries[:4]))
-    assert launch_of(read_trace(path), np.array(kernels[:2])).tolist() == [-1, -1]
-
-
-def test_a_queue_that_grows(tmp_path: Path) -> None:
-    # GIVEN ten kernels of 100 µs, launched 5 µs apart
-    program = Program()
-    for _ in range(10):
-        program.launch("gemm", 100)
-    # WHEN the launches are analysed
-    found = launches.analyze(program.trace(tmp_path))
-    # THEN delay and depth are those of the queue: the n-th kernel waits for n others
-    assert isinstance(found, Launches)
-    delays = [LATENCY + n * (100 - CALL) for n in range(10)]
-    assert found.delay_ns is not None
-    assert found.delay_ns.max == delays[-1] * US
-    assert found.delay_ns.median == (delays[4] + delays[5]) * US // 2
-    # When the second is launched, the first has not begun; when the third is launched, it has.
-    assert found.depth == QueueDepth((0 + 1 + 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / 10, 8)
-    assert found.found_empty == 1
-
-
-@pytest.mark.parametrize(
-    "call", ["hipMemcpyAsync", "cudaLaunchKernelExC", "cuLaunchKernel", "urEnqueueKernelLaunch"]
-)
-def test_a_copy_in_two_parts_is_not_a_graph(call: str, tmp_path: Path) -> None:
-    # GIVEN a call that the device runs in two parts of 30 µs, 4 µs apart, without other work
-    program = Program()
-    program.launch("Memcpy HtoD", 30, cat="gpu_memcpy", call=call)
-    first = program.events[-1]
-    program.events.append(first | {"ts": first["ts"] + 34})
-    trace = program.trace(tmp_path)
-    # WHEN its launches are analysed, and the causes of idle time
-    found = analyze(trace, ["launches", "idle"]).results
-    # THEN there is no graph, and the gap does not belong to one
-    assert isinstance(found["launches"], Launches)
-    assert (found["launches"].graphs, found["launches"].launched) == ([], 2)
-    assert isinstance(found["idle"], Idle)
-    assert found["idle"].by_cause == {causes.QUEUED: 4 * US}
-
-
-def test_an_unknown_call_of_one_kernel_is_not_a_graph(tmp_path: Path) -> None:
-    # GIVEN launches by a call with an unknown name, the last of which launches two kernels
-    program = Program()
-    for _ in range(3):
-        program.launch("gemm", 30, call="vendorSubmit")
-    program.events.append(program.events[-1] | {"ts": program.free[7] + 4})
-    # WHEN its launches are analysed
-    found = launches.analyze(program.trace(tmp_path))
-    # THEN only the last call launches a graph
-    assert isinstance(found, Launches)
-    assert [(each.launches, each.device_events) for each in found.graphs] == [(1, 2)]
-
-
-def test_an_operator_of_several_kernels_is_not_a_graph_on_ascend(traces: Path) -> None:
-    # GIVEN a real rank, whose operators are compiled as they run: 5 calls, 10 kernels
-    folder = traces / "ascend_level1" / "rank0_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
-    trace = read_trace(folder / "trace_view.json.gz")
-    # WHEN its launches are analysed
-    # THEN none is a graph's
-    found = launches.analyze(trace)
-    assert isinstance(found, Launches)
-    assert found.graphs == []
-
-
-def test_a_starved_device_is_found_empty(tmp_path: Path) -> None:
-    # GIVEN kernels that are finished before the next one is launched
-    program = Program()
-    for _ in range(10):
-        program.launch("gemm", 2)
-        program.work(100)
-    # WHEN the launches are analysed
-    found = launches.analyze(program.trace(tmp_path))
-    # THEN every launch found the device empty
-    assert isinstance(found, Launches)
-    assert (found.found_empty, found.depth) == (10, QueueDepth(0.0, 0))
-    assert found.delay_ns == Percentiles(*(LATENCY * US,) * 3)
-    assert found.call_ns == Percentiles(*(CALL * US,) * 3)
-
-
-def test_an_unknown_analysis_is_refused(tmp_path: Path) -> None:
-    # GIVEN a trace
-    trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
-    # WHEN an unknown analysis is requested
-    # THEN it is refused; a single known one runs alone
-    with pytest.raises(KeyError, match="no analysis 'idel'"):
-        analyze(trace, ["idel"])
-    assert list(analyze(trace, ["idle"]).results) == ["idle"]
-    assert not isinstance(analyze(trace, ["idle"]).results["idle"], Unavailable)
