@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from claims import CHECKS, UNCHECKED, Claim, Page, _is
+from checks import CHECKS, UNCHECKED, Claim, Page, equals
 from finding_claims import evidence, gains, sentences
 from raw_trace import Event, RawTrace, clipped, length
 
@@ -189,13 +189,13 @@ def _steps(page: Page, raw: RawFolder) -> Iterator[Claim]:
     }
     rows = raw.rows("step_trace_time.csv")
     told = page.told["ascend_steps"]["steps"]
-    yield _is("Ascend steps", "count", len(told), len(rows), 0)
+    yield equals("Ascend steps", "count", len(told), len(rows), 0)
     for step, row in zip(told, rows, strict=True):
         for key, column in columns.items():
             # Times of day are doubles in the file, which are 0.25 µs apart.
             within = 0.25 if column in ("Stage", "Preparing") else 0.01
             text = f"step {step['step']}, {column}"
-            yield _is("Ascend steps", text, step[key], float(row[column]), within)
+            yield equals("Ascend steps", text, step[key], float(row[column]), within)
 
 
 @_check
@@ -209,9 +209,9 @@ def _operators(page: Page, raw: RawFolder) -> Iterator[Claim]:
         sums[row["Type"], row["Accelerator Core"]].append(float(row["Duration(us)"]))
     for each in page.told["ascend_operators"]["by_type"]:
         times = sums.get((each["type"], each["core"]), [])
-        yield _is("Ascend operators", f"{each['type']}, number", each["count"], len(times), 0)
+        yield equals("Ascend operators", f"{each['type']}, number", each["count"], len(times), 0)
         # Two tables of the profiler round differently.
-        yield _is("Ascend operators", f"{each['type']}, µs", each["total_us"], sum(times), 0.05)
+        yield equals("Ascend operators", f"{each['type']}, µs", each["total_us"], sum(times), 0.05)
 
 
 @_check
@@ -220,9 +220,9 @@ def _calls(page: Page, raw: RawFolder) -> Iterator[Claim]:
     rows = {(row["Level"], row["API Name"]): row for row in raw.rows("api_statistic.csv")}
     for each in page.told["ascend_api"].get("calls", [])[:20]:
         row = rows[each["level"], each["name"]]
-        yield _is("Ascend calls", f"{each['name']}, number", each["count"], int(row["Count"]), 0)
+        yield equals("Ascend calls", f"{each['name']}, number", each["count"], int(row["Count"]), 0)
         time = float(row["Time(us)"])
-        yield _is("Ascend calls", f"{each['name']}, µs", each["total_us"], time, 0.01)
+        yield equals("Ascend calls", f"{each['name']}, µs", each["total_us"], time, 0.01)
 
 
 @_check
@@ -237,7 +237,7 @@ def _collectives(page: Page, raw: RawFolder) -> Iterator[Claim]:
             ("synchronization_us", "Synchronization"), ("idle_us", "Idle"),
         ):  # fmt: skip
             text, found = f"{each['name']}, {column}", 1000 * times[f"{column} Time(ms)"]
-            yield _is("Ascend collectives", text, each[key], found, 0.001)
+            yield equals("Ascend collectives", text, each[key], found, 0.001)
     sizes: dict[tuple[str, str], float] = defaultdict(float)
     for groups in raw.document("communication_matrix.json").values():
         for operations in groups.values():
@@ -248,7 +248,7 @@ def _collectives(page: Page, raw: RawFolder) -> Iterator[Claim]:
                         sizes[source, target] += content["Transit Size(MB)"]
     for link in told.get("links", []):
         text, found = f"link {link['from']} to {link['to']}, MB", sizes[link["from"], link["to"]]
-        yield _is("Ascend collectives", text, link["megabytes"], found, 0.001)
+        yield equals("Ascend collectives", text, link["megabytes"], found, 0.001)
 
 
 # --- Findings ---
@@ -386,7 +386,7 @@ def _findings(page: Page, raw: RawFolder) -> Iterator[Claim]:
             continue
         for key, (value, within) in script(page, raw).items():
             if key in finding["figures"]:
-                yield _is(kind, key, finding["figures"][key], value, within)
+                yield equals(kind, key, finding["figures"][key], value, within)
 
 
 @_check
@@ -405,7 +405,7 @@ def _shown(page: Page, raw: RawFolder) -> Iterator[Claim]:
             name = each["event"].partition(", ")[0]
             if name in totals and ", no data" not in each["event"]:
                 text = f"{finding['code']}: {each['event']}"
-                yield _is("evidence", text, each["figure"], totals[name], 0.01)
+                yield equals("evidence", text, each["figure"], totals[name], 0.01)
 
 
 # --- Jobs of several ranks ---
@@ -439,17 +439,17 @@ def claims_of_job(told: dict[str, Any], folder: Path) -> list[Claim]:
         # Clocks are aligned by the collectives, so their ends are the same only nearly.
         "ranks.waiting": {"time_us": (waited, 0.01 * waited)},
     }
-    found = [_is("ranks", "collectives", told["ranks"]["matched_collectives"], matched, 0)]
+    found = [equals("ranks", "collectives", told["ranks"]["matched_collectives"], matched, 0)]
     for finding in told["findings"]:
         code, figures = finding["code"], finding["figures"]
         kind = f"finding {code}"
         for key, (value, within) in expected.get(code, {}).items():
             if key in figures:
-                found.append(_is(kind, key, figures[key], value, within))
+                found.append(equals(kind, key, figures[key], value, within))
         if code == "ranks.late":
             most = max(last.values())
-            found.append(_is(kind, "rank", last[int(figures["rank"])], most, 0))
-            found.append(_is(kind, "last", figures["last"], most, 1))
+            found.append(equals(kind, "rank", last[int(figures["rank"])], most, 0))
+            found.append(equals(kind, "last", figures["last"], most, 1))
     return found + list(sentences(Page(folder.name, told, None)))  # type: ignore[arg-type]
 
 

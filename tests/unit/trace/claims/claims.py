@@ -1,73 +1,14 @@
-"""The claims of a page, each compared with what a script finds in the raw events.
-
-A claim is a number or a cause that the page states. A check yields claims of one kind. Each is
-"right", "wrong", or "unchecked" if the raw events cannot decide it.
-"""
+"""The claims of a page, each compared with what a script finds in the raw events."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
+from checks import RIGHT, UNCHECKED, WRONG, Claim, Page, check, equals, lies_between
 from raw_trace import Event, Interval, Overlap, RawTrace, clipped, length
-
-RIGHT, WRONG, UNCHECKED = "right", "wrong", "unchecked"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One claim, and what the raw events say."""
-
-    kind: str
-    text: str
-    found: str
-    state: str
-
-
-@dataclass(frozen=True)
-class Page:
-    """What is claimed: the JSON of the page, and the raw events below it."""
-
-    name: str
-    told: dict[str, Any]
-    raw: RawTrace
-
-    @property
-    def base(self) -> Interval | None:
-        """The range that shares refer to, as the page states it, in ns after the first event."""
-        base = self.told["verdict"].get("base")
-        if base is None:
-            return None
-        begin = round(base["time_us"] * 1000)
-        return begin, begin + round(base["whole_us"] * 1000)
-
-
-Check = Callable[[Page], Iterator[Claim]]
-CHECKS: dict[str, Check] = {}
-
-
-def check(kind: str) -> Callable[[Check], Check]:
-    """Register a check by the kind of its claims."""
-
-    def add(function: Check) -> Check:
-        CHECKS[kind] = function
-        return function
-
-    return add
-
-
-def _is(kind: str, text: str, told: float, found: float, within: float) -> Claim:
-    state = RIGHT if abs(told - found) <= within else WRONG
-    return Claim(kind, f"{text}: {told:,.3f}", f"{found:,.3f}", state)
-
-
-def _between(kind: str, text: str, told: float, least: float, most: float, within: float) -> Claim:
-    state = RIGHT if least - within <= told <= most + within else WRONG
-    return Claim(kind, f"{text}: {told:,.3f}", f"{least:,.3f} to {most:,.3f}", state)
-
 
 # --- The file, the steps, and the use of the device ---
 
@@ -76,9 +17,9 @@ def _between(kind: str, text: str, told: float, least: float, most: float, withi
 def window(page: Page) -> Iterator[Claim]:
     """Entries and length of the trace."""
     told = page.told["trace"]
-    yield _is("window", "entries", told["entries"], len(page.raw.entries), 0)
+    yield equals("window", "entries", told["entries"], len(page.raw.entries), 0)
     if not told["ignored_us"]:
-        yield _is("window", "µs", told["window_us"], page.raw.end / 1000, 0.001)
+        yield equals("window", "µs", told["window_us"], page.raw.end / 1000, 0.001)
 
 
 @check("steps")
@@ -96,25 +37,25 @@ def steps(page: Page) -> Iterator[Claim]:
     last = page.raw.marks[-1] if page.raw.marks else None
     if last and page.raw.device and not page.raw.launched_between(last.begin, last.end):
         steps = steps[:-1]  # the profiler had stopped, or the program ended there
-    yield _is("steps", "count", told["count"], len(steps), 0)
+    yield equals("steps", "count", told["count"], len(steps), 0)
     lengths = sorted(end - begin for begin, end in steps)
     middle = (lengths[(len(lengths) - 1) // 2] + lengths[len(lengths) // 2]) / 2
-    yield _is("steps", "median µs", told["step_us"]["median"], middle / 1000, 0.001)
-    yield _is("steps", "shortest µs", told["step_us"]["min"], lengths[0] / 1000, 0.001)
-    yield _is("steps", "longest µs", told["step_us"]["max"], lengths[-1] / 1000, 0.001)
+    yield equals("steps", "median µs", told["step_us"]["median"], middle / 1000, 0.001)
+    yield equals("steps", "shortest µs", told["step_us"]["min"], lengths[0] / 1000, 0.001)
+    yield equals("steps", "longest µs", told["step_us"]["max"], lengths[-1] / 1000, 0.001)
     for number, step in enumerate(told["steps"]):
         begin, end = steps[number]
-        yield _is("steps", f"{step['name']} µs", step["step_us"], (end - begin) / 1000, 0.001)
-        yield _is("steps", f"{step['name']} begins", step["time_us"], begin / 1000, 0.001)
+        yield equals("steps", f"{step['name']} µs", step["step_us"], (end - begin) / 1000, 0.001)
+        yield equals("steps", f"{step['name']} begins", step["time_us"], begin / 1000, 0.001)
         if page.raw.device:
             compute = length(clipped(page.raw.intervals("compute"), begin, end)) / 1000
             told_us = step["parts_us"]["computation"]
-            yield _is("steps", f"{step['name']} computes", told_us, compute, 0.001)
+            yield equals("steps", f"{step['name']} computes", told_us, compute, 0.001)
         total = sum(step["parts_us"].values())
-        yield _is("steps", f"parts of {step['name']}", total, step["step_us"], 0.01)
+        yield equals("steps", f"parts of {step['name']}", total, step["step_us"], 0.01)
     if page.base is not None and page.told["verdict"]["base"]["of"] == "steps":
-        yield _is("steps", "base begins", page.base[0], steps[0][0], 1)
-        yield _is("steps", "base ends", page.base[1], steps[-1][1], 1)
+        yield equals("steps", "base begins", page.base[0], steps[0][0], 1)
+        yield equals("steps", "base ends", page.base[1], steps[-1][1], 1)
 
 
 def _uses(raw: RawTrace, begin: int, end: int) -> dict[str, float]:
@@ -142,16 +83,16 @@ def device_use(page: Page) -> Iterator[Claim]:
         return
     found = _uses(page.raw, *page.base)
     for part in ("computing", "communicating", "copying"):
-        yield _is("device use", part, told["parts_us"].get(part, 0.0), found[part], 0.01)
+        yield equals("device use", part, told["parts_us"].get(part, 0.0), found[part], 0.01)
     whole = (page.base[1] - page.base[0]) / 1000
-    yield _is("device use", "whole", told["whole_us"], whole, 0.01)
+    yield equals("device use", "whole", told["whole_us"], whole, 0.01)
     parts = sum(told["parts_us"].values())
-    yield _is("device use", "the parts sum to the whole", parts, whole, 0.01)
+    yield equals("device use", "the parts sum to the whole", parts, whole, 0.01)
     use = page.told["device_use"]
     total = _uses(page.raw, 0, page.raw.end)
-    yield _is("device use", "busy in the trace", use["busy_us"], total["busy"], 0.01)
-    yield _is("device use", "exposed", use["exposed_comm_us"], total["communicating"], 0.01)
-    yield _is("device use", "exposed copies", use["exposed_memcpy_us"], total["copying"], 0.01)
+    yield equals("device use", "busy in the trace", use["busy_us"], total["busy"], 0.01)
+    yield equals("device use", "exposed", use["exposed_comm_us"], total["communicating"], 0.01)
+    yield equals("device use", "exposed copies", use["exposed_memcpy_us"], total["copying"], 0.01)
 
 
 _OF_VERDICT = {
@@ -277,17 +218,17 @@ def idle_causes(page: Page) -> Iterator[Claim]:
     host = sum(parts.get(cause, 0.0) for cause in _HOST_CAUSES) + edges
     outside = idle.before + idle.after
     least, most = (idle.host_least + outside) / 1000, (idle.host_most + outside) / 1000
-    yield _between("idle causes", "because of the host", host, least, most, 0.05)
+    yield lies_between("idle causes", "because of the host", host, least, most, 0.05)
     # The time from the first launch to its begin is a cause of its own.
-    yield _between("idle causes", "before and after", edges, 0, outside / 1000, 0.05)
+    yield lies_between("idle causes", "before and after", edges, 0, outside / 1000, 0.05)
     graph = parts.get("graph", 0.0)
     if _only_streams(raw):
         # One call of these runtimes can launch several events that are not a graph.
-        yield _between("idle causes", "within graphs", graph, 0, idle.graph / 1000, 0.05)
+        yield lies_between("idle causes", "within graphs", graph, 0, idle.graph / 1000, 0.05)
     else:
-        yield _is("idle causes", "within graphs", graph, idle.graph / 1000, 0.05)
+        yield equals("idle causes", "within graphs", graph, idle.graph / 1000, 0.05)
     unexplained = parts.get("not_traced", 0.0)
-    yield _between(
+    yield lies_between(
         "idle causes", "unexplained", unexplained, 0, idle.may_be_unexplained / 1000, 0.05
     )
     if unexplained:
@@ -315,11 +256,11 @@ def idle_causes(page: Page) -> Iterator[Claim]:
         if parts.get(cause):
             # A wait that ended shortly before the gap delays the next launch too.
             most = idle.near(raw, events) / 1000
-            yield _between("idle causes", cause, parts[cause], 0, most, 0.05)
+            yield lies_between("idle causes", cause, parts[cause], 0, most, 0.05)
     if parts.get("between_steps") and edges_of_steps:
         before = [each._replace(end=each.end + 100_000_000) for each in edges_of_steps]
         most = idle.near(raw, before) / 1000
-        yield _between("idle causes", "between_steps", parts["between_steps"], 0, most, 0.05)
+        yield lies_between("idle causes", "between_steps", parts["between_steps"], 0, most, 0.05)
 
 
 # --- Kernels, launches, memory ---
@@ -349,9 +290,9 @@ def kernels(page: Page) -> Iterator[Claim]:
         text = f"{told['count']:,} device events"
         yield Claim("kernels", text, f"{len(raw.device):,} in the trace", state)
         return
-    yield _is("kernels", "device events", told["count"], len(chosen), 0)
+    yield equals("kernels", "device events", told["count"], len(chosen), 0)
     total = sum(each.duration for each in chosen) / 1000
-    yield _is("kernels", "µs of device events", told["time_us"], total, 0.01)
+    yield equals("kernels", "µs of device events", told["time_us"], total, 0.01)
     times: dict[str, int] = {}
     counts: dict[str, int] = {}
     for each in chosen:
@@ -360,12 +301,12 @@ def kernels(page: Page) -> Iterator[Claim]:
     for row in told["top"][:20]:
         if row["name"] in times:
             found = times[row["name"]] / 1000
-            yield _is("kernels", row["name"][:40], row["time_us"], found, 0.01)
-            yield _is("kernels", row["name"][:40], row["count"], counts[row["name"]], 0)
+            yield equals("kernels", row["name"][:40], row["time_us"], found, 0.01)
+            yield equals("kernels", row["name"][:40], row["count"], counts[row["name"]], 0)
         else:
             yield Claim("kernels", row["name"][:60], "no such event", WRONG)
     shares = sum(row["percent"] for row in told["by_kind"])
-    yield _is("kernels", "shares of the kinds", shares, 100.0, 0.01)
+    yield equals("kernels", "shares of the kinds", shares, 100.0, 0.01)
 
 
 def raw_step_range(page: Page) -> Interval:
@@ -426,7 +367,7 @@ def launches(page: Page) -> Iterator[Claim]:
         state = RIGHT if told["without_launch"] <= without else WRONG
         yield Claim("launches", f"{told['without_launch']} without", str(without), state)
         return
-    yield _is("launches", "without a launch", told["without_launch"], without, 0)
+    yield equals("launches", "without a launch", told["without_launch"], without, 0)
 
 
 @check("memory")
@@ -447,7 +388,7 @@ def memory(page: Page) -> Iterator[Claim]:
         index = int(row["device"].rpartition(":")[2])
         found = [peak for (kind, number), peak in peaks.items() if kind != 0 and number == index]
         if found:
-            yield _is("memory", f"peak of {row['device']}", row["peak_bytes"], max(found), 0)
+            yield equals("memory", f"peak of {row['device']}", row["peak_bytes"], max(found), 0)
 
 
 # --- Rates ---
@@ -554,21 +495,21 @@ def rates(page: Page) -> Iterator[Claim]:
             ]
             if len(alike) > 1 and row is alike[0]:
                 text = f"{len(alike)} rows of {row['operator']} {row['shape']}"
-                yield _is(
+                yield equals(
                     "rates", f"{text}, calls", sum(e["calls"] for e in alike), len(calls[key]), 0
                 )
-                yield _is("rates", f"{text}, FLOP", sum(e["flops"] for e in alike), flops, 0)
+                yield equals("rates", f"{text}, FLOP", sum(e["flops"] for e in alike), flops, 0)
                 times = sum(each["time_us"] for each in alike)
-                yield _is("rates", f"{text}, µs", times, time / 1000, 0.01)
+                yield equals("rates", f"{text}, µs", times, time / 1000, 0.01)
             elif len(alike) == 1:
                 yield Claim("rates", f"{row['operator']} {row['shape']}", "", UNCHECKED)
             continue
         rate = flops / time / 1000
         text = f"{row['operator']} {row['shape']}"
-        yield _is("rates", f"{text} TFLOP/s", row["tflop_s"], rate, 0.005 * rate)
+        yield equals("rates", f"{text} TFLOP/s", row["tflop_s"], rate, 0.005 * rate)
         if peak is not None and row["peak_percent"] is not None and row["type"] in ("bf16", "fp16"):
             share = 100 * rate / peak
-            yield _is("rates", f"{text} % of peak", row["peak_percent"], share, 0.005 * share)
+            yield equals("rates", f"{text} % of peak", row["peak_percent"], share, 0.005 * share)
         if row["reason"]:
             yield _reason(text, row)
 
@@ -627,15 +568,15 @@ def critical_path(page: Page) -> Iterator[Claim]:
     lengths = {step["name"]: (step["time_us"], step["step_us"]) for step in steps}
     for step in told["steps"]:
         total = sum(step["kinds_us"].values())
-        yield _is("critical path", f"parts of {step['name']}", total, step["whole_us"], 0.01)
+        yield equals("critical path", f"parts of {step['name']}", total, step["whole_us"], 0.01)
         if step["name"] not in lengths:
             continue
         begin, whole = lengths[step["name"]]
-        yield _is("critical path", step["name"], step["whole_us"], whole, 0.01)
+        yield equals("critical path", step["name"], step["whole_us"], whole, 0.01)
         first = round(begin * 1000)
         inside = clipped(page.raw.intervals(), first, first + round(whole * 1000))
         work = step["kinds_us"].get("work", 0.0)
-        yield _between("critical path", "device work", work, 0, length(inside) / 1000, 0.01)
+        yield lies_between("critical path", "device work", work, 0, length(inside) / 1000, 0.01)
         host = step["kinds_us"].get("host", 0.0)
         blocking = [each for each in page.raw.calls if each.duration > 200_000]
         between = Overlap([(each.begin, each.end) for each in blocking])
@@ -664,8 +605,8 @@ def stages(page: Page) -> Iterator[Claim]:
         if not same:
             continue
         outer = sum(each.duration for each in same)  # threads can be in it at the same time
-        yield _between("stages", f"calls of {name[:40]}", row["calls"], 1, len(same), 0)
-        yield _between("stages", f"µs of {name[:40]}", row["host_us"], 0, outer / 1000, 0.01)
+        yield lies_between("stages", f"calls of {name[:40]}", row["calls"], 1, len(same), 0)
+        yield lies_between("stages", f"µs of {name[:40]}", row["host_us"], 0, outer / 1000, 0.01)
 
 
 @check("compiled")
@@ -678,4 +619,4 @@ def compiled(page: Page) -> Iterator[Claim]:
     forward = page.raw.named(r"^CompiledFunction$|^## Call CompiledFxGraph", page.raw.events)
     region = page.raw.named(r"^Torch-Compiled Region", page.raw.events)
     most = max(len(forward), len(region))
-    yield _between("compiled", "forward graphs", graphs["forward"], 0, most, 0)
+    yield lies_between("compiled", "forward graphs", graphs["forward"], 0, most, 0)

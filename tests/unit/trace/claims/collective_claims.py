@@ -9,7 +9,7 @@ from collections import defaultdict
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from claims import Page
+from checks import Page
 from finding_claims import Found, of
 from raw_trace import Event, Interval, Overlap, RawTrace, length, union
 

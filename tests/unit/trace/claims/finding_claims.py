@@ -8,19 +8,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from claims import (
-    RIGHT,
-    UNCHECKED,
-    WRONG,
-    Claim,
-    Page,
-    _is,
-    causal_flash,
-    check,
-    numbers,
-    peaks_of,
-    products,
-)
+from checks import RIGHT, UNCHECKED, WRONG, Claim, Page, check, equals
+from claims import causal_flash, numbers, peaks_of, products
 from raw_trace import Event, Overlap, RawTrace, clipped, length, names_matching
 
 _UNITS = {"µs": 1.0, "ms": 1e3, "s": 1e6}
@@ -443,7 +432,7 @@ def findings(page: Page) -> Iterator[Claim]:
             if key == "least":
                 yield Claim(kind, f"time_us: {value:,.3f}", "within the time of all", RIGHT)
             elif key in finding["figures"]:
-                yield _is(kind, key, finding["figures"][key], value, within)
+                yield equals(kind, key, finding["figures"][key], value, within)
 
 
 @check("sentences")

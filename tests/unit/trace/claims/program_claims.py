@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from typing import Any
 
-from claims import Page
+from checks import Page
 from finding_claims import NO_WORK, WAITS, Found, of
 from raw_trace import Event, Interval, RawTrace, clipped, length
 

@@ -16,7 +16,7 @@ import finding_claims
 import program_claims  # noqa: F401
 import pytest
 from ascend_claims import claims_of, claims_of_job
-from claims import CHECKS, RIGHT, UNCHECKED, WRONG, Claim, Page
+from checks import CHECKS, RIGHT, UNCHECKED, WRONG, Claim, Page
 from raw_trace import RawTrace
 
 from stagespan.trace import Trace, read_trace
