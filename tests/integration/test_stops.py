@@ -302,7 +302,8 @@ APP = """
             await send({"type": "lifespan.shutdown.complete"})
 
     def wsgi(environ, start_response):
-        raise NotImplementedError
+        start_response("204 No Content", [])
+        return []
 
     if "gunicorn" in sys.argv[0] or "gunicorn" in sys.modules:
         with stagespan.span("start"):

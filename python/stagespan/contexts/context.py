@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -77,8 +78,8 @@ class Call:
         self.hooks: list[Hook] = []
 
 
-class Hook:
-    """Code of a higher package that runs around a stage.
+class Hook(ABC):
+    """Code of a higher package that runs around a stage. All methods except `wants` are optional.
 
     If it raises an exception, the exception is counted, and the first one is logged.
     """
@@ -88,17 +89,17 @@ class Hook:
     of_spans = False
     """Whether it is also asked for plain spans that `annotate` names."""
 
+    @abstractmethod
     def wants(self, call: Call) -> bool:
         """Return whether the other methods are called for this call."""
-        raise NotImplementedError
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: Call) -> None:  # noqa: B027 (optional)
         """Run before the clock starts."""
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: Call) -> None:  # noqa: B027 (optional)
         """Run when the stage has finished, before the clock stops."""
 
-    def exit(self, call: Call) -> None:
+    def exit(self, call: Call) -> None:  # noqa: B027 (optional)
         """Run after the clock has stopped, when the result or the error is known."""
 
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import math
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -100,7 +101,7 @@ class Maker(Protocol):
         """Raise HarnessError if a device on which a value is made does not exist."""
 
 
-class Kind:
+class Kind(ABC):
     """A kind of value: how it is captured, created again, written into a script, and described."""
 
     name: str | None = None
@@ -118,12 +119,12 @@ class Kind:
         """Return the node of a value. ``to.node`` returns the nodes of the values inside it."""
         return unreplayable(value)
 
+    @abstractmethod
     def make(self, node: Any, path: str, to: Maker) -> Any:
         """Return the value of a node, made with ``to``: the value itself, or source for it.
 
         ``to.node`` makes the values inside it. Raises an exception if the node is not valid.
         """
-        raise NotImplementedError
 
     def describe(self, node: Any, depth: int) -> str:
         """Return a short text about the node. ``depth`` is the number of values around it."""
