@@ -1,17 +1,18 @@
-"""Run `stagespan analyze` in the test's process, and check its JSON against its schema."""
+"""Run `stagespan analyze` in the test's process, and check results, their JSON and findings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from click_runner import cli_runner
 from stagespan.cli import command
 from stagespan.text.amounts import in_words
 from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.result import Finding
+from stagespan.trace.result import Finding, Result, Unavailable
 
+R = TypeVar("R", bound=Result)
 # Figures that a sentence gives in other words, or only if they are relevant.
 _NOT_ALWAYS_STATED = {
     "ascend.host_bound": {"operators", "short_operators"},
@@ -25,6 +26,13 @@ _NOT_ALWAYS_STATED = {
     "ranks.imbalance": {"computing_ns", "percent", "times"},
     "ranks.exposed_communication": {"least_percent", "most_percent", "waiting_ns"},
 }
+
+
+def checked(found: Result | Unavailable, kind: type[R]) -> R:
+    """Return the result of an analysis, which must be of a type and state all figures."""
+    assert isinstance(found, kind), found
+    assert unstated(found.findings()) == []
+    return found
 
 
 def unstated(findings: Iterable[Finding]) -> list[str]:

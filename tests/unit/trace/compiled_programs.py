@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from commands import fits, unstated
+from commands import checked, fits
 from planted import HOST, Program
 
 from stagespan.trace import Trace
@@ -21,10 +21,7 @@ GRAPH = "## Call CompiledFxGraph fabc ##"
 
 
 def compiled_of(trace: Trace) -> Compiled:
-    found = compiled.analyze(trace)
-    assert isinstance(found, Compiled)
-    assert unstated(found.findings()) == []
-    return found
+    return checked(compiled.analyze(trace), Compiled)
 
 
 def of(program: Program, folder: Path) -> tuple[dict[str, Any], list[Finding]]:

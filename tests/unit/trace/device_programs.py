@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from commands import unstated
+from commands import checked
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import device_use, verdict
@@ -16,10 +16,7 @@ US = 1_000
 
 
 def use_of(trace: Trace) -> Use:
-    found = device_use.analyze(trace)
-    assert isinstance(found, Use)
-    assert unstated(found.findings()) == []
-    return found
+    return checked(device_use.analyze(trace), Use)
 
 
 def judged(trace: Trace) -> Verdict:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import fits, unstated
+from commands import checked, fits
 from planted import Program
 
 from stagespan.trace import Trace, read_trace
@@ -35,9 +35,7 @@ def all_reduce(program: Program, us: float, elements: int | None, ranks: int = 4
 
 
 def found_in(trace: Trace) -> Communication:
-    found = communication.analyze(trace)
-    assert isinstance(found, Communication)
-    assert unstated(found.findings()) == []
+    found = checked(communication.analyze(trace), Communication)
     fits(found.to_dict(), json_schema()["properties"]["communication"])
     return found
 

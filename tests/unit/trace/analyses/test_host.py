@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import unstated
+from commands import checked
 from planted import Program
 
 from stagespan.trace import Trace, read_trace
@@ -18,10 +18,8 @@ US = 1_000
 
 
 def host_of(trace: Trace) -> Host:
-    found = host.analyze(trace)
-    assert isinstance(found, Host)
+    found = checked(host.analyze(trace), Host)
     assert sum(found.parts.values()) == found.span_ns
-    assert unstated(found.findings()) == []
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import unstated
+from commands import checked
 from planted import CALL, LATENCY, MAIN, Program
 
 from stagespan.trace import Trace, device_use
@@ -22,12 +22,10 @@ US = 1_000
 
 
 def idle_of(trace: Trace) -> Idle:
-    found = idle.analyze(trace)
-    assert isinstance(found, Idle)
+    found = checked(idle.analyze(trace), Idle)
     assert sum(found.by_cause.values()) == found.idle_ns == device_use(trace).idle_ns
     assert sum(found.gaps_by_cause.values()) == found.gaps
     assert all(sum(gap.parts.values()) == gap.dur_ns for gap in found.largest)
-    assert unstated(found.findings()) == []
     return found
 
 

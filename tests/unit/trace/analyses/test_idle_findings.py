@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import unstated
+from commands import checked
 from planted import CALL, LATENCY, Program
 
 from stagespan.text.amounts import in_words
@@ -27,13 +27,11 @@ US, MS = 1_000, 1_000_000
 
 
 def idle_of(trace: Trace) -> Idle:
-    found = idle.analyze(trace)
-    assert isinstance(found, Idle)
+    found = checked(idle.analyze(trace), Idle)
     assert sum(found.by_cause.values()) == found.idle_ns == device_use(trace).idle_ns
     for finding in found.findings():
         assert finding.evidence
         assert finding.code.startswith("idle.")
-    assert unstated(found.findings()) == []
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import unstated
+from commands import checked
 from kernel_programs import operator
 from planted import Program
 
@@ -35,10 +35,7 @@ def written(program: Program, folder: Path, device: dict[str, Any] | None) -> Tr
 
 
 def rates_of(trace: Trace) -> Rates:
-    found = rates.analyze(trace)
-    assert isinstance(found, Rates)
-    assert unstated(found.findings()) == []
-    return found
+    return checked(rates.analyze(trace), Rates)
 
 
 def findings_of(program: Program, folder: Path, device: dict[str, Any] | None) -> list[Finding]:

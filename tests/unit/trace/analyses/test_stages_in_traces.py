@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from commands import unstated
+from commands import checked
 from planted import CALL, Program
 from real_traces import read_real
 
@@ -23,12 +23,10 @@ NOTE = "user_annotation"
 
 
 def stages_of(trace: Trace) -> Stages:
-    found = stages.analyze(trace)
-    assert isinstance(found, Stages)
+    found = checked(stages.analyze(trace), Stages)
     if found.on_device:
         own = sum(stage.device_self_ns or 0 for stage in found.stages)
         assert own + found.outside_ns == found.device_ns
-    assert unstated(found.findings()) == []
     return found
 
 

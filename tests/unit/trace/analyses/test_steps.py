@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import unstated
+from commands import checked
 from planted import CALL, LATENCY, Program
 from real_traces import read_real
 
@@ -20,13 +20,11 @@ US = 1_000
 
 
 def steps_of(trace: Trace) -> Steps:
-    found = steps.analyze(trace)
-    assert isinstance(found, Steps)
+    found = checked(steps.analyze(trace), Steps)
     for step in found.steps:
         assert sum(step.parts.values()) == step.dur_ns
     for gap in found.gaps.largest:
         assert sum(gap.parts.values()) == gap.dur_ns
-    assert unstated(found.findings()) == []
     return found
 
 

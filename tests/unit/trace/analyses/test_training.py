@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import fits, unstated
+from commands import checked, fits
 from kernel_programs import operator as launching
 from planted import Program
 
@@ -22,9 +22,7 @@ NODE: dict[str, Any] = {"Sequence number": 3, "Fwd thread id": 1}
 
 
 def found_in(trace: Trace) -> Training:
-    found = training.analyze(trace)
-    assert isinstance(found, Training)
-    assert unstated(found.findings()) == []
+    found = checked(training.analyze(trace), Training)
     fits(found.to_dict(), json_schema()["properties"]["training"])
     return found
 

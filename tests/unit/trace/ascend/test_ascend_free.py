@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import unstated
+from commands import checked
 from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace.ascend import free_time as ascend_free
@@ -15,10 +15,7 @@ from stagespan.trace.result import Unavailable
 
 
 def free_in(it: SyntheticAscend, folder: Path) -> Free:
-    found = ascend_free.analyze(it.trace(folder))
-    assert isinstance(found, Free)
-    assert unstated(found.findings()) == []
-    return found
+    return checked(ascend_free.analyze(it.trace(folder)), Free)
 
 
 def test_a_gap_is_split_along_the_next_operators_way(tmp_path: Path) -> None:

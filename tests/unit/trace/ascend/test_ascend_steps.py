@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import unstated
+from commands import checked
 from msgspec import structs
 from synthetic_ascend import QUEUE, SyntheticAscend
 
@@ -52,10 +52,7 @@ def steps_of(
     if rows is not None:
         path = it.write(folder, rows) / "ASCEND_PROFILER_OUTPUT" / "step_trace_time.csv"
         table = read_table(path)
-    found = ascend_steps.analyze(trace, table)
-    assert isinstance(found, AscendSteps)
-    assert unstated(found.findings()) == []
-    return found
+    return checked(ascend_steps.analyze(trace, table), AscendSteps)
 
 
 def figures(steps: AscendSteps) -> list[tuple[int | None, ...]]:

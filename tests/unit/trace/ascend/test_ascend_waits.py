@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import unstated
+from commands import checked
 from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace import Trace
@@ -20,17 +20,11 @@ SYNCHRONISE = "AscendCL@aclrtSynchronizeStreamWithTimeout"
 
 
 def waits_in(trace: Trace) -> StreamWaits:
-    found = ascend_waits.analyze(trace)
-    assert isinstance(found, StreamWaits)
-    assert unstated(found.findings()) == []
-    return found
+    return checked(ascend_waits.analyze(trace), StreamWaits)
 
 
 def host_waits_in(trace: Trace) -> HostWaits:
-    found = ascend_host_waits.analyze(trace)
-    assert isinstance(found, HostWaits)
-    assert unstated(found.findings()) == []
-    return found
+    return checked(ascend_host_waits.analyze(trace), HostWaits)
 
 
 def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:

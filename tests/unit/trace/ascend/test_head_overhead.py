@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import unstated
+from commands import checked
 from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace import Trace, read_trace
@@ -18,10 +18,7 @@ from stagespan.trace.result import Unavailable
 
 
 def found_in(trace: Trace) -> HeadOverhead:
-    result = head_overhead.analyze(trace)
-    assert isinstance(result, HeadOverhead)
-    assert unstated(result.findings()) == []
-    return result
+    return checked(head_overhead.analyze(trace), HeadOverhead)
 
 
 def parts(tmp_path: Path, program: SyntheticAscend) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from commands import unstated
+from commands import checked
 from planted import Program
 from training import training
 
@@ -25,10 +25,7 @@ MATMUL = "computing: matrix products"
 
 
 def against(before: Trace, after: Trace) -> TraceComparison:
-    found = compare(before, after)
-    assert isinstance(found, TraceComparison)
-    assert unstated(found.findings()) == []
-    return found
+    return checked(compare(before, after), TraceComparison)
 
 
 def finding_in(found: TraceComparison, code: str) -> Finding:

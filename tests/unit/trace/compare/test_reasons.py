@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import unstated
+from commands import checked
 from kernel_programs import operator
 from planted import Program
 
@@ -43,11 +43,8 @@ def compared(
     after: Callable[[Program], None],
     steps: int = 4,
 ) -> TraceComparison:
-    found = compare(
-        recorded(folder, "before", before, steps), recorded(folder, "after", after, steps)
-    )
-    assert isinstance(found, TraceComparison)
-    assert unstated(found.findings()) == []
+    one, other = recorded(folder, "before", before, steps), recorded(folder, "after", after, steps)
+    found = checked(compare(one, other), TraceComparison)
     # The reasons of an operator sum to its change.
     sums: dict[str, int] = {}
     for each in found.why:
