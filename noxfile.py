@@ -359,7 +359,17 @@ def plain_user(session: nox.Session) -> None:
 @nox.session(venv_backend="venv", python=list(OTHER_PYTHONS), default=False)
 def python(session: nox.Session) -> None:
     """The tests that need no torch, against a wheel, on another Python."""
-    test_wheel(session, str(session.python), "python")
+    test_wheel(session, build_wheel(session, str(session.python), "python"), "python")
+
+
+@nox.session(venv_backend="venv", python=["3.10", "3.11", *OTHER_PYTHONS], default=False)
+def wheels(session: nox.Session) -> None:
+    """The same against the wheel in dist/, where `make wheels` puts what is published."""
+    tag = f"cp{str(session.python).replace('.', '')}"
+    found = sorted((ROOT / "dist").glob(f"*-{tag}-{tag}-manylinux*_{os.uname().machine}.whl"))
+    if not found:
+        session.skip(f"no wheel for Python {session.python} in dist/: `make wheels` builds it")
+    test_wheel(session, str(found[-1]), "python")
 
 
 @nox.session(default=False)
@@ -373,19 +383,25 @@ def sid(session: nox.Session) -> None:
     prefix = ("tools/in_root.sh", str(root))
     session.run(*prefix, "python3.14", "-m", "venv", "--clear", str(venv), external=True)
     session.env["PATH"] = f"{venv}/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    test_wheel(session, "3.14", *prefix, f"{venv}/bin/python")
+    in_sid = (*prefix, f"{venv}/bin/python")
+    test_wheel(session, build_wheel(session, "3.14", *in_sid), *in_sid)
 
 
-def test_wheel(session: nox.Session, version: str, *python: str) -> None:
-    """Build a wheel as a user does, with a command that is a Python, and test it."""
+def build_wheel(session: nox.Session, version: str, *python: str) -> str:
+    """Build a wheel as `pip install stagespan` does, with a command that is a Python."""
     folder = STATE / "wheels" / version
     shutil.rmtree(folder, ignore_errors=True)
+    built = ("-w", str(folder), ".")
+    pip = (*python, "-m", "pip")
+    session.run(*pip, "wheel", "-q", "--no-deps", *built, silent=True, external=True)
+    (wheel,) = map(str, folder.glob("*.whl"))
+    return wheel
+
+
+def test_wheel(session: nox.Session, wheel: str, *python: str) -> None:
+    """Install a wheel, with a command that is a Python, and run the tests against it."""
     pip = (*python, "-m", "pip")
     session.run(*pip, "install", "-q", "-r", "requirements-test.txt", external=True)
-    # Isolated, as `pip install stagespan` builds it for a user.
-    wheels = ("-w", str(folder))
-    session.run(*pip, "wheel", "-q", "--no-deps", *wheels, ".", silent=True, external=True)
-    (wheel,) = map(str, folder.glob("*.whl"))
     session.run(*pip, "install", "-q", wheel, external=True)  # also what it depends on
     again = ("--force-reinstall", "--no-deps")
     session.run(*pip, "install", "-q", *again, wheel, external=True)
