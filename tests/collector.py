@@ -177,3 +177,8 @@ def over_grpc(*, rejected: int = 0, pair: Pair | None = None) -> Iterator[Receiv
         yield received
     finally:
         server.stop(0)
+
+
+RECEIVERS = {"http": http, "grpc": over_grpc}
+PROTOCOLS = {"http": "http/protobuf", "grpc": "grpc"}
+"""What OTEL_EXPORTER_OTLP_PROTOCOL is set to for each of the receivers."""

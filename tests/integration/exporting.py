@@ -99,6 +99,15 @@ if __name__ == "__main__":
 """
 
 
+ONE_REQUEST = """
+import stagespan
+with stagespan.request("r"), stagespan.span("decode"):
+    pass
+print("ready", flush=True)
+input()
+"""
+
+
 MANY_REQUESTS = """
 import stagespan
 for n in range(200):
@@ -188,6 +197,28 @@ def exporter(
     finally:
         if process.poll() is None:
             os.kill(innermost(process.pid), signal.SIGTERM)
+        try:
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def otlp_exporter(url: str, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `stagespan export --otlp` without metrics until the block ends; yield its process."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stagespan", "export", "--otlp", url, *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OTEL_METRIC_EXPORT_INTERVAL": "1000", **variables},
+    )
+    try:
+        ready(process)
+        yield process
+    finally:
+        process.terminate()
         try:
             process.communicate(timeout=20)
         finally:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import TWO_PROCESSES, free_port, of, scraped, until
-from exporting import exporter as exporter_with_metrics
+from exporting import TWO_PROCESSES, free_port, otlp_exporter, until
 from recorded_process import end, ready, start
 
 from stagespan import recording
@@ -26,34 +19,8 @@ from stagespan import recording
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is no OTLP over gRPC")
 collector = pytest.importorskip("collector")
-otlp = pytest.importorskip("stagespan.export.otlp")
-otlp_sending = pytest.importorskip("stagespan.export.otlp_sending")
 
 pytestmark = pytest.mark.slow
-
-RECEIVERS = {"http": collector.http, "grpc": collector.over_grpc}
-PROTOCOLS = {"http": "http/protobuf", "grpc": "grpc"}
-
-
-@contextmanager
-def exporter(url: str, *options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stagespan", "export", "--otlp", url, *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OTEL_METRIC_EXPORT_INTERVAL": "1000", **variables},
-    )
-    try:
-        ready(process)
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.communicate(timeout=20)
-        finally:
-            process.kill()
 
 
 def ids(span: Any) -> tuple[str, str, str]:
@@ -72,8 +39,8 @@ def ids(span: Any) -> tuple[str, str, str]:
 )
 def test_each_span_arrives_once_as_it_was_recorded(folder: Path, protocol: str, how: str) -> None:
     # GIVEN an exporter, and a request in two processes, of which one ends in some way
-    with RECEIVERS[protocol]() as received:
-        with exporter(received.url, OTEL_EXPORTER_OTLP_PROTOCOL=PROTOCOLS[protocol]):
+    with collector.RECEIVERS[protocol]() as received:
+        with otlp_exporter(received.url, OTEL_EXPORTER_OTLP_PROTOCOL=collector.PROTOCOLS[protocol]):
             process = start(TWO_PROCESSES, how, STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
             ready(process)
             # WHEN it is complete THEN its spans arrive: the segments, the hops, what ran in them
@@ -132,7 +99,7 @@ def test_a_batch_keeps_all_its_links(folder: Path) -> None:
         input()
     """
     with collector.http() as received:
-        with exporter(received.url):
+        with otlp_exporter(received.url):
             process = start(program, STAGESPAN_RING_SPANS="8192")
             ready(process)
             until(lambda: len(received.spans("default")) >= 2000, 40)
@@ -213,8 +180,8 @@ def test_the_work_of_each_span_is_among_its_attributes(
 ) -> None:
     # GIVEN two processes, one of which was forked and killed, with work of spans in two units:
     # from asyncio tasks, another thread, and batches
-    with RECEIVERS[protocol]() as received:
-        with exporter(received.url, OTEL_EXPORTER_OTLP_PROTOCOL=PROTOCOLS[protocol]):
+    with collector.RECEIVERS[protocol]() as received:
+        with otlp_exporter(received.url, OTEL_EXPORTER_OTLP_PROTOCOL=collector.PROTOCOLS[protocol]):
             process = start(WORKING, how)
             ready(process)
             until(lambda: len(received.spans("outer")) >= 40 and len(received.spans("kernel")) >= 2)
@@ -258,7 +225,7 @@ def test_work_that_may_have_been_overwritten_is_left_out(folder: Path) -> None:
         input()
     """
     with collector.http() as received:
-        with exporter(received.url):
+        with otlp_exporter(received.url):
             process = start(program, STAGESPAN_REQUESTS="64", STAGESPAN_RING_SPANS="2048")
             ready(process)
             until(lambda: len(received.spans("default")) == 2)
@@ -317,7 +284,7 @@ def test_rules_choose_requests(
     folder: Path, options: tuple[str, ...], least: dict[str, int], most: dict[str, int]
 ) -> None:
     with collector.http() as received:
-        with exporter(received.url, *options):
+        with otlp_exporter(received.url, *options):
             process = start(SAMPLED, STAGESPAN_RING_SPANS="1024")
             ready(process)
             time.sleep(2.5)
@@ -342,7 +309,7 @@ def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
     """
     with collector.http() as received:
         headers = {"OTEL_EXPORTER_OTLP_HEADERS": "x-team=vision"}
-        with exporter(received.url, **headers):
+        with otlp_exporter(received.url, **headers):
             process = start(program, STAGESPAN_JOB="svc", RANK="1", WORLD_SIZE="2")
             ready(process)
             found = until(lambda: received.points("stagespan.stage.duration"))
@@ -378,208 +345,6 @@ def test_figures_have_the_counts_of_the_recording(folder: Path) -> None:
         assert received.headers[-1]["x-team"] == "vision"
 
 
-ONE = """
-import stagespan
-with stagespan.request("r"), stagespan.span("decode"):
-    pass
-print("ready", flush=True)
-input()
-"""
-
-
-@contextmanager
-def silent() -> Iterator[str]:
-    """Accept connections and never answer."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(16)
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
-@contextmanager
-def refusing() -> Iterator[str]:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-
-
-@contextmanager
-def failing() -> Iterator[str]:
-    with collector.http(lambda: 500) as received:
-        yield received.url
-
-
-@pytest.mark.parametrize(
-    ("trouble", "protocol"),
-    [
-        (silent, "http/protobuf"),
-        pytest.param(refusing, "http/protobuf", marks=pytest.mark.full),
-        pytest.param(failing, "http/protobuf", marks=pytest.mark.full),
-        pytest.param(silent, "grpc", marks=pytest.mark.full),
-    ],
-)
-def test_a_collector_in_trouble_delays_no_end(folder: Path, protocol: str, trouble: Any) -> None:
-    # GIVEN a collector that does not take what it is sent
-    with trouble() as url, exporter(url, OTEL_EXPORTER_OTLP_PROTOCOL=protocol) as process:
-        recorded = start(ONE)
-        ready(recorded)
-        time.sleep(2)
-        # WHEN the exporter is stopped THEN it ends at once, and has written its state
-        process.send_signal(signal.SIGTERM)
-        began = time.monotonic()
-        process.communicate(timeout=20)
-        assert time.monotonic() - began < 4
-        assert process.returncode == 0
-        assert (folder / ".export-state.json").exists()
-        end(recorded)
-
-
-BUSY = """
-import os, sys, time
-import stagespan
-
-parent = os.getpid()
-for _ in range(4):
-    if os.fork() == 0:
-        while os.getppid() == parent:
-            with stagespan.request(), stagespan.span("busy"):
-                time.sleep(0.002)
-        os._exit(0)
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_the_state_is_written_after_a_signal_beside_busy_processes(folder: Path) -> None:
-    # GIVEN processes that are busy, and a collector that never answers
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen(16)
-        process = start(BUSY, STAGESPAN_JOB="svc")
-        ready(process)
-        with exporter(f"http://127.0.0.1:{silent.getsockname()[1]}") as running:
-            state = folder / ".export-state.json"
-            until(lambda: state.exists() and b"busy" in state.read_bytes())
-            # WHEN the exporter is asked to end THEN it ends, and has written its state since then
-            asked_ns = time.time_ns()
-            running.terminate()
-            running.wait(30)
-            assert running.returncode == 0
-            assert state.stat().st_mtime_ns >= asked_ns
-        # THEN the next one goes on with it
-        with exporter_with_metrics() as (_, port):
-            counted = of(scraped(port), "stagespan_stage_duration_seconds_count", stage="busy")
-            assert counted is not None
-            assert counted > 0
-            assert not of(scraped(port), "stagespan_lost_total", cause="recording")
-        end(process)
-
-
-STUCK = """
-import pathlib, sys, time
-from stagespan.export.ending import Ending
-
-ending = Ending()
-ending.limit(lambda longest_s: pathlib.Path(sys.argv[1]).write_text("saved"))
-print("ready", flush=True)
-while True:
-    time.sleep(0.01)
-"""
-
-
-def test_an_exporter_that_hangs_ends_after_a_signal_with_its_state_written(tmp_path: Path) -> None:
-    # GIVEN an exporter whose work never comes to its end
-    process = start(STUCK, str(tmp_path / "state"))
-    ready(process)
-    # WHEN it is asked to end THEN it ends, with its state written
-    process.terminate()
-    process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert (tmp_path / "state").read_text() == "saved"
-
-
-def test_a_slow_collector_that_fails_at_times_gets_everything(folder: Path) -> None:
-    # GIVEN a collector that takes a second for each answer, and refuses every other call
-    calls = iter(range(1 << 30))
-
-    def answer() -> int:
-        time.sleep(1)
-        return 503 if next(calls) % 2 else 200
-
-    with collector.http(answer) as received, exporter(received.url):
-        process = start(ONE)
-        ready(process)
-        # WHEN a request is sent THEN it arrives once
-        until(lambda: received.spans("decode"), 40)
-        end(process)
-        assert len(received.spans("decode")) == 1
-
-
-def test_a_call_that_hangs_is_given_up_and_counted() -> None:
-    # GIVEN an exporter whose calls never return
-    hang = threading.Event()
-    sender = otlp_sending.Sender(
-        lambda: None, lambda exporter, batch: hang.wait(30), longest_call_s=0.05
-    )
-    # WHEN more is put than the queue can hold
-    sender.put(range(2000))
-    until(lambda: sum(sender.lost.values()) == 2000)
-    # THEN all is counted, and only a few calls remain
-    assert sender.lost["otlp_timeout"] == 2000
-    calls = [one for one in threading.enumerate() if one.name == "stagespan-otlp-call"]
-    assert len(calls) <= 3
-    sender.put(range(50_000))
-    assert sender.lost["otlp_queue"] > 0
-    sender.close()
-    hang.set()
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_what_a_collector_rejects_is_counted_and_told_once(folder: Path, protocol: str) -> None:
-    # GIVEN a collector that rejects 3 spans, or data points, of whatever it is sent
-    with RECEIVERS[protocol](rejected=3) as received:
-        variables = {
-            "OTEL_EXPORTER_OTLP_PROTOCOL": PROTOCOLS[protocol],
-            "OTEL_METRIC_EXPORT_INTERVAL": "1000000",
-        }
-        with exporter_with_metrics("--otlp", received.url, **variables) as (process, port):
-            recorded = start(ONE)
-            ready(recorded)
-            # WHEN figures and a request were sent THEN both are counted
-            cause = {"cause": "otlp_rejected"}
-            assert until(lambda: of(scraped(port), "stagespan_lost_total", **cause) == 6)
-            end(recorded)
-            process.terminate()
-            _, errors = process.communicate(timeout=20)
-    # THEN one sentence says why
-    assert errors.count("\n") == 1
-    assert "It says: the quota is used up" in errors
-
-
-def test_an_answer_that_is_not_otlp_is_no_loss(folder: Path) -> None:
-    # GIVEN a proxy that answers with a page
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.send_header("content-length", "6")
-            self.end_headers()
-            self.wfile.write(b"<html>")
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        rejected = otlp_sending.Rejected()
-        url = f"http://127.0.0.1:{server.server_port}"
-        made = otlp_sending.exporter_for("metrics", url, rejected)
-        assert made.export(otlp.points.MetricsData([])).name == "SUCCESS"
-        server.shutdown()
-    assert rejected.number == 0
-
-
 def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
     # GIVEN the names in OpenTelemetry's own package, and a process with streamed requests
     genai = pytest.importorskip("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
@@ -600,7 +365,7 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
         input()
     """
     with collector.http() as received:
-        with exporter(received.url, "--genai", "chat"):
+        with otlp_exporter(received.url, "--genai", "chat"):
             process = start(program, STAGESPAN_JOB="svc", STAGESPAN_PIPELINE_NAME="wan")
             ready(process)
             until(lambda: len(received.spans("wan")) == 6)
@@ -645,156 +410,6 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
         ((_, between),) = received.points(metrics.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN)
         assert collector.attributes(first) == common
         assert (first.count, between.count) == (5, stats.count)
-
-
-def test_conventions_without_a_collector_are_refused(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stagespan", "export", "--prometheus", "0", "--genai"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "pass --otlp URL too" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "url", ["localhost:4318", "ftp://x", "http://h:otlp", "http://h:99999", "http://[::1", ""]
-)
-def test_an_address_that_is_none_is_refused(folder: Path, url: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stagespan", "export", "--otlp", url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "is not an address for OTLP" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("setting", "port", "sentence"),
-    [
-        ("OTEL_EXPORTER_OTLP_PROTOCOL=http/json", 4318, "set it to grpc or http/protobuf"),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=GRPC", 4317, "set it to grpc or http/protobuf"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION=zip", 4317, "OTEL_EXPORTER_OTLP_COMPRESSION"),
-        ("OTEL_EXPORTER_OTLP_TIMEOUT=soon", 4317, "correct the variables OTEL_EXPORTER_OTLP_"),
-        ("OTEL_EXPORTER_OTLP_CERTIFICATE=/no/such.pem", 4318, "name a file in PEM format"),
-        ("OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY=/no/such", 4317, "name a file in PEM format"),
-        ("OTEL_METRIC_EXPORT_INTERVAL=1m", 4318, "set it to a number of milliseconds"),
-    ],
-)
-def test_a_variable_with_a_wrong_value_is_refused(
-    folder: Path, setting: str, port: int, sentence: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stagespan", "export", "--otlp", f"http://127.0.0.1:{port}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **dict([setting.split("=")])},
-    )
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert sentence in done.stderr
-
-
-def test_headers_compression_and_attributes_of_the_environment_hold(folder: Path) -> None:
-    variables = {
-        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Basic%20dXNlcjpr,x-team=two words",
-        "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
-        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=prod,service.name=of-the-node",
-        "OTEL_SERVICE_NAME": "of-the-exporter",
-    }
-    with collector.http() as received, exporter(received.url, **variables):
-        process = start(ONE, STAGESPAN_JOB="svc")
-        ready(process)
-        until(lambda: received.spans("decode"))
-        points = until(lambda: received.points("stagespan.stage.duration"))
-        end(process)
-    assert received.headers[-1]["authorization"] == "Basic dXNlcjpr"
-    assert received.headers[-1]["x-team"] == "two words"
-    assert received.headers[-1]["content-encoding"] == "gzip"
-    # THEN attributes are added to those of each process, whose service stays
-    for resource in (*received.resources(), points[0][0]):
-        assert resource["deployment.environment.name"] == "prod"
-        assert resource["service.name"] == "svc"
-        assert resource["host.name"] == os.uname().nodename
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_the_endpoint_can_be_that_of_the_environment(folder: Path, protocol: str) -> None:
-    variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": PROTOCOLS[protocol], "STAGESPAN_JOB": "svc"}
-    with RECEIVERS[protocol]() as received:
-        variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = received.url
-        with exporter_with_metrics("--otlp", **variables):
-            process = start(ONE, **variables)
-            ready(process)
-            until(lambda: received.spans("decode"))
-            until(lambda: received.points("stagespan.stage.duration"))
-            end(process)
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a certificate that has signed itself, and its key."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("no openssl on PATH: it makes the certificate")
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            *(program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_collector_with_a_certificate_of_its_own(
-    folder: Path, protocol: str, pair: tuple[Path, Path]
-) -> None:
-    # GIVEN a collector whose certificate no authority has signed
-    variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": PROTOCOLS[protocol], "STAGESPAN_JOB": "svc"}
-    process = start(ONE, STAGESPAN_JOB="svc")
-    ready(process)
-    with RECEIVERS[protocol](pair=pair) as received:
-        # WHEN the certificate is not known THEN nothing is delivered, which is told in few lines
-        with exporter_with_metrics("--otlp", received.url, **variables) as (side_car, port):
-            until(lambda: of(scraped(port), "stagespan_lost_total", cause="otlp_failed"), 40)
-            side_car.terminate()
-            _, errors = side_car.communicate(timeout=20)
-        assert not received.spans()
-        assert 1 <= errors.count("\n") <= 4
-        assert errors.startswith("OpenTelemetry's exporter says: ")
-        # WHEN a variable names it THEN all is delivered
-        variables["OTEL_EXPORTER_OTLP_CERTIFICATE"] = str(pair[0])
-        with exporter(received.url, **variables):
-            again = start(ONE, STAGESPAN_JOB="svc")
-            ready(again)
-            until(lambda: received.spans("decode"))
-            end(again)
-    end(process)
-
-
-@pytest.mark.parametrize("end", ["", "/", "/v1/traces", "/v1/metrics/"])
-def test_an_address_with_a_path_has_a_path_for_each_signal(
-    monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    # GIVEN the address of a collector behind a proxy, with or without the path of a signal
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_PROTOCOL", raising=False)
-    with collector.http() as received:
-        for signal_name in ("traces", "metrics"):
-            exporter_of = otlp_sending.exporter_for(
-                signal_name, f"{received.url}/otlp{end}", otlp_sending.Rejected()
-            )
-            # WHEN something is sent THEN it arrives where a collector expects it
-            exporter_of.export([] if signal_name == "traces" else otlp.points.MetricsData([]))
-        assert received.paths == ["/otlp/v1/traces", "/otlp/v1/metrics"]
 
 
 def test_a_process_sends_its_own_requests(folder: Path) -> None:
@@ -856,7 +471,7 @@ def can_connect(port: int) -> bool:
 
 def test_a_real_collector_passes_on_all(folder: Path) -> None:
     # GIVEN a collector between the exporter and the receiver
-    with collector.over_grpc() as received, rotel(received.url) as url, exporter(url):
+    with collector.over_grpc() as received, rotel(received.url) as url, otlp_exporter(url):
         process = start(TWO_PROCESSES, "kill", STAGESPAN_JOB="svc", STAGESPAN_RECORDING="keep")
         ready(process)
         # WHEN a request has ended THEN its spans and the figures arrive

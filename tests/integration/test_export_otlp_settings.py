@@ -1,0 +1,177 @@
+"""Tests of addresses, variables and certificates for `stagespan export --otlp`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from exporting import ONE_REQUEST, exporter, of, otlp_exporter, scraped, until
+from recorded_process import end, ready, start
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is no OTLP over gRPC")
+collector = pytest.importorskip("collector")
+otlp = pytest.importorskip("stagespan.export.otlp")
+otlp_sending = pytest.importorskip("stagespan.export.otlp_sending")
+
+pytestmark = pytest.mark.slow
+
+
+def test_conventions_without_a_collector_are_refused(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stagespan", "export", "--prometheus", "0", "--genai"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "pass --otlp URL too" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:4318", "ftp://x", "http://h:otlp", "http://h:99999", "http://[::1", ""]
+)
+def test_an_address_that_is_none_is_refused(folder: Path, url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stagespan", "export", "--otlp", url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "is not an address for OTLP" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "port", "sentence"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL=http/json", 4318, "set it to grpc or http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=GRPC", 4317, "set it to grpc or http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION=zip", 4317, "OTEL_EXPORTER_OTLP_COMPRESSION"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT=soon", 4317, "correct the variables OTEL_EXPORTER_OTLP_"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE=/no/such.pem", 4318, "name a file in PEM format"),
+        ("OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY=/no/such", 4317, "name a file in PEM format"),
+        ("OTEL_METRIC_EXPORT_INTERVAL=1m", 4318, "set it to a number of milliseconds"),
+    ],
+)
+def test_a_variable_with_a_wrong_value_is_refused(
+    folder: Path, setting: str, port: int, sentence: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stagespan", "export", "--otlp", f"http://127.0.0.1:{port}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **dict([setting.split("=")])},
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert sentence in done.stderr
+
+
+def test_headers_compression_and_attributes_of_the_environment_hold(folder: Path) -> None:
+    variables = {
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Basic%20dXNlcjpr,x-team=two words",
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=prod,service.name=of-the-node",
+        "OTEL_SERVICE_NAME": "of-the-exporter",
+    }
+    with collector.http() as received, otlp_exporter(received.url, **variables):
+        process = start(ONE_REQUEST, STAGESPAN_JOB="svc")
+        ready(process)
+        until(lambda: received.spans("decode"))
+        points = until(lambda: received.points("stagespan.stage.duration"))
+        end(process)
+    assert received.headers[-1]["authorization"] == "Basic dXNlcjpr"
+    assert received.headers[-1]["x-team"] == "two words"
+    assert received.headers[-1]["content-encoding"] == "gzip"
+    # THEN attributes are added to those of each process, whose service stays
+    for resource in (*received.resources(), points[0][0]):
+        assert resource["deployment.environment.name"] == "prod"
+        assert resource["service.name"] == "svc"
+        assert resource["host.name"] == os.uname().nodename
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_endpoint_can_be_that_of_the_environment(folder: Path, protocol: str) -> None:
+    variables = {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": collector.PROTOCOLS[protocol],
+        "STAGESPAN_JOB": "svc",
+    }
+    with collector.RECEIVERS[protocol]() as received:
+        variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = received.url
+        with exporter("--otlp", **variables):
+            process = start(ONE_REQUEST, **variables)
+            ready(process)
+            until(lambda: received.spans("decode"))
+            until(lambda: received.points("stagespan.stage.duration"))
+            end(process)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """Return a certificate that has signed itself, and its key."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("no openssl on PATH: it makes the certificate")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *(program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_collector_with_a_certificate_of_its_own(
+    folder: Path, protocol: str, pair: tuple[Path, Path]
+) -> None:
+    # GIVEN a collector whose certificate no authority has signed
+    variables = {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": collector.PROTOCOLS[protocol],
+        "STAGESPAN_JOB": "svc",
+    }
+    process = start(ONE_REQUEST, STAGESPAN_JOB="svc")
+    ready(process)
+    with collector.RECEIVERS[protocol](pair=pair) as received:
+        # WHEN the certificate is not known THEN nothing is delivered, which is told in few lines
+        with exporter("--otlp", received.url, **variables) as (side_car, port):
+            until(lambda: of(scraped(port), "stagespan_lost_total", cause="otlp_failed"), 40)
+            side_car.terminate()
+            _, errors = side_car.communicate(timeout=20)
+        assert not received.spans()
+        assert 1 <= errors.count("\n") <= 4
+        assert errors.startswith("OpenTelemetry's exporter says: ")
+        # WHEN a variable names it THEN all is delivered
+        variables["OTEL_EXPORTER_OTLP_CERTIFICATE"] = str(pair[0])
+        with otlp_exporter(received.url, **variables):
+            again = start(ONE_REQUEST, STAGESPAN_JOB="svc")
+            ready(again)
+            until(lambda: received.spans("decode"))
+            end(again)
+    end(process)
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1/traces", "/v1/metrics/"])
+def test_an_address_with_a_path_has_a_path_for_each_signal(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    # GIVEN the address of a collector behind a proxy, with or without the path of a signal
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_PROTOCOL", raising=False)
+    with collector.http() as received:
+        for signal_name in ("traces", "metrics"):
+            exporter_of = otlp_sending.exporter_for(
+                signal_name, f"{received.url}/otlp{end}", otlp_sending.Rejected()
+            )
+            # WHEN something is sent THEN it arrives where a collector expects it
+            exporter_of.export([] if signal_name == "traces" else otlp.points.MetricsData([]))
+        assert received.paths == ["/otlp/v1/traces", "/otlp/v1/metrics"]
