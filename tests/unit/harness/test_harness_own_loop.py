@@ -1,4 +1,4 @@
-"""One step of the stage's own loop: between two returns of its scheduler or its model."""
+"""One step of the stage's own loop: between two returns of its scheduler."""
 
 from __future__ import annotations
 
@@ -15,40 +15,7 @@ from stagespan.errors import HarnessError
 
 torch = pytest.importorskip("torch")
 
-from harness_stages import harness, signature_of  # noqa: E402
-
-
-class Scheduler:
-    def __init__(self) -> None:
-        self.timesteps = torch.zeros(0)
-        self.history: list[int] = []
-
-    def set_timesteps(self, count: int) -> None:
-        self.timesteps = torch.linspace(1000, 1, count)
-
-    def step(self, noise: Any, timestep: Any, sample: Any) -> Any:
-        self.history.append(len(self.history))
-        return sample - noise
-
-
-class Denoiser:
-    """Does one matrix product before its loop, and as many as the step's number in each step."""
-
-    last_begun = 0  # of the class, because a replay restores what runs change in the stage
-
-    def __init__(self) -> None:
-        self.scheduler = Scheduler()
-
-    def process(self, latents: Any, num_inference_steps: int = 8) -> Any:
-        latents = latents @ latents
-        self.scheduler.set_timesteps(num_inference_steps)
-        for number, timestep in enumerate(self.scheduler.timesteps, start=1):
-            type(self).last_begun = number
-            noise = latents
-            for _ in range(number):
-                noise = noise @ latents
-            latents = self.scheduler.step(noise, timestep, latents)
-        return latents
+from harness_stages import LATENTS, Denoiser, Scheduler, harness, products, signature_of  # noqa: E402
 
 
 class Wrapped:
@@ -59,15 +26,6 @@ class Wrapped:
 
     def run(self, **named: Any) -> Any:
         return self.parts["inner"].process(**named)
-
-
-def products(result: Any) -> int:
-    """Return the number of matrix products in the profiled interval."""
-    counts = {row["name"]: row["count"] for row in result["breakdown"]["top_kernels"]}
-    return int(counts.get("aten::mm", 0))
-
-
-LATENTS = torch.zeros(4, 4)
 
 
 @pytest.mark.parametrize(
@@ -210,53 +168,6 @@ def test_the_whole_call_can_be_requested(tmp_path: Path) -> None:
     assert (result.adapter, products(result)) == ("call", 1 + 1 + 2)
 
 
-class Model(torch.nn.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 4)
-        self.calls = 0
-
-    def forward(self, x: Any) -> Any:
-        self.calls += 1
-        return self.layer(x)
-
-    def generate(self, x: Any, max_new_tokens: int = 6) -> Any:
-        for number in range(max_new_tokens):
-            x = self(x if number else torch.cat([x] * 10))[:1].sigmoid()
-        return x
-
-
-class Engine:
-    """A loop over a model that another object holds, with an encoder that is called once."""
-
-    def __init__(self) -> None:
-        self.encoder, self.llm = torch.nn.Linear(4, 4), Model()
-
-    def generate(self, x: Any) -> Any:
-        return self.llm.generate(self.encoder(x))
-
-
-@pytest.mark.parametrize("stage", [Model().generate, Engine().generate, Engine()])
-@pytest.mark.parametrize(("step", "rows"), [("first", 10), (None, 1), ("last", 1)])
-def test_generate_is_run_one_token_at_a_time(
-    tmp_path: Path, stage: Any, step: Any, rows: int
-) -> None:
-    # GIVEN a loop over a model, the model's own or another object's
-    function = stage.generate if isinstance(stage, Engine) else stage
-
-    result = harness(
-        function, signature_of("generate", x=torch.zeros(1, 4)), tmp_path, step=step
-    ).profile()
-
-    # THEN one forward was profiled
-    counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
-    assert result.adapter == "generate"
-    assert counts["aten::addmm"] == (2 if step == "first" and "Engine" in result.iteration else 1)
-    assert "Model.forward" in result.iteration
-    assert ("prefill" in result.iteration) == (step == "first")
-    assert ("aten::cat" in counts) == (rows == 10)
-
-
 def test_the_script_runs_the_same_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,223 +235,6 @@ def test_a_guided_pipeline_of_diffusers_is_run_as_its_own_loop_runs(tmp_path: Pa
     assert "StableDiffusion3Pipeline.__call__" in result.iteration
 
 
-def test_transformers_generate_is_run_one_token_at_a_time(tmp_path: Path) -> None:
-    # GIVEN a language model of two layers
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, vocab_size=50, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
-    signature = signature_of(
-        "generate", input_ids=torch.ones(1, 70, dtype=torch.long), max_new_tokens=5
-    )
-
-    prefill = harness(model.generate, signature, tmp_path, step="first").profile()
-    decode = harness(model.generate, signature, tmp_path).profile()
-
-    # THEN both run each layer's attention once
-    for result in (prefill, decode):
-        counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
-        assert counts["aten::scaled_dot_product_attention"] == 2
-    assert "prefill" in prefill.iteration
-    assert "decode step" in decode.iteration
-
-
-class WithFallback:
-    """Calls another model if the first one raises an exception."""
-
-    def __init__(self) -> None:
-        self.fast, self.slow = torch.nn.Bilinear(4, 4, 4), torch.nn.Linear(4, 4)
-
-    def generate(self, x: Any) -> Any:
-        for _ in range(6):
-            try:
-                x = self.fast(x)  # without its second argument
-            except TypeError:
-                x = self.slow(x)
-        return x
-
-
-@pytest.mark.parametrize("step", [None, 3])
-def test_a_model_that_raises_does_not_hide_the_model_of_the_loop(tmp_path: Path, step: Any) -> None:
-    signature = signature_of("generate", x=torch.zeros(1, 4))
-
-    result = harness(WithFallback().generate, signature, tmp_path, step=step).profile()
-
-    assert "between two returns of Linear.forward" in result.iteration
-
-
-class WithUnusedScheduler(Engine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scheduler = Scheduler()
-
-
-@pytest.mark.parametrize("step", [None, 2, "last"])
-def test_a_scheduler_that_is_not_called_does_not_hide_the_model(tmp_path: Path, step: Any) -> None:
-    signature = signature_of("generate", x=torch.zeros(1, 4))
-
-    result = harness(WithUnusedScheduler().generate, signature, tmp_path, step=step).profile()
-
-    assert result.adapter == "generate"
-    assert "Model.forward" in result.iteration
-    assert any("never called Scheduler.step" in answer.reason for answer in result.answers)
-
-
-class Features:
-    """Content that a cache of features keeps between steps."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.kept: Any = None
-
-
-class CachedDenoiser:
-    """Calls its model in every second step of a request, and keeps the result for the next."""
-
-    def __init__(self) -> None:
-        self.scheduler = Scheduler()
-        self.model = torch.nn.Module()
-        self.model.features = {}  # by request, as in the hooks of diffusers
-        self.table: Any = None
-        self.requests: list[int] = []
-
-    def process(self, latents: Any, num_inference_steps: int = 7) -> Any:
-        if self.table is None:  # created once, for any number of requests
-            self.table = latents @ latents @ latents @ latents
-        self.requests.append(num_inference_steps)
-        features = self.model.features.setdefault("cond", Features())
-        self.scheduler.set_timesteps(num_inference_steps)
-        for timestep in self.scheduler.timesteps:
-            if features.count % 2 == 0:
-                features.kept = latents @ self.table
-            features.count += 1
-            latents = self.scheduler.step(features.kept, timestep, latents)
-        self.model.features.clear()
-        return latents
-
-
-@pytest.mark.parametrize(("step", "expected"), [(2, 0), (3, 1), (4, 0), (5, 1)])
-@pytest.mark.parametrize("timing_steps", [1, 2])
-def test_every_run_begins_with_the_original_state_of_the_stage(
-    tmp_path: Path, step: int, expected: int, timing_steps: int
-) -> None:
-    # GIVEN a stage that has run once, and counts its steps until a request has ended
-    stage = CachedDenoiser()
-    stage.process(LATENTS)
-    table = stage.table
-
-    # WHEN runs are left in the middle of a request
-    signature = signature_of("denoise", latents=LATENTS)
-    result = harness(stage, signature, tmp_path, step=step, timing_steps=timing_steps).profile()
-
-    # THEN each has run what a complete request runs in this step, and the stage is unchanged
-    assert products(result) == expected
-    assert stage.model.features == {}
-    assert stage.requests == [7]
-    assert stage.table is table
-    # AND the script does the same
-    script = runpy.run_path(str(result.script_path))["profile_stage"]
-    script(stage, timing_steps=timing_steps, output_dir=tmp_path)
-    assert stage.model.features == {}
-
-
-class CountsBlocks(Denoiser):
-    """Counts the steps of its many blocks, and never resets them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = [0] * 100
-
-    def process(self, latents: Any, num_inference_steps: int = 8) -> Any:
-        self.counts[:] = [count + 1 for count in self.counts]
-        return super().process(latents, num_inference_steps)
-
-
-def test_a_long_list_of_a_stage_is_restored_by_harness_and_script(tmp_path: Path) -> None:
-    stage = CountsBlocks()
-
-    result = harness(stage, signature_of("denoise", latents=LATENTS), tmp_path).profile()
-    by_harness = set(stage.counts)
-    script = runpy.run_path(str(result.script_path))["profile_stage"]
-    script(stage, timing_steps=2, output_dir=tmp_path)
-
-    assert by_harness == {0}
-    assert set(stage.counts) == {0}
-
-
-def test_objects_that_a_stage_creates_once_are_not_created_in_each_run(tmp_path: Path) -> None:
-    # GIVEN a stage that has not run before, and creates a table in its first run
-    stage = CachedDenoiser()
-
-    # WHEN a step is profiled
-    signature = signature_of("denoise", latents=LATENTS)
-    result = harness(stage, signature, tmp_path, step="first").profile()
-
-    # THEN the table is not part of it
-    assert stage.table is not None
-    assert products(result) == 1
-
-
-class Unbound:
-    """A proxy without an object, such as that of a web request outside of a request."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError(f"there is no request, and so no {name}")
-
-
-class Immutable(dict):  # type: ignore[type-arg]
-    """Refuses changes after it has been made, like the configuration of diffusers."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        raise TypeError("the configuration cannot be changed")
-
-
-class Service(CachedDenoiser):
-    """Refers to objects that cannot be examined or restored, and counts what it has run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.request = Unbound()
-        self.config = Immutable()
-        self.counters = Features()
-
-    def process(self, latents: Any, num_inference_steps: int = 7) -> Any:
-        dict.__setitem__(self.config, "runs", self.config.get("runs", 0) + 1)
-        self.counters.count += 1
-        counters, self.counters = self.counters, Features()
-        self.counters.count = counters.count
-        return super().process(latents, num_inference_steps)
-
-
-def test_objects_that_cannot_be_examined_or_restored_do_not_matter(tmp_path: Path) -> None:
-    stage = Service()
-    result = harness(stage, signature_of("s", latents=LATENTS), tmp_path, step=3).profile()
-    assert products(result) == 1
-    assert result.adapter == "loop"
-    assert stage.requests == []
-
-
-def test_an_object_that_is_changed_and_then_replaced_is_restored(tmp_path: Path) -> None:
-    # GIVEN a stage that changes an object of its own, and then replaces it by another one
-    stage = Service()
-    seen = []
-    signature = signature_of("s", latents=LATENTS)
-
-    # WHEN it runs often
-    made = harness(stage, signature, tmp_path, step=3, timing_steps=1)
-    made.config.progress = lambda *_: seen.append(stage.counters.count)
-    made.profile()
-    later = len(seen)
-    again = harness(stage, signature, tmp_path, step=3, timing_steps=8)
-    again.config.progress = made.config.progress
-    again.profile()
-
-    # THEN the object has the same count after each run, once that is known to change
-    assert len(set(seen[later + 3 :])) == 1
-
-
 class WithSlots:
     """A scheduler whose objects have no dictionary."""
 
@@ -596,64 +290,6 @@ def test_schedulers_of_any_class_are_replayed(tmp_path: Path, scheduler: Any, ad
     assert result.adapter == adapter
 
 
-class Guided:
-    """Calls its encoder for two prompts before the loop, and no scheduler."""
-
-    def __init__(self) -> None:
-        self.encoder, self.model = torch.nn.Linear(4, 4), torch.nn.Linear(4, 8)
-        self.decoder = torch.nn.Linear(8, 2)
-
-    def generate_image(self, x: Any, num_steps: int = 4) -> Any:
-        x = self.encoder(x) - self.encoder(-x)
-        for _ in range(num_steps):
-            x = x - self.model(x)[:, :4].sigmoid()
-        return self.decoder(torch.cat([x, x], 1))
-
-
-class Captioner(torch.nn.Module):
-    """Has its own generate, in which another model calls itself for every token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vision, self.language_model = torch.nn.Linear(4, 4), Model()
-
-    def prepare_inputs_for_generation(self) -> None:
-        raise AssertionError("never called")
-
-    def forward(self, x: Any) -> Any:
-        return self.language_model(self.vision(x))
-
-    def generate(self, x: Any) -> Any:
-        return self.language_model.generate(self.vision(x))
-
-
-@pytest.mark.parametrize(("steps", "step"), [(4, None), (4, 3), (20, "last")])
-def test_the_model_of_the_loop_is_the_one_with_the_most_calls(
-    tmp_path: Path, steps: int, step: Any
-) -> None:
-    # GIVEN an encoder that is also called twice
-    signature = signature_of("image", x=torch.zeros(1, 4), num_steps=steps)
-
-    # WHEN a step is run
-    result = harness(Guided().generate_image, signature, tmp_path, step=step).profile()
-
-    # THEN it has one call of the model, and is not a decode step
-    counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
-    assert (counts["aten::addmm"], counts["aten::sigmoid"]) == (1, 1)
-    assert result.step["number"] == {None: 2, 3: 3, "last": 5}[step]
-    assert "decode step" not in result.iteration
-
-
-def test_a_generate_that_calls_another_model_is_run_one_token_at_a_time(tmp_path: Path) -> None:
-    signature = signature_of("caption", x=torch.zeros(1, 4))
-    result = harness(Captioner().eval().generate, signature, tmp_path).profile()
-
-    counts = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
-    assert result.adapter == "generate"
-    assert counts["aten::addmm"] == 1
-    assert "Model.forward" in result.iteration
-
-
 class OtherScheduler(Scheduler):
     def step(self, noise: Any, timestep: Any, sample: Any) -> Any:
         return sample
@@ -701,40 +337,6 @@ def test_the_step_names_the_scheduler_that_ended_it(tmp_path: Path, scheduler: A
     assert "step 2 of 3 of" in second.iteration
     assert (later.step["number"], later.step["of"]) == (5, None)
     assert "step 5 of Slots.process's own loop" in later.iteration
-
-
-class Compiled:
-    """Its models are a scripted, a traced and a plain module."""
-
-    def __init__(self) -> None:
-        self.scripted = torch.jit.script(torch.nn.ReLU())
-        self.traced = torch.jit.trace(torch.nn.ReLU(), torch.ones(2))
-        self.plain = torch.nn.ReLU()
-
-    def generate(self, x: Any) -> Any:
-        for _ in range(4):
-            x = self.plain(self.traced(self.scripted(x)))
-        return x
-
-
-class OnlyScripted(Compiled):
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain = self.scripted
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize(("kind", "adapter"), [(Compiled, "generate"), (OnlyScripted, "call")])
-def test_scripted_and_traced_models_are_replayed(tmp_path: Path, kind: Any, adapter: str) -> None:
-    # GIVEN modules of torch.jit, which do not support hooks of Python
-    signature = signature_of("s", x=torch.ones(2))
-
-    # WHEN they are replayed
-    result = harness(kind().generate, signature, tmp_path, timing_steps=2).profile()
-
-    # THEN the loop is that of the plain module, if there is one
-    assert result.adapter == adapter
-    assert result.step is None or result.step["number"] == 2
 
 
 def test_the_steps_of_a_loop_are_counted_before_those_that_are_measured(tmp_path: Path) -> None:
