@@ -96,6 +96,14 @@ class _Commands(click.Group):
             if ctx.invoked_subcommand == "run":  # an error of the script is shown as Python does
                 raise
             raise _Refused(_too_large(error)) from error
+        except PermissionError as error:
+            # What `run` and `bench` call may raise it too, and is shown as Python does.
+            if ctx.invoked_subcommand in ("run", "bench") or error.filename is None:
+                raise
+            raise _Refused(
+                f"{os.fsdecode(error.filename)} cannot be opened: {error.strerror}. Check its "
+                "permissions and those of its folders."
+            ) from error
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import logging
 import os
@@ -377,12 +378,13 @@ def read(
     Of Parquet, only the ``slowest`` requests are read with an id that the regular expression
     ``id_`` matches and with the ``status``; of JSON lines all of them.
 
-    Raises StagespanError if a folder has none, if a file is damaged, or if there are both kinds.
+    Raises StagespanError if a folder has none, if a file is damaged or cannot be read, or if there
+    are both kinds.
     """
     lines: list[tuple[str, Path]] = []
     tables: list[tuple[str, Path]] = []
     for name, place in places.items():
-        files = [place] if place.is_file() else sorted(place.glob(f"{_PREFIX}*"))
+        files = _files_in(name, place)
         of_lines = [path for path in files if path.name.endswith(_SUFFIX)]
         of_tables = [path for path in files if path.name.endswith(kept_parquet.SUFFIX)]
         if not of_lines and not of_tables:
@@ -409,6 +411,26 @@ def read(
             f"The kept requests in {first} are damaged, or of another version ({error})."
         ) from None
     return Kept(recordings_of(parts), found.total)
+
+
+def _files_in(name: str, place: Path) -> list[Path]:
+    """Return the files of kept requests in a folder, or the single file that ``place`` is.
+
+    Raises StagespanError if the folder or one of the files cannot be read.
+    """
+    try:
+        # Path.glob would return nothing for a folder that cannot be read.
+        files = [place] if place.is_file() else sorted(place.iterdir())
+        files = [path for path in files if path.name.startswith(_PREFIX)]
+        for path in files:
+            if path.exists() and not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise StagespanError(
+            f"The kept requests in {name} cannot be read: {error.strerror}. Let the user who runs "
+            "this command read the folder and its files."
+        ) from None
+    return files
 
 
 def _parts_in(files: Iterable[tuple[str, Path]]) -> Iterator[_KeptPart]:

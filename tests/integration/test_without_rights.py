@@ -1,0 +1,120 @@
+"""Tests of commands whose user may not read or write what they need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from exporting import exporter
+from recorded_process import end, ready, start
+
+pytestmark = pytest.mark.slow
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+BOUND_BY_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+"""Runs a command of root that the modes of files hold for, as for any other user."""
+
+
+def command(*arguments: str, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "stagespan", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def bound() -> tuple[str, ...]:
+    """Return what runs a command as a user for whom the modes of files hold."""
+    if os.geteuid() != 0:
+        return ()
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv (util-linux) is not installed: the modes of files do not bind root")
+    tried = subprocess.run([*BOUND_BY_MODES, "true"], capture_output=True, text=True)
+    if tried.returncode != 0:
+        pytest.skip(f"root cannot give up its rights: {tried.stderr[-200:]}")
+    return BOUND_BY_MODES
+
+
+@pytest.mark.parametrize("inside", ["", "new", "new/er"])
+def test_a_folder_that_cannot_be_written_is_refused(
+    folder: Path, tmp_path: Path, bound: tuple[str, ...], inside: str
+) -> None:
+    target = tmp_path / "kept"
+    target.mkdir(mode=0o555)
+    done = command("export", "--keep", str(target / inside), prefix=bound)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert f"Requests cannot be kept in {target / inside}: Permission denied." in done.stderr
+    assert "Name a folder that you may write to." in done.stderr
+
+
+@pytest.mark.parametrize("form", ["jsonl.gz", "parquet"])
+@pytest.mark.parametrize("closed", ["folder", "file"])
+def test_kept_requests_that_cannot_be_read_are_refused(
+    tmp_path: Path, bound: tuple[str, ...], form: str, closed: str
+) -> None:
+    target = tmp_path / "kept"
+    target.mkdir()
+    file = target / f"requests-a-1.{form}"
+    file.touch()
+    path = target if closed == "folder" else file
+    path.chmod(0)
+    done = command("requests", str(target), prefix=bound)
+    target.chmod(0o755)  # so that pytest can remove it
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert f"The kept requests in {target} cannot be read: Permission denied." in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["analyze", "recover", "requests"])
+def test_a_path_in_a_folder_that_cannot_be_entered_is_refused(
+    tmp_path: Path, bound: tuple[str, ...], verb: str
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    done = command(verb, str(closed / "file"), prefix=bound)
+    closed.chmod(0o755)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert f"{closed / 'file'} cannot be opened: Permission denied." in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_processes_of_another_user_are_not_shown(folder: Path) -> None:
+    # GIVEN a process of root, and an exporter that reads it
+    tried = command("--version", prefix=NOBODY)
+    if tried.returncode != 0:
+        pytest.skip(f"another user cannot run this interpreter: {tried.stderr[-200:]}")
+    process = start(
+        """
+        import stagespan
+        with stagespan.request("secret-id"), stagespan.span("secret"):
+            print("ready", flush=True)
+            input()
+        """,
+        STAGESPAN_JOB="svc",
+    )
+    ready(process)
+    with exporter():
+        # WHEN another user asks for it THEN one sentence says that there is none to read
+        for arguments, status, sentence in (
+            (("ps",), 0, "No process records here."),
+            (("top", "--once"), 2, "No process records here at the moment"),
+            (("recover", str(process.pid)), 2, "or it belongs to another user."),
+            (("recover", "--job", "svc"), 2, "There is no recording of the job 'svc'"),
+            (("requests", "--job", "svc"), 2, "There is no recording of the job 'svc'"),
+        ):
+            done = command(*arguments, prefix=NOBODY)
+            assert done.returncode == status, done.stderr
+            assert sentence in done.stdout + done.stderr
+            assert "Traceback" not in done.stderr
+            assert "secret" not in done.stdout
+        # THEN doctor says that no exporter reads what this user records
+        done = command("doctor", "--no-device", prefix=NOBODY)
+        assert "Traceback" not in done.stderr
+        assert "no `stagespan export` reads the recordings in" in " ".join(done.stdout.split())
+    end(process)
