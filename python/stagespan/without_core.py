@@ -23,30 +23,50 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F")
 _reason = "it is not installed"
+_advice = "install stagespan for this Python on a machine that it supports"
 
 
 def install(error: Exception) -> None:
-    """Use this module as `stagespan._core`, and log the reason."""
-    global _reason
-    import sysconfig
-    from importlib.machinery import EXTENSION_SUFFIXES
-
+    """Use this module as `stagespan._core`, and log the reason and what to do."""
+    global _advice, _reason
     _reason = str(error) if isinstance(error, ImportError) else repr(error)
-    if isinstance(error, ModuleNotFoundError):
-        _reason += f"; its file for this Python ends in {EXTENSION_SUFFIXES[0]}"
-        if sysconfig.get_config_var("Py_GIL_DISABLED"):
-            _reason += ", and free-threaded Python is not supported yet"
+    if isinstance(error, ModuleNotFoundError) and "stagespan._core" not in sys.modules:
+        where, advice = _missing_file()
+        _reason += f": {where}"
+        _advice = advice or _advice
     sys.modules["stagespan._core"] = sys.modules[__name__]
     setattr(sys.modules["stagespan"], "_core", sys.modules[__name__])  # noqa: B010
     logging.getLogger("stagespan").warning(
-        "stagespan: %s: nothing is timed, and the program runs as without stagespan (logged once).",
-        reason(),
+        "stagespan: nothing is timed, because %s (logged once).", reason()
     )
 
 
+def _missing_file() -> tuple[str, str]:
+    """Return what is wrong with the folder of the package, and what to do if that is special."""
+    import sysconfig
+    from importlib.machinery import EXTENSION_SUFFIXES
+    from pathlib import Path
+
+    folder = Path(__file__).parent
+    if not folder.is_dir():
+        return f"{folder} is in an archive", "unpack it, because Python cannot import it from there"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "free-threaded Python is not supported yet", "use a Python with the global lock"
+    needed = f"_core{EXTENSION_SUFFIXES[0]}"
+    others = sorted(path.name for path in folder.glob("_core.*.so") if path.name != needed)
+    where = f"{folder} does not have {needed}"
+    if others:
+        where += f" but {others[0]}, which is for another Python or processor"
+    sources = folder.parents[1]
+    if (sources / "CMakeLists.txt").is_file():
+        # These sources hide an installed package from Python.
+        return where, f"run `pip install {sources}`, and do not import stagespan from its sources"
+    return where, ""
+
+
 def reason() -> str:
-    """Return why nothing is timed."""
-    return f"the extension cannot be imported ({_reason})"
+    """Return why nothing is timed, and what to do."""
+    return f"the extension cannot be imported ({_reason}): {_advice}"
 
 
 class _NeedsExtension(StagespanError, AttributeError):
@@ -62,10 +82,7 @@ def __getattr__(name: str) -> NoReturn:
 
 def refuse() -> NoReturn:
     """Raise the StagespanError of everything that needs the extension."""
-    raise _NeedsExtension(
-        f"This needs stagespan's extension, and {reason()}: install stagespan for this Python on a"
-        " machine that it supports."
-    )
+    raise _NeedsExtension(f"This needs stagespan's extension, and {reason()}.")
 
 
 # --- contexts ---------------------------------------------------------------------------------

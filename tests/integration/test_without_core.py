@@ -121,12 +121,49 @@ def warning_of_import(package: Path) -> str:
     return done.stderr
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    # GIVEN an installation for another Python, WHEN it is imported
-    warning = warning_of_import(copy_without_extension(tmp_path))
-    # THEN the reason says which file this Python needs
-    assert "No module named 'stagespan._core'; its file for this Python ends in " in warning
-    assert _core.__file__.endswith(warning.split(" ends in ")[1].split(")")[0])
+NEEDED = f"_core{EXTENSION_SUFFIXES[0]}"
+OTHER = "_core.cpython-39-x86_64-linux-gnu.so"
+
+
+@pytest.mark.parametrize(
+    ("package", "files", "wrong", "advice"),
+    [
+        ("stagespan", (), f"stagespan does not have {NEEDED}): install stagespan for this Py", ""),
+        ("stagespan", (f"stagespan/{OTHER}",), f"stagespan does not have {NEEDED} but {OTHER}", ""),
+        ("python/stagespan", ("CMakeLists.txt",), NEEDED, "run `pip install {folder}`, and do not"),
+        ("packed.zip", (), "packed.zip/stagespan is in an archive", "unpack it, because"),
+    ],
+)
+def test_a_missing_file_is_named(
+    package: str, files: tuple[str, ...], wrong: str, advice: str, tmp_path: Path
+) -> None:
+    # GIVEN an installation for another Python, sources that were not built, or an archive
+    folder = tmp_path / ("stagespan" if package.endswith(".zip") else package)
+    original = Path(stagespan.__file__).parent
+    shutil.copytree(original, folder, ignore=shutil.ignore_patterns("*.so"))
+    for name in files:
+        (tmp_path / name).write_bytes(b"")
+    on_path = folder.parent
+    if package.endswith(".zip"):
+        on_path = tmp_path / package
+        shutil.make_archive(str(on_path.with_suffix("")), "zip", tmp_path, "stagespan")
+    path = os.pathsep.join((str(on_path), str(Path(numpy.__file__).parents[1])))
+
+    # WHEN it is imported, in a process without the paths of the installed one
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import stagespan; print(stagespan.is_available())"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+    # THEN one line says what is missing where, and what to do
+    assert done.stdout == "False\n", done.stderr
+    assert done.stderr.count("\n") == 1
+    reason, _, said = done.stderr.partition("): ")
+    assert "No module named 'stagespan._core': " in reason
+    assert wrong in done.stderr
+    assert advice.format(folder=tmp_path) in said
 
 
 @pytest.mark.parametrize("suffix", [".py", EXTENSION_SUFFIXES[0]])
