@@ -22,6 +22,9 @@ from stagespan import _core, recording
 from stagespan.errors import StagespanError
 from stagespan.live.statistics import Stats
 
+# Recordings of other programs on this machine are read too. No job of theirs has these names.
+SERVICE, OTHER, TRAINING = (f"{name}-{os.getpid()}" for name in ("svc", "other", "training"))
+
 # Two ways to be busy, so that the percentiles of the workers differ.
 SERVE = """
     import os, sys, time
@@ -51,9 +54,9 @@ SERVE = """
 def service(folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Two workers of one service without ranks, and a program that does not belong to it."""
     programs = [
-        start(SERVE, "300", "1000000", STAGESPAN_JOB="svc"),
-        start(SERVE, "100", "30000000", STAGESPAN_JOB="svc"),
-        start(SERVE, "5", "900000000", STAGESPAN_JOB="other"),
+        start(SERVE, "300", "1000000", STAGESPAN_JOB=SERVICE),
+        start(SERVE, "100", "30000000", STAGESPAN_JOB=SERVICE),
+        start(SERVE, "5", "900000000", STAGESPAN_JOB=OTHER),
     ]
     try:
         for program in programs:
@@ -77,7 +80,7 @@ def test_statistics_of_a_service_are_those_of_all_its_workers(
 ) -> None:
     parts = [recording.open(program.pid).stats() for program in service[:2]]
 
-    found = recording.job("svc").stats()
+    found = recording.job(SERVICE).stats()
 
     # THEN they have the type of the statistics of one process
     assert type(found) is type(parts[0])
@@ -104,7 +107,7 @@ def test_statistics_of_a_service_are_those_of_all_its_workers(
 
 def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
     # GIVEN the statistics of a service, read some time ago
-    job = recording.job("svc")
+    job = recording.job(SERVICE)
     began_s = time.time()
     assert job.stats()["decode"].count == 400
     # WHEN its workers do more, so much that their rings do not reach back
@@ -130,7 +133,7 @@ def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
     )
     assert found["check"].work == {"tokens": 1350.0}
     # AND without an earlier reading, a window is as long as the rings allow
-    short = recording.job("svc").stats(window_s=3600)
+    short = recording.job(SERVICE).stats(window_s=3600)
     assert short.window_s is not None
     assert 0 < short.window_s < 3000
     assert 0 < short["decode"].count < 450
@@ -140,12 +143,12 @@ def test_a_window_of_a_service(service: list[subprocess.Popen[str]]) -> None:
 
 def test_a_window_from_the_rings(folder: Path) -> None:
     # GIVEN workers whose rings have everything
-    programs = [start(SERVE, "20", "1000000", STAGESPAN_JOB="svc") for _ in range(2)]
+    programs = [start(SERVE, "20", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
     try:
         for program in programs:
             ready(program)
         # WHEN the first call asks for a window
-        found = recording.job("svc").stats(window_s=3600)
+        found = recording.job(SERVICE).stats(window_s=3600)
         # THEN the spans in it are all there
         assert (found["decode"].count, found["check"].errors) == (40, 4)
         assert found["decode"].quantile_ns(0.5) == pytest.approx(4e6, rel=0.001)
@@ -156,23 +159,24 @@ def test_a_window_from_the_rings(folder: Path) -> None:
 
 
 def test_the_commands_show_a_service_together(service: list[subprocess.Popen[str]]) -> None:
-    pages = {verb: command_here(verb, "--job", "svc") for verb in ("ps", "recover")}
-    pages["top"] = command_here("top", "--once", "--interval", "0.1", "--job", "svc")
+    pages = {verb: command_here(verb, "--job", SERVICE) for verb in ("ps", "recover")}
+    pages["top"] = command_here("top", "--once", "--interval", "0.1", "--job", SERVICE)
     for page in pages.values():
         assert page.returncode == 0, page.stderr
         # THEN a worker that does less is not accused, because workers do not run in step
         assert "finished" not in page.stdout
-    assert "job svc, 2 processes" in pages["top"].stdout
+    assert f"job {SERVICE}, 2 processes" in pages["top"].stdout
     for verb in ("ps", "recover"):
         assert "Statistics of all processes" in pages[verb].stdout
         (line,) = (one for one in pages[verb].stdout.splitlines() if one.startswith(" decode"))
         assert line.split()[1] == "400"
-    told = json.loads(command_here("recover", "--job", "svc", "--json").stdout)
+    told = json.loads(command_here("recover", "--job", SERVICE, "--json").stdout)
     assert told["findings"] == []
     assert told["stages"]["check"]["count"] == 400
     # WHEN a job is not there
-    with pytest.raises(StagespanError, match="the jobs are other, svc"):
-        recording.job("nobody")
+    # THEN the error names those that are
+    with pytest.raises(StagespanError, match=f"the jobs are .*{OTHER}.*{SERVICE}"):
+        recording.job(f"nobody-{os.getpid()}")
 
 
 def test_a_job_that_is_named_is_not_that_of_the_launcher(folder: Path) -> None:
@@ -192,22 +196,22 @@ def test_a_job_that_is_named_is_not_that_of_the_launcher(folder: Path) -> None:
 
 
 def test_workers_of_an_earlier_run_of_the_job_do_not_count(folder: Path) -> None:
-    earlier = start(SERVE, "1000", "1000000", STAGESPAN_JOB="svc")
+    earlier = start(SERVE, "1000", "1000000", STAGESPAN_JOB=SERVICE)
     ready(earlier)
     end(earlier)
     # GIVEN two workers, of which one dies
-    now = [start(SERVE, "10", "1000000", STAGESPAN_JOB="svc") for _ in range(2)]
+    now = [start(SERVE, "10", "1000000", STAGESPAN_JOB=SERVICE) for _ in range(2)]
     try:
         for program in now:
             ready(program)
         tell(now[0], 5, 1000)
         end(now[0])
         # THEN it counts, and that of the earlier run does not
-        assert recording.job("svc").stats()["decode"].count == 25
+        assert recording.job(SERVICE).stats()["decode"].count == 25
         end(now[1])
         # WHEN all have ended
         # THEN all count
-        assert recording.job("svc").stats()["decode"].count == 1025
+        assert recording.job(SERVICE).stats()["decode"].count == 1025
     finally:
         for program in now:
             end(program)
@@ -216,11 +220,11 @@ def test_workers_of_an_earlier_run_of_the_job_do_not_count(folder: Path) -> None
 def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
     # GIVEN two live processes that are both rank 0 of a job, in different pid namespaces
     program = "import stagespan\nwith stagespan.span('x'): print('ready', flush=True); input()"
-    here = start(program, STAGESPAN_JOB="svc", RANK="0")
+    here = start(program, STAGESPAN_JOB=SERVICE, RANK="0")
     there = start(
         program,
         python=("unshare", "--pid", "--fork", "--kill-child", sys.executable),
-        STAGESPAN_JOB="svc",
+        STAGESPAN_JOB=SERVICE,
         RANK="0",
     )
     try:
@@ -228,9 +232,9 @@ def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
         assert there.stdout is not None
         if not there.stdout.readline():
             pytest.skip("cannot create a namespace: run as root")
-        done = command_here("recover", "--job", "svc")
+        done = command_here("recover", "--job", SERVICE)
         assert done.returncode == 2
-        assert "Two jobs in different containers are called 'svc'" in done.stderr
+        assert f"Two jobs in different containers are called {SERVICE!r}" in done.stderr
     finally:
         end(here)
         end(there)
@@ -346,7 +350,7 @@ def test_workers_of_a_data_loader_are_not_ranks(folder: Path, tmp_path: Path) ->
                 **os.environ,
                 "RANK": str(rank),
                 "WORLD_SIZE": "2",
-                "STAGESPAN_JOB": "training",
+                "STAGESPAN_JOB": TRAINING,
                 "OMP_NUM_THREADS": "1",
             },
             stdin=subprocess.PIPE,
@@ -367,7 +371,7 @@ def test_workers_of_a_data_loader_are_not_ranks(folder: Path, tmp_path: Path) ->
             for rank in range(2)
         }
         assert sorted(one.rank for one in found if one.rank is not None) == [0, 1]
-        told = json.loads(command_here("recover", "--job", "training", "--json").stdout)
+        told = json.loads(command_here("recover", "--job", TRAINING, "--json").stdout)
         assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
         # AND the statistics are those of all processes
         assert told["stages"]["getitem"]["count"] == 8
