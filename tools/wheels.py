@@ -23,7 +23,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -213,8 +212,7 @@ def unpack(sdist: Path) -> Path:
     # all files of an sdist have the same time. Therefore other sources have another path.
     shutil.rmtree(WORK / "source", ignore_errors=True)
     folder = WORK / "source" / fingerprint([*SOURCES, REQUIREMENTS])
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(sdist, folder)
     (source,) = folder.iterdir()
     zig = Path(ziglang.__file__).parent
     shutil.copy(zig / "lib/libcxx/LICENSE.TXT", source / "licenses/llvm.txt")
