@@ -456,6 +456,7 @@ def main() -> None:
             found[name] = f"{type(error).__name__}: {error}"
         else:
             found[name] = ""
+    found |= {name: "has no use here" for name in public_names() if name not in USES}
     print(json.dumps(found))
 
 
