@@ -1,4 +1,5 @@
-"""Checks that a tag is that of the version, and that the changelog and the metadata are ready.
+"""Checks that a tag is that of the version, and that the commit, the changelog and the metadata are
+ready.
 
 python tools/release.py v0.1.0
 """
@@ -7,14 +8,49 @@ from __future__ import annotations
 
 import datetime
 import re
+import subprocess
 import sys
 
 from common import ROOT
 
 
+def git(*arguments: str) -> str:
+    """Return what a git command prints; nothing if it fails."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def commit_problems(tag: str) -> list[str]:
+    """Return what is wrong with the commit that would get this tag, or has it."""
+    commit = git("rev-parse", "--verify", "--quiet", "HEAD")
+    if not commit:
+        return [f"{ROOT} has no commit that could get the tag"]
+    problems = []
+    changed = [line.split(maxsplit=1)[1] for line in git("status", "--porcelain").splitlines()]
+    if changed:
+        problems.append(f"not committed: {', '.join(changed)}")
+    tagged = git("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
+    if tagged not in ("", commit):
+        problems.append(f"the tag {tag} exists at another commit, {tagged[:8]}: raise the version")
+    return problems
+
+
+def date_problem(text: str) -> str | None:
+    """Return what is wrong with the date of a release, or None."""
+    try:
+        date = datetime.date.fromisoformat(text)
+    except ValueError:
+        return f"the date in CHANGELOG.md does not exist: {text}"
+    # Here as on the machine of the workflow, which checks it again.
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    if date > today:
+        return f"the date in CHANGELOG.md is in the future: {text} (in UTC, today is {today})"
+    return None
+
+
 def problems_of(tag: str) -> list[str]:
     """Return what has to be done before this tag is published."""
-    problems = []
+    problems = commit_problems(tag)
     package = (ROOT / "python/stagespan/__init__.py").read_text()
     version = re.findall(r'^__version__ = "(.+)"$', package, re.MULTILINE)[0]
     if tag != f"v{version}":
@@ -23,17 +59,17 @@ def problems_of(tag: str) -> list[str]:
     newest = re.fullmatch(r"(\S+) \((\d{4}-\d\d-\d\d)\)", headings[0])
     if newest is None or newest[1] != version:
         problems.append(f"CHANGELOG.md begins with {headings[0]!r}: it needs '{version} (date)'")
-    elif datetime.date.fromisoformat(newest[2]) > datetime.date.today():
-        problems.append(f"the date in CHANGELOG.md is in the future: {newest[2]}")
+    elif problem := date_problem(newest[2]):
+        problems.append(problem)
     line = re.compile(rf'^ *version: "?{re.escape(version)}"?$', re.MULTILINE)
     problems += [
         f"{name} names another version than {version}"
         for name in ("CITATION.cff", "conda/recipe.yaml")
         if not line.search((ROOT / name).read_text())
     ]
-    address = r"https://[^\s\"']+"
+    address = r"[\"']?https://[^\s\"']+[\"']?"
     for name, pattern in {
-        "pyproject.toml": rf'^\[project\.urls\]\n[\w-]+ = "{address}"$',
+        "pyproject.toml": rf"^\[project\.urls\]\n.+ = {address}$",
         "mkdocs.yml": rf"^repo_url: {address}$",
         "CITATION.cff": rf"^repository-code: {address}$",
     }.items():
@@ -58,6 +94,8 @@ def main() -> int:
     problems = problems_of(sys.argv[1])
     for problem in problems:
         print(f"error: {problem}")
+    if not problems:
+        print(f"{sys.argv[1]} can be published from this commit.")
     return 1 if problems else 0
 
 

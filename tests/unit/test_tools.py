@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import json
 import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +237,19 @@ def project(folder: Path, **changed: str) -> Path:
     for name, text in (files | changed).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+    git(folder, "init", "--quiet")
+    commit(folder)
     return folder
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", *who, *arguments], cwd=folder, check=True)
+
+
+def commit(folder: Path) -> None:
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", "--no-verify", "--message", "a")
 
 
 @pytest.mark.parametrize(
@@ -248,9 +262,13 @@ def project(folder: Path, **changed: str) -> Path:
         ("v1.2.3", {"CHANGELOG.md": "## Unreleased\n"}, "CHANGELOG.md begins with 'Unreleased'"),
         ("v1.2.3", {"CHANGELOG.md": "## 1.2.2 (2026-01-31)\n"}, "CHANGELOG.md begins with '1.2.2"),
         ("v1.2.3", {"CHANGELOG.md": "## 1.2.3 (2999-01-01)\n"}, "is in the future"),
+        ("v1.2.3", {"CHANGELOG.md": "## 1.2.3 (2026-02-30)\n"}, "does not exist: 2026-02-30"),
         ("v1.2.3", {"CITATION.cff": OTHER_CITATION}, "CITATION.cff names another version"),
         ("v1.2.3", {"conda/recipe.yaml": "version: 1\n"}, "recipe.yaml names another version"),
         ("v1.2.3", {"pyproject.toml": "# [project.urls]\n"}, "pyproject.toml does not have the"),
+        ("v1.2.3", {"pyproject.toml": '[project.urls]\n"A b" = "https://example.org"\n'}, None),
+        ("v1.2.3", {"pyproject.toml": "[project.urls]\nA = 'https://example.org'\n"}, None),
+        ("v1.2.3", {"mkdocs.yml": 'repo_url: "https://example.org/a"\n'}, None),
         ("v1.2.3", {"pyproject.toml": "[project.urls]\n"}, "pyproject.toml does not have the"),
         ("v1.2.3", {"mkdocs.yml": "site_name: a\n"}, "mkdocs.yml does not have the address"),
         ("v1.2.3", {"CITATION.cff": "version: 1.2.3\n"}, "CITATION.cff does not have the address"),
@@ -271,6 +289,41 @@ def test_what_is_not_ready_is_not_released(
     problems = release.problems_of(tag)
     assert len(problems) == (problem is not None)
     assert all(problem in one for one in problems)
+
+
+def test_a_tag_is_for_one_complete_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a commit that is ready, and has its tag, as in the workflow
+    release = load("release", monkeypatch)
+    folder = project(tmp_path)
+    monkeypatch.setattr(release, "ROOT", folder)
+    git(folder, "tag", "--annotate", "v1.2.3", "--message", "a")
+    assert release.problems_of("v1.2.3") == []
+
+    # WHEN a file is changed, THEN it is named
+    (folder / "README.md").write_text("changed\n")
+    (problem,) = release.problems_of("v1.2.3")
+    assert problem == "not committed: README.md"
+
+    # WHEN it is committed, THEN the tag is of another commit
+    commit(folder)
+    (problem,) = release.problems_of("v1.2.3")
+    assert "the tag v1.2.3 exists at another commit" in problem
+
+
+@pytest.mark.parametrize("hours", [14, -12])
+def test_the_date_of_a_release_is_that_of_utc(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a maintainer in another time zone than the machine that publishes
+    monkeypatch.setenv("TZ", f"X{-hours:+d}")
+    time.tzset()
+    try:
+        release = load("release", monkeypatch)
+        today = datetime.datetime.now(datetime.timezone.utc).date()
+        tomorrow = today + datetime.timedelta(days=1)
+        assert release.date_problem(str(today)) is None
+        assert "is in the future" in str(release.date_problem(str(tomorrow)))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_all_files_name_the_version_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
