@@ -14,12 +14,12 @@ from collections.abc import Callable
 from stagespan import _core
 
 _LONGEST_S = 1.2
-"""From the signal until the process is ended, also if a collector never answers. On a busy machine,
-the system takes some tenths of a second for the rest."""
+"""From the signal to the end of the process, also if a collector never answers. On a busy machine,
+the system needs some tenths of a second more to end it."""
 _LAST_S = 0.3
-"""Of this time, for writing the state once more."""
+"""The part of this time that is reserved for writing the state once more."""
 _WORK_S = 0.5
-"""The longest time in which steps are begun after the state was written: reading, handing over."""
+"""How long new steps, such as reading and handing over, are begun after the state was written."""
 
 
 class Ending:
@@ -55,7 +55,10 @@ class Ending:
         return max(self._end_at - _LAST_S - time.monotonic(), 0.0)
 
     def limit(self, save: Callable[[float], object]) -> None:
-        """Start to limit the time; ``save`` writes the state and gets the time that it may wait."""
+        """Start the threads that save the state after a signal, and then end the process in time.
+
+        ``save`` writes the state. Its argument is the longest time in s that it may wait.
+        """
         _core.termination_end_after(self._reader, int(1000 * _LONGEST_S))
         threading.Thread(target=self._save, args=(save,), daemon=True).start()
 

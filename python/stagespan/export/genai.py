@@ -14,7 +14,6 @@ from stagespan.export.figures import Figures, Histogram
 from stagespan.export.requests import Part
 from stagespan.export.totals import Group
 
-DEFAULT_OPERATION = "generate_content"
 _OPERATION = "gen_ai.operation.name"
 _PROVIDER = "gen_ai.provider.name"
 _MODEL = "gen_ai.request.model"
@@ -34,9 +33,9 @@ class Durations(NamedTuple):
 
 
 def attributes_of(parts: Sequence[Part], operation: str) -> dict[str, str | int | float | bool]:
-    """Return the attributes of the root of a request; its other parts are in ``parts``, too.
+    """Return the attributes of the root of a request, from all ``parts`` of the request.
 
-    What is not known is left out. The model is the pipeline, if the process has named it.
+    What is not known is left out. The model is the name of the pipeline, if the process has set it.
     """
     root = next((part for part in parts if part.is_root), None)
     if root is None:

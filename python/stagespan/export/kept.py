@@ -37,7 +37,7 @@ _LOGGER = logging.getLogger("stagespan")
 _SCHEMA_VERSION = 1
 _PREFIX, _SUFFIX = "requests-", ".jsonl.gz"
 _FILE_BYTES = 4 << 20
-_FILE_SECONDS = 10.0
+_FILE_INTERVAL_S = 10.0
 _MOST_LINE_BYTES = 256 << 20
 _MOST_UPLOAD_BYTES = 64 << 20
 
@@ -73,8 +73,8 @@ def _kept(part: Part) -> _KeptPart:
     )
 
 
-class _File:
-    """What is to be written to a file."""
+class _PendingFile:
+    """Requests that will be written to one file."""
 
     def __init__(self, lines: list[bytes], parts: list[Part]) -> None:
         self.lines, self.parts = lines, parts
@@ -107,7 +107,7 @@ class Keeper:
         self._lost = 0
         self._number = 0
         self._is_told = False
-        self._uploading: list[_File] = []
+        self._uploading: list[_PendingFile] = []
         self._changing = threading.Lock()
         self._uploads: Sender | None = None
         if isinstance(self._store, ObjectStore):
@@ -127,7 +127,7 @@ class Keeper:
             kept = _KeptRequest(_SCHEMA_VERSION, trace_id, list(map(_kept, parts)))
             self._lines.append(msgspec.json.encode(kept))
             self._parts += parts
-        is_old = time.monotonic() - self._begun_at > _FILE_SECONDS
+        is_old = time.monotonic() - self._begun_at > _FILE_INTERVAL_S
         if self._lines and (is_old or sum(map(len, self._lines)) > _FILE_BYTES):
             self.write()
 
@@ -136,7 +136,7 @@ class Keeper:
         self._begun_at = time.monotonic()
         if not self._lines:
             return
-        file = _File(self._lines, self._parts)
+        file = _PendingFile(self._lines, self._parts)
         self._lines, self._parts = [], []
         if self._uploads is None:
             self._write(file)
@@ -150,12 +150,12 @@ class Keeper:
         else:
             self._uploads.put([file], partial(self._end, file))
 
-    def _upload(self, _: Any, batch: list[_File]) -> None:
+    def _upload(self, _: Any, batch: list[_PendingFile]) -> None:
         for file in batch:
             self._write(file)
 
-    def _write(self, file: _File) -> None:
-        """Write a file, and note that it is written. Says once why that is not possible."""
+    def _write(self, file: _PendingFile) -> None:
+        """Write a file, and note that it is written. The first failure is logged."""
         self._number += 1
         name = f"{self._prefix}{time.time_ns() // 1_000_000}-{self._number}{self._suffix}"
         if self._suffix == _SUFFIX:
@@ -176,8 +176,8 @@ class Keeper:
                     getattr(error, "strerror", None) or reason_of(error),
                 )
 
-    def _end(self, file: _File) -> None:
-        """Count what was not written, and let go of it."""
+    def _end(self, file: _PendingFile) -> None:
+        """Count the requests as lost if the file was not written, and await them no longer."""
         with self._changing:
             if not file.is_written:
                 self._lost += len(file.lines)

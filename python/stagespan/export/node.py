@@ -41,10 +41,11 @@ _LOGGER = logging.getLogger("stagespan")
 _MOST_LEFTOVERS = 16
 _LEFTOVER_BYTES = 256 << 20
 """The same limits as those of the processes, which do not remove leftovers while they are read."""
-_FEWEST_SECONDS = 0.5
+_SHORTEST_INTERVAL_S = 0.5
 """Between two readings, however often a monitoring system asks."""
-_STATE_SECONDS = 5.0
-_MEMORY_SECONDS = 5.0
+_STATE_INTERVAL_S = 5.0
+"""Between two times that the state is written, if no process has begun or ended."""
+_MEMORY_INTERVAL_S = 5.0
 """Between two searches for recordings without a file, which examine all processes."""
 _STATE_FILE = ".export-state.json"
 _F_OFD_SETLK = 37
@@ -152,7 +153,7 @@ class Node:
         self._processes: dict[str, Process] = {}
         self._totals = Totals(None if rules is None else Requests(rules, awaited))
         self._folded: dict[str, _Leftover | None] = {}
-        """The ended processes that are in the totals, and have a file; None if that was not found
+        """Ended processes that are in the totals, with their files; None if the file was not found
         yet."""
         self._resumed: dict[str, _SavedProcess] = {}
         self._unreadable: dict[str, int] = {}
@@ -218,7 +219,7 @@ class Node:
     def _discover(self) -> None:
         self._lock_folders()
         now = time.monotonic()
-        is_due = now - self._memory_at >= _MEMORY_SECONDS
+        is_due = now - self._memory_at >= _MEMORY_INTERVAL_S
         if is_due:
             self._memory_at = now
         memory = is_due and not settings.get("STAGESPAN_RECORDING_DIR")
@@ -254,7 +255,7 @@ class Node:
         self._unreadable = {path: n for path, n in self._unreadable.items() if path in paths}
 
     def _add(self, path: str, handle: int, inode: tuple[int, int]) -> bool:
-        """Take a recording that was found. Returns False if it needs not to be held open."""
+        """Take a recording that was found, and return whether its file must stay open."""
         first = Recording(path, everything=False, handle=handle)
         self._unreadable.pop(path, None)
         if first.identity in self._folded:
@@ -302,17 +303,16 @@ class Node:
 
     def _read_all(self) -> None:
         copies = []
+        has_requests = self._totals.requests is not None
         for process in self._processes.values():
             if self._is_over():
                 return
             if process.has_ended:
                 continue
             try:
-                copy = process.read(spans=self._totals.requests is not None)
-                if copy.has_gone:
-                    copy = process.read(
-                        spans=self._totals.requests is not None
-                    )  # now it does not change any more
+                copy = process.read(spans=has_requests)
+                if copy.has_gone:  # it may have changed after this copy, and does so no longer
+                    copy = process.read(spans=has_requests)
             except StagespanError as error:
                 # Another program has cut it off. The process does not record any more.
                 self._lost["unreadable"] += 1
@@ -332,7 +332,7 @@ class Node:
         self._fold_ended()
 
     def _fold_ended(self) -> None:
-        """Add the processes to the totals that have ended, and whose requests are sent."""
+        """Add the figures of processes that have ended to the totals, once requests are sent."""
         for process in list(self._processes.values()):
             if process.has_ended and not process.taker.unsent:
                 self._fold(process)
@@ -340,7 +340,7 @@ class Node:
     def read(self) -> None:
         """Read all recordings again, unless that was done a moment ago."""
         with self._lock:
-            if time.monotonic() - self._read_at >= _FEWEST_SECONDS:
+            if time.monotonic() - self._read_at >= _SHORTEST_INTERVAL_S:
                 self._read(is_shown=True)
             elif self._written_at < self._read_at:
                 self._write_state()
@@ -360,7 +360,7 @@ class Node:
         self._read_at = time.monotonic()
         # What is shown is written before, so that no counter falls if this process is killed.
         has_changed = before != self._processes.keys() | self._folded.keys()
-        if is_shown or has_changed or self._read_at - self._written_at > _STATE_SECONDS:
+        if is_shown or has_changed or self._read_at - self._written_at > _STATE_INTERVAL_S:
             self._write_state()
         self._tidy()
 
@@ -393,8 +393,9 @@ class Node:
     def _tidy(self) -> None:
         """Remove recordings that are in the totals, as the processes do while there is no exporter.
 
-        Those that the processes would keep stay: 16 of processes that have not ended cleanly, and
-        of processes whose job still has live ones.
+        In each folder, at most 16 recordings and 256 MiB stay: first those of crashes, then the
+        newest. A recording that only the other processes of its job still need is removed once
+        none of them is alive.
         """
         live = [one for one in self._processes.values() if not one.has_ended]
         jobs = {one.latest.job for one in live if one.latest.job}
@@ -502,7 +503,7 @@ class Node:
     def lost(self) -> dict[str, int]:
         """Return what the exporter itself has lost, by cause."""
         with self._lock:
-            # Those that are 0 too: Prometheus finds no increase in what a series begins with.
+            # Causes without a loss are 0, because Prometheus sees no increase at the first sample.
             found = Counter({"recording": 0, "unreadable": 0})
             found.update(self._lost)
             if self._totals.requests is not None:

@@ -20,7 +20,7 @@ from stagespan.export.node import Node
 from stagespan.export.otlp_sending import CAUSES, LONGEST_END_S, Rejected, Sender, exporter_for
 from stagespan.export.own import Own
 from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource, TimedSpan
-from stagespan.export.totals import LABELS, Gauges, Group
+from stagespan.export.totals import LABEL_SEPARATOR, Gauges, Group
 from stagespan.export.traces import Rules
 
 try:
@@ -325,9 +325,12 @@ def _histograms(figures: Figures, begin_ns: int, now_ns: int) -> Iterator[points
     for family, (name, *labels) in _DURATIONS.items():
         rows = [
             _distribution(
-                dict(zip(labels, stage.split(LABELS), strict=False)), histogram, begin_ns, now_ns
+                dict(zip(labels, values.split(LABEL_SEPARATOR), strict=False)),
+                histogram,
+                begin_ns,
+                now_ns,
             )
-            for stage, histogram in figures.durations.get(family, {}).items()
+            for values, histogram in figures.durations.get(family, {}).items()
         ]
         if rows:
             yield _durations(name, rows)
@@ -437,7 +440,7 @@ class Otlp:
 
 # --- in one process -------------------------------------------------------------------------------
 
-_READ_SECONDS = 0.5
+_READ_INTERVAL_S = 0.5
 
 
 class Running:
@@ -453,7 +456,7 @@ class Running:
         atexit.register(self.close)
 
     def _run(self) -> None:
-        while not self._stop.wait(_READ_SECONDS):
+        while not self._stop.wait(_READ_INTERVAL_S):
             self._source.read()
             self._otlp.put_requests(self._source.complete())
             self._otlp.step(self._source)

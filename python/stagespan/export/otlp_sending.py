@@ -20,7 +20,7 @@ from stagespan.trace.read.remote import reason_of
 _LOGGER = logging.getLogger("stagespan")
 LONGEST_END_S = 1.0
 _LONGEST_CALL_S = 10.0
-_MOST_SPANS = 20_000
+_MOST_ITEMS = 20_000
 _BATCH_ITEMS = 512
 _MOST_STUCK = 3
 _SAME_MESSAGE_S = 3600.0
@@ -191,7 +191,7 @@ def exporter_for(signal: str, url: str | None, rejected: Rejected) -> Any:
     try:
         import importlib
 
-        made = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.{module}")
+        exporters = importlib.import_module(f"opentelemetry.exporter.otlp.proto.{package}.{module}")
     except ImportError:
         raise StagespanError(
             f"OTLP over {protocol} needs opentelemetry-exporter-otlp-proto-{package}: install it "
@@ -199,8 +199,8 @@ def exporter_for(signal: str, url: str | None, rejected: Rejected) -> Any:
         ) from None
     _check_files(signal.upper())
     options: dict[str, Any] = {}
-    own_times = ("OTEL_EXPORTER_OTLP_TIMEOUT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT")
-    if not any(os.environ.get(one) for one in own_times):
+    timeouts = ("OTEL_EXPORTER_OTLP_TIMEOUT", f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT")
+    if not any(os.environ.get(one) for one in timeouts):
         options["timeout"] = _LONGEST_CALL_S
     if url is not None:
         parts = _parts_of(url)
@@ -210,11 +210,11 @@ def exporter_for(signal: str, url: str | None, rejected: Rejected) -> Any:
             options["endpoint"] = f"{_base(parts)}/v1/{signal}"
     if protocol != "grpc":
         # With one of these variables, the exporter makes a session with the user's credentials.
-        own = (_CREDENTIALS.format(""), _CREDENTIALS.format(f"{signal.upper()}_"))
-        if not any(os.environ.get(one) for one in own):
+        credentials = (_CREDENTIALS.format(""), _CREDENTIALS.format(f"{signal.upper()}_"))
+        if not any(os.environ.get(one) for one in credentials):
             options["session"] = _watch_http(signal, rejected)
     try:
-        exporter = getattr(made, name)(**options)
+        exporter = getattr(exporters, name)(**options)
     except Exception as error:  # the classes differ from variable to variable
         raise StagespanError(
             f"OpenTelemetry's exporter refuses its settings ({reason_of(error)}): correct the "
@@ -234,8 +234,8 @@ def _base(parts: SplitResult) -> str:
 class Sender:
     """Hands items to an exporter in a thread of its own, from a queue with a limit.
 
-    A call that takes too long is given up and counted. It cannot be stopped, so at most a few of
-    them remain; while they do, everything is dropped and counted.
+    The items of a call that takes too long are counted as lost. The call itself cannot be stopped.
+    While 3 such calls go on, no other one is made, and all items are dropped and counted.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Sender:
         """
         with self._changed:
             all_items = list(items)
-            kept = all_items[: _MOST_SPANS - len(self._items)]
+            kept = all_items[: _MOST_ITEMS - len(self._items)]
             if len(kept) < len(all_items):
                 self.lost["otlp_queue"] += len(all_items) - len(kept)
             self._items += [(one, None) for one in kept]

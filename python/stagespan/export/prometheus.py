@@ -10,7 +10,7 @@ from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, Figures
 from stagespan.export.node import Node
 from stagespan.export.own import Own
-from stagespan.export.totals import LABELS, Exemplar, Exemplars, Gauges, Group
+from stagespan.export.totals import LABEL_SEPARATOR, Exemplar, Exemplars, Gauges, Group
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -130,7 +130,7 @@ def families(
         durations = HistogramMetricFamily(name, text, labels=(*labels, *_GROUP))
         for group, figures in totals.items():
             for label, histogram in figures.durations.get(key, {}).items():
-                values = label.split(LABELS) if len(labels) > 1 else [label]
+                values = label.split(LABEL_SEPARATOR) if len(labels) > 1 else [label]
                 known = exemplars.get((group, key, label), {})
                 buckets = [
                     (bound, below, _exemplar(known.get(i)))

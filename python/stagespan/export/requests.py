@@ -115,10 +115,10 @@ class Part:
 
 
 class _Balance:
-    """How many of something were never seen.
+    """The number of rows or spans that were overwritten before they were read.
 
-    One reading of a process that runs can be off by some, because what it compares was not copied
-    at one moment. So a number counts once several readings in a row have said it.
+    In a process that runs, one reading can be wrong by a few, because its parts are not copied at
+    the same moment. So only what several readings in a row confirm is counted.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,8 @@ class Taker:
     def ended(self, copy: Recording, *, at_end: bool = False) -> list[Segment]:
         """Return the segments that have ended since the last call, also those of hops.
 
-        With ``at_end``, those are not left for a later call that have ended just now.
+        Those that ended less than `QUIET_NS` ago are left for a later call, unless ``at_end`` is
+        true.
         """
         rows = {_key(one): one for one in copy.segments()}
         known = set(rows)
@@ -195,7 +196,7 @@ class Taker:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing that the last calls have seen is left for a later one."""
+        """Whether another call with the same recording would take and count nothing more."""
         to_come = self._missed_rows.number, self._missed_spans.number
         return self._are_left_open and max(to_come) <= 0
 

@@ -30,8 +30,8 @@ MOST_STAGES = 200
 MOST_UNITS = 100
 _MOST_GROUPS = 256
 _SHORTEST_PAUSE_S = 0.1
-LABELS = "\0"
-"""Between the labels of a family that has more than one."""
+LABEL_SEPARATOR = "\0"
+"""Separates the labels of a family with more than one, such as hand-offs, in one text."""
 
 
 class Group(NamedTuple):
@@ -221,7 +221,7 @@ class Totals:
         for family, labels, duration_ns in durations(ended, self.roles, copy.pipeline):
             if family == "handoff":
                 labels = tuple(map(self.stages.shown, labels))
-            process.observed.observe(family, LABELS.join(labels), duration_ns)
+            process.observed.observe(family, LABEL_SEPARATOR.join(labels), duration_ns)
         if self.requests is not None:
             process.taker.count_spans(copy)
             self.requests.add(process.taker.parts(copy, resource_of(copy), ended))
@@ -327,6 +327,7 @@ def _add_idle(group: Group, figures: Figures, found: Gauges) -> None:
         for stage in figures.durations.get(family, {}):
             found.running[group, stage] += 0
     queues = [*figures.durations.get("queue", {})]
-    queues += [label.partition(LABELS)[2] for label in figures.durations.get("handoff", {})]
+    handoffs = figures.durations.get("handoff", {})
+    queues += [label.partition(LABEL_SEPARATOR)[2] for label in handoffs]
     for queue in queues:
         found.waiting[group, queue] += 0

@@ -11,13 +11,14 @@ from typing import NamedTuple
 from stagespan.export.requests import Part
 
 _LONGEST_WAIT_NS = 10 * 10**9
-"""After the end of a request for its other parts, and after a part for a request that began on
-another machine."""
+"""How long the parts of a request wait for others after the latest of them has ended, such as for
+those of processes that have not been read yet."""
 _LONGEST_REQUEST_NS = 3600 * 10**9
-"""After a part, for a request that goes on."""
+"""How long they wait instead if the part in which the request began is missing, and a process of
+this machine still works on the request."""
 _MOST_PARTS = 20_000
 _MANY_PARTS = 10_000
-"""More do not wait: the choice is made with what is known of the oldest requests."""
+"""If more parts wait, requests count as complete with the parts that are known."""
 _MOST_CHOSEN = 1 << 16
 _MINUTE_NS = 60 * 10**9
 _RANDOM_BITS = 56
@@ -28,12 +29,12 @@ class Rules(NamedTuple):
     """Which requests are exported: those that one of the rules chooses."""
 
     one_in: int = 1
-    """One of so many requests; 0 for none. The choice depends on the trace's id, so that it is the
-    same on all machines. A request whose caller does not want it sampled is not chosen."""
+    """Choose one of this many requests; 0 for none. The choice depends on the trace's id, so that
+    all machines make the same one. Requests with the flag "not sampled" are not chosen."""
     slowest: int = 0
-    """So many of each minute's requests that no other rule chooses, the slowest ones."""
+    """Choose this many of each minute's requests: the slowest that no other rule chooses."""
     failed: bool = True
-    """All requests that did not end as ok."""
+    """Choose all requests that did not end as ok."""
 
 
 class Requests:
