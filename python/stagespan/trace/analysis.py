@@ -208,6 +208,10 @@ class Analysis:
         Findings of several analyses about the same lost time are joined. Findings that rest on
         events whose times cannot be true are one grade less severe.
         """
+        return list(self._findings)
+
+    @cached_property
+    def _findings(self) -> list[Finding]:
         found = [finding for result in self.results.values() for finding in result.findings()]
         joined = without_repeats(with_doubt(self.trace, found), _repeats(found))
         return by_severity(map(without_restatements, joined))
