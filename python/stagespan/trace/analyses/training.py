@@ -185,12 +185,14 @@ def analyze(trace: Trace) -> Training | Unavailable:
     if base is None or host is None or not (marks.any() or backward.any()):
         return Unavailable("The trace has neither backward passes nor optimizers.", "no_training")
     on_device = bool(len(device_work(trace).rows))
-    again = _recomputed(trace, backward)
+    forest = _forest(trace)
+    again = _recomputed(trace, forest, backward)
+    outermost = _outermost(forest, again)
     rows, times = _work_in(trace, again, on_device)
     inside = _in_base(trace, base, rows)
     return Training(
         on_device=on_device,
-        recomputed=int(_outermost(trace, again)[_in_base_mask(trace, base)].sum()),
+        recomputed=int(_in_base(trace, base, outermost).sum()),
         recomputed_ns=int(times[inside].sum()),
         optimizers=_optimizers(trace, base, np.flatnonzero(marks), on_device),
         base=base,
@@ -200,14 +202,9 @@ def analyze(trace: Trace) -> Training | Unavailable:
     )
 
 
-def _in_base_mask(trace: Trace, base: BaseWindow) -> Mask:
-    begin = trace.events.begin_ns
-    found: Mask = (begin >= base.begin_ns) & (begin < base.end_ns)
-    return found
-
-
 def _in_base(trace: Trace, base: BaseWindow, rows: Rows) -> Mask:
-    found: Mask = _in_base_mask(trace, base)[rows]
+    begin = trace.events.begin_ns[rows]
+    found: Mask = (begin >= base.begin_ns) & (begin < base.end_ns)
     return found
 
 
@@ -217,7 +214,7 @@ def _forest(trace: Trace) -> Nesting | None:
     return Nesting.of(trace, index.axis, rows, index.of[0]) if index.fits else None
 
 
-def _recomputed(trace: Trace, backward: Mask) -> Mask:
+def _recomputed(trace: Trace, forest: Nesting | None, backward: Mask) -> Mask:
     """Return the operators of forward passes that run within nodes of a backward pass.
 
     Only operators that autograd records have a sequence number. Within a backward pass it records
@@ -225,7 +222,6 @@ def _recomputed(trace: Trace, backward: Mask) -> Mask:
     most of its nodes contain such operators.
     """
     found: Mask = np.zeros(len(trace.events), dtype=np.bool_)
-    forest = _forest(trace)
     if forest is None or not backward.any():
         return found
     rows = forest.rows
@@ -254,16 +250,13 @@ def _recorded(trace: Trace, rows: Rows) -> Mask:
     return recorded
 
 
-def _outermost(trace: Trace, chosen: Mask) -> Mask:
-    """Return the chosen operators that are not within another one."""
-    found: Mask = np.zeros(len(trace.events), dtype=np.bool_)
-    forest = _forest(trace)
+def _outermost(forest: Nesting | None, chosen: Mask) -> Rows:
+    """Return the rows of the chosen operators that are not within another one."""
     if forest is None:
-        return found
+        return np.empty(0, dtype=np.intp)
     mine = chosen[forest.rows]
     parent = forest.parent
-    found[forest.rows[mine & ~((parent >= 0) & mine[parent])]] = True
-    return found
+    return forest.rows[mine & ~((parent >= 0) & mine[parent])]
 
 
 def _work_in(trace: Trace, operators: Mask, on_device: bool) -> tuple[Rows, Numbers]:
