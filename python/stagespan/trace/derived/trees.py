@@ -300,12 +300,14 @@ def levels(parent: Rows) -> NDArray[np.int64]:
 def first_around(parent: Rows, chosen: NDArray[np.bool_]) -> Rows:
     """Return for each element of a tree the first chosen one from itself up to the root, or -1."""
     found = np.where(chosen, np.arange(len(parent), dtype=np.intp), parent)
+    other = np.flatnonzero(found >= 0)
     # Each iteration doubles the number of levels that are searched.
-    while len(other := np.flatnonzero(found >= 0)):
-        other = other[found[other] != found[found[other]]]
-        if len(other) == 0:
-            break
-        found[other] = found[found[other]]
+    while len(other):
+        above = found[found[other]]
+        moved = np.flatnonzero(above != found[other])
+        other, above = other[moved], above[moved]
+        found[other] = above
+        other = other[above >= 0]
     return found
 
 
