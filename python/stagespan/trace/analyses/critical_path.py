@@ -279,14 +279,23 @@ def _names(trace: Trace, edges: Edges) -> list[str]:
 
 def _operators(trace: Trace, rows: Rows) -> list[int]:
     """Return the row of the innermost operator around each event of the host, or -1."""
-    operators = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~no_operators(trace))
+    if len(rows) == 0:
+        return []
+    events = trace.events
+    asked = events.begin_ns[rows]
+    operators = np.flatnonzero(
+        trace.rows_of(["cpu_op"])
+        & ~no_operators(trace)
+        & (events.begin_ns <= asked.max())
+        & (events.end_ns > asked.min())
+    )
     index = ThreadIndex(trace, operators, rows)
     if not index.fits:
         return [-1] * len(rows)
     forest = Nesting.of(trace, index.axis, operators, index.of[0])
     if len(forest) == 0:
         return [-1] * len(rows)
-    at = forest.at(index.axis.place(index.of[1], trace.events.begin_ns[rows]))
+    at = forest.at(index.axis.place(index.of[1], asked))
     result: list[int] = np.where(at >= 0, forest.rows[at], -1).tolist()
     return result
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from stagespan.trace.derived.device import launch_of, launches, streams
 from stagespan.trace.derived.gaps import QUIET_NS, gaps, program_calls, waiting_calls
 from stagespan.trace.derived.idle_causes import ALLOCATES
-from stagespan.trace.derived.threads import TimeIndex, named, threads
+from stagespan.trace.derived.threads import TimeIndex, named, names_with, threads, threads_of
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -103,19 +103,17 @@ class Edges:
 
         If several edges determine the time of a point, work of the device is preferred.
         """
-        times = self.times
-        binding = [-1] * self.points
-        order = np.argsort(self.kind, kind="stable")[::-1].tolist()
-        rows = list(self._rows())
-        for edge in order:
-            source, target, lag = rows[edge]
-            if times[source] + lag == times[target]:
-                binding[target] = edge
+        times = np.array(self.times)
+        order = np.argsort(self.kind, kind="stable")[::-1]
+        binds = times[self.source] + self.lag_ns == times[self.target]
+        binding: Rows = np.full(self.points, -1, dtype=np.intp)
+        # Of several edges into a point, the last one is kept.
+        binding[self.target[order[binds[order]]]] = order[binds[order]]
         found = []
         point = self.points - 1
         while point != 0 and binding[point] >= 0:
-            found.append(binding[point])
-            point = rows[binding[point]][0]
+            found.append(int(binding[point]))
+            point = int(self.source[binding[point]])
         return np.array(found[::-1], dtype=np.intp)
 
     def slack_ns(self) -> Numbers:
@@ -147,17 +145,9 @@ def _other_calls(trace: Trace) -> Mask:
 
 
 @once
-def _activity_by_thread(trace: Trace) -> dict[tuple[int, int], Numbers]:
-    """Return begins and ends of the host's events in ascending order, by process and thread."""
-    rows = np.flatnonzero(trace.rows_of(_OF_THREADS) | launches(trace))
-    owners, thread = threads(trace, rows)
-    begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
-    groups = by_group(thread, len(owners))
-    # Stable, because that is many times as fast for times that are almost in order.
-    return {
-        (int(pid), int(tid)): np.sort(np.concatenate((begin[mine], end[mine])), kind="stable")
-        for (pid, tid), mine in zip(owners, groups, strict=True)
-    }
+def _activity(trace: Trace) -> TimeIndex:
+    """Return the host's events, which show when a thread did something, by time."""
+    return TimeIndex(trace, np.flatnonzero(trace.rows_of(_OF_THREADS) | launches(trace)))
 
 
 def dependencies(
@@ -274,7 +264,7 @@ class _Builder:
         owners, thread = threads(self.trace, self.calls)
         begin, end = events.begin_ns[self.calls], events.end_ns[self.calls]
         by_end = np.argsort(end, kind="stable")
-        ends = end[by_end]
+        ended = (np.searchsorted(end[by_end], begin, "right") - 1).tolist()
         # For each place in `by_end`, the last earlier place of another thread, or -1.
         before_it = [-1] * len(by_end)
         of_places = thread[by_end].tolist()
@@ -282,28 +272,36 @@ class _Builder:
             same = of_places[place] == of_places[place - 1]
             before_it[place] = before_it[place - 1] if same else place - 1
         processes_of = owners[:, 0][thread] if len(owners) else thread
+        activity = self._activity_of(owners) if len(owners) > 1 else [begin[:0]] * len(owners)
         lasts = []
         for number, mine in enumerate(by_group(thread, len(owners))):
-            active = begin[:0]
-            if len(owners) > 1:
-                process, tid = owners[number].tolist()
-                active = _activity_by_thread(self.trace).get((process, tid), active)
             previous, previous_end = 0, self.begin_ns
             for call in mine.tolist():
                 sources: list[_Source] = [(previous, 0, HOST)]
-                at = int(np.searchsorted(ends, begin[call], "right")) - 1
-                at = at if at < 0 or thread[by_end[at]] != number else before_it[at]
+                at = ended[call]
+                at = at if at < 0 or of_places[at] != number else before_it[at]
                 other = int(by_end[at]) if at >= 0 else -1
                 if (
                     other >= 0
                     and processes_of[other] == owners[number, 0]
-                    and _waited(active, previous_end, int(end[other]), int(begin[call]))
+                    and _waited(activity[number], previous_end, int(end[other]), int(begin[call]))
                 ):
                     sources.append((self.call_end[other], 0, HOST))
                 self._add(self.call_begin[call], int(self.calls[call]), sources)
                 previous, previous_end = self.call_end[call], int(end[call])
             lasts.append(previous)
         return lasts
+
+    def _activity_of(self, owners: NDArray[np.int64]) -> list[Numbers]:
+        """Return for each of some threads when its events in the window began and ended."""
+        events = self.trace.events
+        rows = _activity(self.trace).overlapping(self.begin_ns, self.end_ns)
+        thread = threads_of(owners, self.trace, rows)
+        rows, thread = rows[thread >= 0], thread[thread >= 0]
+        return [
+            np.sort(np.concatenate((events.begin_ns[mine], events.end_ns[mine])), kind="stable")
+            for mine in (rows[group] for group in by_group(thread, len(owners)))
+        ]
 
     def _add_calls(self) -> None:
         """Add the edges into the ends of calls.
@@ -314,7 +312,7 @@ class _Builder:
         events = self.trace.events
         found = gaps(self.trace)
         waits = waiting_calls(self.trace, found.rows, found.calls)
-        waits_for_all = named(self.trace, _WAITS_FOR_ALL)
+        waits_for_all = names_with(self.trace, _WAITS_FOR_ALL)[events.name[self.calls]]
         own = {call: item for item, call in enumerate(self.launched_by)}
         ends = events.end_ns[self.items]
         by_end = np.argsort(ends, kind="stable")
@@ -327,7 +325,7 @@ class _Builder:
                 groups = []
             elif call in own:
                 groups = [np.array([own[call]])]
-            elif waits_for_all[row]:
+            elif waits_for_all[call]:
                 groups = of_streams
             end = int(events.end_ns[row])
             for group in groups:
