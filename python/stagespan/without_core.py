@@ -34,6 +34,8 @@ def install(error: Exception) -> None:
         where, advice = _missing_file()
         _reason += f": {where}"
         _advice = advice or _advice
+    elif isinstance(error, ImportError) and error.name is None:
+        _advice = ""  # the extension has raised it, and says what to do
     sys.modules["stagespan._core"] = sys.modules[__name__]
     setattr(sys.modules["stagespan"], "_core", sys.modules[__name__])  # noqa: B010
     logging.getLogger("stagespan").warning(
@@ -66,7 +68,7 @@ def _missing_file() -> tuple[str, str]:
 
 def reason() -> str:
     """Return why nothing is timed, and what to do."""
-    return f"the extension cannot be imported ({_reason}): {_advice}"
+    return f"the extension cannot be imported ({_reason}){_advice and f': {_advice}'}"
 
 
 class _NeedsExtension(StagespanError, AttributeError):

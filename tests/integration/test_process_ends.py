@@ -391,6 +391,7 @@ def test_another_interpreter_times_nothing(tmp_path: Path) -> None:
         "-W",
         "ignore",
     )
-    # THEN it says so, and both continue
+    # THEN it says so and what to do, and both continue
     assert lines[0].startswith("False the extension cannot be imported (")
+    assert lines[0].endswith(": import it there, not in a sub-interpreter)")
     assert lines[1:] == ["None", "1"]
