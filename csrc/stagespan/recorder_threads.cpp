@@ -1,5 +1,6 @@
 // recorder_threads.cpp: registers threads and removes them, and manages the statistics blocks that they use.
 #include <pthread.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -71,7 +72,8 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
     store_fence();
     slot.thread.store(thread.thread, relaxed);
     slot.ident.store(thread.ident, relaxed);
-    if (thread.name[0] == '\0') pthread_getname_np(pthread_self(), thread.name, sizeof(thread.name));
+    // Not pthread_getname_np, which musl lacks before 1.2.3.
+    if (thread.name[0] == '\0') prctl(PR_GET_NAME, thread.name);
     std::uint64_t words[kThreadNameBytes / 8];
     static_assert(sizeof(words) == sizeof(thread.name));
     std::memcpy(words, thread.name, sizeof(words));
