@@ -4,24 +4,30 @@
 #
 #   .make/roots/x86_64-3.14    Debian sid with g++, to run with tools/in_root.sh
 #   .make/roots/aarch64-3.*    Pythons for aarch64, to run with qemu-aarch64
+#   .make/roots/x86_64-musl-3.11   Python for musl, which tools/musl_python.sh builds
 #
-# Needs root and mmdebstrap. Folders that exist are kept. DEBIAN names another mirror.
+# Needs root, mmdebstrap and musl-tools. Folders that exist are kept. DEBIAN names another mirror.
 set -eu
-roots="$(dirname "$0")/../.make/roots"
+tools="$(dirname "$0")"
+roots="$tools/../.make/roots"
 mirror="${DEBIAN:-$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
   grep -oE 'https?://[^ ]+/debian/?( |$)' | head -n 1)}"
+mirror="${mirror:-http://deb.debian.org/debian}"
 mkdir -p "$roots"
 chosen="$*"
+
+is_wanted() { # NAME
+  case " ${chosen:-$1} " in *" $1 "*) [ ! -e "$roots/$1/complete" ] ;; *) return 1 ;; esac
+}
 
 root() { # NAME SUITE PACKAGES OPTIONS...
   name=$1 suite=$2 packages=$3
   shift 3
-  case " ${chosen:-$name} " in *" $name "*) ;; *) return ;; esac
-  if [ -e "$roots/$name/complete" ]; then return; fi
+  is_wanted "$name" || return 0
   rm -rf "${roots:?}/$name"
   # Snapshots of sid are used for longer than their Release files are valid.
   mmdebstrap --quiet --aptopt='Acquire::Check-Valid-Until "false";' --include="$packages" "$@" \
-    "$suite" "$roots/$name" "${mirror:-http://deb.debian.org/debian}"
+    "$suite" "$roots/$name" "$mirror"
   # Packages of a merged /usr leave the links in the root to one that is not unpacked alone.
   [ -e "$roots/$name/lib" ] || ln -s usr/lib "$roots/$name/lib"
   touch "$roots/$name/complete"
@@ -32,3 +38,8 @@ root x86_64-3.14 sid python3,python3-venv,python3-dev,ca-certificates,g++,make,g
 for python in 3.11:bookworm 3.13:trixie 3.14:sid; do
   root "aarch64-${python%:*}" "${python#*:}" python3,libstdc++6 --variant=extract --arch=arm64
 done
+musl="$(uname -m)-musl-3.11"
+if is_wanted "$musl"; then
+  "$tools/musl_python.sh" "$roots/$musl" "$mirror"
+  touch "$roots/$musl/complete"
+fi

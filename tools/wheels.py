@@ -1,14 +1,15 @@
 """Builds the sdist and the wheels that are published, and checks them: `make wheels`.
 
-    python tools/wheels.py [--version 3.12 ...] [--machine aarch64 ...] [--output dist]
+    python tools/wheels.py [--version 3.12 ...] [--machine aarch64 ...] [--libc musl ...]
+                           [--output dist]
 
 The compiler is zig, a package of the package index that compiles for each processor and for an old
 glibc, so that neither a container nor another machine is needed. A wheel needs the interpreter of
 its version on this machine, with headers; the version is left out without one. The wheels for
-another processor are built with the same headers: CPython's differ only in sizes that 64-bit
-Linux machines have in common. They are tried in qemu-user, with the Pythons that Debian has for
-that processor. tools/roots.sh gets these, and Python 3.14 for this one, if this runs
-as root.
+another processor or for musl are built with the same headers: CPython's differ only in sizes that
+64-bit Linux machines have in common. Those for another processor are tried in qemu-user, with the
+Pythons that Debian has for it. tools/roots.sh gets these, Python 3.14 for this one, and a Python
+3.11 for musl, if this runs as root.
 
 A wheel that an earlier run built from the same sources is taken over, with what was tried with it.
 The last lines are a table of all files in Markdown, and what failed.
@@ -47,7 +48,8 @@ BUILD_PACKAGES = (
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
-GLIBC = "2.28"
+LIBCS = ("gnu", "musl")
+GLIBC, MUSL = "2.28", "1.2"
 # The first torch for Python 3.11 on aarch64, where it is small; tried there.
 OLDEST_TORCH = "torch==2.0.0"
 MOST_BYTES = 2_000_000
@@ -64,7 +66,60 @@ for word in "$@"; do
 done
 exec "{zig}" {tool} {options} "$@"
 """
-C_LIBRARY = re.compile(r"(libc|libm|libpthread|libdl|librt)\.so\.\d+|ld-linux[\w-]*\.so\.\d+")
+C_LIBRARY = {
+    "gnu": re.compile(r"(libc|libm|libpthread|libdl|librt)\.so\.\d+|ld-linux[\w-]*\.so\.\d+"),
+    "musl": re.compile(r"libc\.so"),
+}
+# The functions that musl has added since 1.2.0, which auditwheel does not know.
+NEWER_IN_MUSL = {
+    *("_Fork", "gettid", "reallocarray", "tcgetwinsize", "tcsetwinsize"),  # 1.2.2
+    *("pthread_getname_np", "qsort_r"),  # 1.2.3
+    *("preadv2", "pwritev2", "renameat2", "statx"),  # 1.2.4 and later
+}
+# The first with wheels for musl.
+MUSL_NUMPY = "1.25"
+
+
+class Platform(NamedTuple):
+    """A processor and a C library for which there are wheels."""
+
+    machine: str
+    libc: str
+
+    def __str__(self) -> str:
+        """The part of the names of folders that tells it from the others."""
+        return self.machine if self.libc == "gnu" else f"{self.machine}-{self.libc}"
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the usual Pythons of this machine are for it."""
+        return self == Platform(os.uname().machine, "gnu")
+
+    @property
+    def target(self) -> str:
+        """The options that make zig compile for it."""
+        if self.libc == "gnu":
+            return f"-target {self.machine}-linux-gnu.{GLIBC}"
+        return f"-target {self.machine}-linux-musl -dynamic"
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags of wheels that run on it, beginning with that of the wheels for it."""
+        if self.libc == "musl":
+            names = [f"musllinux_1_{minor}" for minor in range(int(MUSL.split(".")[1]), 0, -1)]
+        else:
+            names = [f"manylinux_2_{minor}" for minor in range(int(GLIBC.split(".")[1]), 4, -1)]
+            names.append("manylinux2014")
+        return [f"{name}_{self.machine}" for name in names]
+
+    def suffix(self, version: str) -> str:
+        """Return the end of the name of an extension. CPython 3.10 calls every C library gnu."""
+        libc = "gnu" if version == "3.10" else self.libc
+        return f".cpython-{version.replace('.', '')}-{self.machine}-linux-{libc}.so"
+
+
+# None for aarch64 with musl, for which there is no Python here to try it.
+PLATFORMS = (Platform("x86_64", "gnu"), Platform("aarch64", "gnu"), Platform("x86_64", "musl"))
 
 
 class Failed(Exception):
@@ -145,7 +200,7 @@ def interpreters(versions: Sequence[str]) -> dict[str, Interpreter]:
         on_path = shutil.which(f"python{version}")
         candidates = [Interpreter(Path(on_path))] if on_path else []
         candidates += map(Interpreter, pyenv.glob(f"versions/{version}.*/bin/python"))
-        root = root_of(version, os.uname().machine)
+        root = root_of(version, Platform(os.uname().machine, "gnu"))
         if root is not None:
             prefix = (ROOT / "tools/in_root.sh", root)
             candidates.append(Interpreter(Path(f"/usr/bin/python{version}"), prefix))
@@ -155,25 +210,28 @@ def interpreters(versions: Sequence[str]) -> dict[str, Interpreter]:
     return found
 
 
-def root_of(version: str, machine: str) -> Path | None:
+def root_of(version: str, platform: Platform) -> Path | None:
     """Return the folder of tools/roots.sh with a Python of this version, or None."""
-    root = STATE / "roots" / f"{machine}-{version}"
+    root = STATE / "roots" / f"{platform}-{version}"
     return root if (root / "complete").exists() else None
 
 
-def get_roots(versions: Sequence[str], machines: Sequence[str]) -> str | None:
-    """Get the Pythons of Debian that this machine lacks. Returns None, or why it cannot."""
+def get_roots(versions: Sequence[str], platforms: Sequence[Platform]) -> str | None:
+    """Get the Pythons that this machine lacks. Returns None, or why it cannot."""
     own = os.uname().machine
     here = interpreters(versions)
     missing = [f"{own}-{version}" for version in versions if version not in here]
-    foreign = [machine for machine in machines if machine != own]
+    foreign = [one.machine for one in platforms if one.libc == "gnu" and one.machine != own]
     missing += [f"{machine}-{version}" for machine in foreign for version in versions]
+    musl = [f"{one}-{version}" for one in platforms if one.libc == "musl" for version in versions]
+    missing += musl
     if not missing:
         return None
     if os.geteuid() != 0:
         return "tools/roots.sh needs root"
     needed = {"mmdebstrap": "mmdebstrap"}
     needed |= {f"qemu-{machine}": "qemu-user" for machine in foreign}
+    needed |= {"musl-gcc": "musl-tools", "make": "make"} if musl else {}
     for program, package in needed.items():
         reason = None if shutil.which(program) else apt_install(package)
         if reason is not None:
@@ -220,16 +278,16 @@ def unpack(sdist: Path) -> Path:
     return source
 
 
-def zig_tools(machine: str) -> dict[str, str]:
+def zig_tools(platform: Platform) -> dict[str, str]:
     """Return the variables that make CMake use zig, and write the scripts that they name."""
     import ziglang
 
     zig = Path(ziglang.__file__).parent / "zig"
-    folder = WORK / f"zig-{machine}"
+    folder = WORK / f"zig-{platform}"
     folder.mkdir(parents=True, exist_ok=True)
     # zig compiles its C++ library, for minutes, once for each set of options. So CMake's tests
     # get those of the build, also those that CMake would add to the build alone. It has no strip.
-    target = f"-target {machine}-linux-gnu.{GLIBC} -O3 -fPIC -Wl,-s"
+    target = f"{platform.target} -O3 -fPIC -Wl,-s"
     for tool, options in {"cc": target, "c++": target, "ar": "", "ranlib": ""}.items():
         script = folder / tool
         script.write_text(TOOL.format(zig=zig, tool=tool, options=options))
@@ -244,8 +302,8 @@ def zig_tools(machine: str) -> dict[str, str]:
         # It saves less than 1 % of a span's instructions here, and takes minutes.
         "STAGESPAN_LTO": "OFF",
     }
-    if machine != os.uname().machine:
-        definitions |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": machine}
+    if not platform.is_native:
+        definitions |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": platform.machine}
     return {
         "CC": str(folder / "cc"),
         "CXX": str(folder / "c++"),
@@ -263,12 +321,12 @@ class Build(NamedTuple):
     """The unpacked sdist, in a folder that is named after what wheels are made from."""
     python: Interpreter
     version: str
-    machine: str
+    platform: Platform
 
     @property
     def tag(self) -> str:
         """The part of the names of its folders that tells it from the others."""
-        return f"cp{self.version.replace('.', '')}-{self.machine}"
+        return f"cp{self.version.replace('.', '')}-{self.platform}"
 
 
 def options_of_headers(build: Build) -> str:
@@ -286,7 +344,7 @@ def options_of_headers(build: Build) -> str:
     if not place:
         return ""
     folder = WORK / "include" / build.tag
-    link = folder / f"{build.machine}-linux-gnu" / Path(place).name
+    link = folder / f"{build.platform.machine}-linux-gnu" / Path(place).name
     shutil.rmtree(folder, ignore_errors=True)
     link.parent.mkdir(parents=True)
     link.symlink_to(place)
@@ -294,17 +352,16 @@ def options_of_headers(build: Build) -> str:
 
 
 def build_wheel(build: Build) -> Path:
-    """Build a wheel with the tag of its glibc, and return it."""
+    """Build a wheel with the tag of its C library, and return it."""
     folder = WORK / "built" / build.tag
     objects = WORK / f"build-{build.tag}"
     for old in (folder, objects):
         shutil.rmtree(old, ignore_errors=True)
-    variables = zig_tools(build.machine)
+    variables = zig_tools(build.platform)
     variables |= dict.fromkeys(("CFLAGS", "CXXFLAGS"), options_of_headers(build))
-    if build.machine != os.uname().machine:
-        suffix = f".cpython-{build.version.replace('.', '')}-{build.machine}-linux-gnu.so"
-        variables |= {"SETUPTOOLS_EXT_SUFFIX": suffix}
-        variables |= {"_PYTHON_HOST_PLATFORM": f"linux-{build.machine}"}
+    if not build.platform.is_native:
+        variables |= {"SETUPTOOLS_EXT_SUFFIX": build.platform.suffix(build.version)}
+        variables |= {"_PYTHON_HOST_PLATFORM": f"linux-{build.platform.machine}"}
     # As an option, because a variable is split at blanks, which a path can contain.
     arguments = variables.pop("CMAKE_ARGS")
     settings = {
@@ -325,8 +382,8 @@ def build_wheel(build: Build) -> Path:
     )
     shutil.rmtree(objects)
     (built,) = folder.glob("*.whl")
-    platform_tag = f"manylinux_{GLIBC.replace('.', '_')}_{build.machine}"
-    run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", platform_tag, built)
+    tag = build.platform.tags[0]
+    run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, built)
     (tagged,) = folder.glob("*.whl")
     return tagged
 
@@ -334,17 +391,19 @@ def build_wheel(build: Build) -> Path:
 # --- checks -----------------------------------------------------------------------------------
 
 
-def problems_of(wheel: Path, machine: str) -> Iterator[str]:
+def problems_of(wheel: Path, build: Build) -> Iterator[str]:
     """Return what is wrong with the content of a wheel."""
     from elftools.elf.elffile import ELFFile
 
-    tag = "-".join(wheel.stem.split("-")[2:])
-    version = re.sub(r"^cp(\d)(\d+)-.*", r"\1\2", tag)
+    python = "cp" + build.version.replace(".", "")
+    tag = f"{python}-{python}-{build.platform.tags[0]}"
+    if not wheel.stem.endswith(f"-{tag}"):
+        yield f"its tag is not {tag}"
     if wheel.stat().st_size > MOST_BYTES:
         yield f"{wheel.stat().st_size:,} bytes are more than {MOST_BYTES:,}"
     with zipfile.ZipFile(wheel) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
-    extension = f"stagespan/_core.cpython-{version}-{machine}-linux-gnu.so"
+    extension = f"stagespan/_core{build.platform.suffix(build.version)}"
     if [name for name in contents if name.endswith(".so")] != [extension]:
         yield f"the extension is not named {extension}, as the tag {tag} demands"
         return
@@ -360,33 +419,39 @@ def problems_of(wheel: Path, machine: str) -> Iterator[str]:
     if declared != licenses:
         yield f"the licences in the metadata are {sorted(declared)}"
     elf = ELFFile(BytesIO(contents[extension]))
-    if elf["e_machine"] != {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[machine]:
+    machines = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
+    if elf["e_machine"] != machines[build.platform.machine]:
         yield f"the extension is for {elf['e_machine']}"
-    symbols = elf.get_section_by_name(".dynsym").iter_symbols()
-    exported = [s.name for s in symbols if s["st_shndx"] != "SHN_UNDEF" and s.name]
+    symbols = [s for s in elf.get_section_by_name(".dynsym").iter_symbols() if s.name]
+    exported = [s.name for s in symbols if s["st_shndx"] != "SHN_UNDEF"]
     if exported != ["PyInit__core"]:
         yield f"the extension exports {exported}"
+    newer = NEWER_IN_MUSL.intersection(s.name for s in symbols)
+    if build.platform.libc == "musl" and newer:
+        yield f"the extension needs {sorted(newer)}, which musl {MUSL}.0 lacks"
     needed = [t.needed for t in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
-    if not all(C_LIBRARY.fullmatch(name) for name in needed):
+    if not all(C_LIBRARY[build.platform.libc].fullmatch(name) for name in needed):
         yield f"the extension needs {needed}"
 
 
-def check_wheel(wheel: Path, machine: str) -> str:
+def check_wheel(wheel: Path, build: Build) -> str:
     """Check a wheel and return the oldest platform that it runs on. Raises Failed."""
-    problems = list(problems_of(wheel, machine))
+    problems = list(problems_of(wheel, build))
     if problems:
         raise Failed(f"{wheel.name}: {'; '.join(problems)}.")
     programs = VENV / "bin"
     run(programs / "check-wheel-contents", wheel)
+    if build.platform.libc == "musl":
+        # auditwheel knows only the name of musl in Alpine; musl itself takes any libc.* for itself.
+        return build.platform.tags[0]
     said = run(programs / "auditwheel", "show", wheel)
-    found = re.search(r'platform\s+tag:\s+"(manylinux_(\d+)_(\d+)_\w+)"', said)
-    glibc = tuple(map(int, GLIBC.split(".")))
-    if found is None or (int(found[2]), int(found[3])) > glibc:
-        raise Failed(f"{wheel.name} needs more than glibc {GLIBC}: {said}")
+    found = re.search(r'platform\s+tag:\s+"(\w+)"', said)
+    if found is None or found[1] not in build.platform.tags:
+        raise Failed(f"{wheel.name} needs more than {build.platform.tags[0]}: {said}")
     return found[1]
 
 
-def lowest(wheel: Path, version: str) -> list[str]:
+def lowest(wheel: Path, build: Build) -> list[str]:
     """Return the requirements of a wheel at their lowest versions."""
     from packaging.requirements import Requirement
     from packaging.version import Version
@@ -394,24 +459,33 @@ def lowest(wheel: Path, version: str) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         lines = Parser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist", [])
+    version = build.version
     environment = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
     found: dict[str, Version] = {}
     for one in map(Requirement, lines):
         if one.marker is None or one.marker.evaluate(environment):
             (bound,) = one.specifier
             found[one.name] = max(Version(bound.version), found.get(one.name, Version("0")))
+    if build.platform.libc == "musl":
+        found["numpy"] = max(found["numpy"], Version(MUSL_NUMPY))
     return [f"{name}=={version}" for name, version in found.items()]
 
 
 def why_not_tried(build: Build) -> str | None:
     """Return why a wheel cannot be imported on this machine, or None if it can."""
-    if build.machine == os.uname().machine:
+    _, _, version, platform = build
+    if platform.is_native:
         return None
-    if shutil.which(f"qemu-{build.machine}") is None:
-        return f"no: there is no qemu-{build.machine}"
-    if root_of(build.version, build.machine) is None:
-        return f"no: there is no Python {build.version} for {build.machine}"
+    if is_emulated(platform) and shutil.which(f"qemu-{platform.machine}") is None:
+        return f"no: there is no qemu-{platform.machine}"
+    if root_of(version, platform) is None:
+        return f"no: there is no Python {version} for {platform}"
     return None
+
+
+def is_emulated(platform: Platform) -> bool:
+    """Whether programs for it run in qemu-user here."""
+    return platform.machine != os.uname().machine
 
 
 def smoke_test(wheel: Path, build: Build, *pins: str) -> str:
@@ -426,29 +500,32 @@ def smoke_test(wheel: Path, build: Build, *pins: str) -> str:
 
 def run_smoke_test(wheel: Path, build: Build, pins: Sequence[str], **variables: str) -> str:
     """Do what smoke_test does, with these variables."""
-    _, python, version, machine = build
+    _, python, version, platform = build
     folder = WORK / "smoke"
     shutil.rmtree(folder, ignore_errors=True)
     variables |= {"OMP_NUM_THREADS": "1", "STAGESPAN_OUTPUT_DIR": str(folder / "output")}
-    if machine == os.uname().machine:
+    if platform.is_native:
         python.run("-m", "venv", folder)
         clean = python._replace(python=folder / "bin/python")
         clean.run("-m", "pip", "install", "-q", wheel, *pins)
         interpreter: tuple[str | Path, ...] = (*clean.prefix, clean.python)
     else:
-        emulator, root = f"qemu-{machine}", str(root_of(version, machine))
-        glibc = int(GLIBC.split(".")[1])
-        platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc, 4, -1)]
-        options = [f"--platform={name}" for name in (*platforms, f"manylinux2014_{machine}")]
+        root = str(root_of(version, platform))
+        options = [f"--platform={tag}" for tag in platform.tags]
         run(
             *(sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:"),
             *("--target", folder, "--python-version", version, *options, wheel, *pins),
         )
         # Without `site`, which would look for the packages of this machine.
-        interpreter = (emulator, "-L", root, f"{root}/usr/bin/python{version}", "-S")
+        interpreter = (f"{root}/usr/bin/python{version}", "-S")
+        if is_emulated(platform):
+            interpreter = (f"qemu-{platform.machine}", "-L", root, *interpreter)
+            # Pythons for aarch64 sign return addresses, which qemu computes ten times faster so.
+            variables["QEMU_CPU"] = "max,pauth-impdef=on"
+        elif platform.libc == "musl":
+            # That of this machine may be too old for the newest dependencies.
+            interpreter = (f"{root}/lib/ld-musl.so", *interpreter)
         variables["PYTHONPATH"] = str(folder)
-        # Pythons for aarch64 sign return addresses, which qemu computes ten times faster this way.
-        variables["QEMU_CPU"] = "max,pauth-impdef=on"
     number = wheel.name.split("-")[1]
     said = run(*interpreter, ROOT / "tools/smoke.py", number, cwd=folder, **variables)
     if any(pin.startswith("torch") for pin in pins):
@@ -469,18 +546,18 @@ class Result(NamedTuple):
 def build_and_try(build: Build) -> Result:
     """Build, check and try a wheel; leave out what an earlier run did. Raises Failed."""
     record = WORK / "built" / f"{build.tag}.json"
-    options = fingerprint([], TOOL, *zig_tools(build.machine).values())
+    options = fingerprint([], TOOL, *zig_tools(build.platform).values())
     made_from = [build.source.parent.name, options, build.python.run("--version").strip()]
     done = json.loads(record.read_text()) if record.is_file() else {}
     wheel = WORK / "built" / build.tag / done.get("name", "none")
     if done.get("made_from") != made_from or not wheel.is_file():
         wheel = build_wheel(build)
         done = {"made_from": made_from, "name": wheel.name, "tried": {}}
-        done["runs_on"] = check_wheel(wheel, build.machine)
+        done["runs_on"] = check_wheel(wheel, build)
         record.write_text(json.dumps(done))
     print(f"{wheel.name}  {wheel.stat().st_size:,} bytes, runs on {done['runs_on']}", flush=True)
-    pins = {"lowest": lowest(wheel, build.version), "newest": []}
-    if build.machine == "aarch64" and build.version == "3.11":
+    pins = {"lowest": lowest(wheel, build), "newest": []}
+    if build.tag == "cp311-aarch64":
         pins[OLDEST_TORCH] = [*pins["lowest"], OLDEST_TORCH]
     for what, chosen in pins.items():
         if why_not_tried(build) is None and what not in done["tried"]:
@@ -499,8 +576,8 @@ def table(sdist: Path, results: dict[Build, Result]) -> Iterator[str]:
         imported = why_not_tried(build)
         if tried:
             python = json.loads(next(iter(tried.values())))["python"]
-            emulated = "" if build.machine == os.uname().machine else f" in qemu-{build.machine}"
-            imported = f"Python {python}{emulated}: {', '.join(tried)}"
+            where = f" in qemu-{build.platform.machine}" if is_emulated(build.platform) else ""
+            imported = f"Python {python}{where}: {', '.join(tried)}"
         yield f"| `{wheel.name}` | {wheel.stat().st_size:,} | {runs_on} | {imported} |"
 
 
@@ -509,6 +586,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build the sdist and the wheels, and check them.")
     parser.add_argument("--version", action="append", choices=VERSIONS)
     parser.add_argument("--machine", action="append", choices=MACHINES)
+    parser.add_argument("--libc", action="append", choices=LIBCS)
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
     chosen = parser.parse_args()
     prepare()
@@ -517,18 +595,20 @@ def main() -> int:
     for old in (*output.glob("*.whl"), *output.glob("*.tar.gz")):
         old.unlink()
     versions, machines = chosen.version or VERSIONS, chosen.machine or MACHINES
-    lacks = get_roots(versions, machines)
+    libcs = chosen.libc or LIBCS
+    platforms = [one for one in PLATFORMS if one.machine in machines and one.libc in libcs]
+    lacks = get_roots(versions, platforms)
     if lacks is not None:
-        print(f"no further Pythons of Debian: {lacks}", flush=True)
+        print(f"no further Pythons: {lacks}", flush=True)
     pythons = interpreters(versions)
     sdist = make_sdist(output)
     print(f"{sdist.name}  {sdist.stat().st_size:,} bytes", flush=True)
     source = unpack(sdist)
     results: dict[Build, Result] = {}
     failed = []
-    for machine in machines:
+    for platform in platforms:
         for version, python in pythons.items():
-            build = Build(source, python, version, machine)
+            build = Build(source, python, version, platform)
             try:
                 results[build] = build_and_try(build)
             except Failed as error:
