@@ -18,8 +18,10 @@ from stagespan import _core
 ROOT = Path(__file__).parents[2]
 EXTENSION = Path(_core.__file__)
 
-# The C library in parts (one library since glibc 2.34), and the loader.
-C_LIBRARY = re.compile(r"(libc|libm|libpthread|libdl|librt)\.so\.\d+|ld-linux[\w-]*\.so\.\d+")
+# glibc in parts (one library since 2.34) and its loader, or musl.
+C_LIBRARY = re.compile(
+    r"(libc|libm|libpthread|libdl|librt)\.so\.\d+|ld-linux[\w-]*\.so\.\d+|libc(\.musl-\w+\.so\.1|\.so)"
+)
 
 
 def tool(*command: str) -> str:
