@@ -106,8 +106,9 @@ def analyze_ranks(
 
     Raises TraceError if no trace in the folder contains its rank.
     """
-    from stagespan.trace.ranks import ranks_of, summarise_all
     from stagespan.trace.ranks.find import traces_in
+    from stagespan.trace.ranks.folder import ranks_of
+    from stagespan.trace.ranks.workers import summarise_all
 
     summaries = summarise_all(traces_in(folder), jobs, folder, cluster=cluster, progress=progress)
     ranks = ranks_of(folder, summaries)

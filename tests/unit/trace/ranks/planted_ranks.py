@@ -12,7 +12,7 @@ from commands import unstated
 
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.paths import analyze_ranks
-from stagespan.trace.ranks import Ranks
+from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.result import Finding
 
 US = 1_000

@@ -13,7 +13,7 @@ from planted_ranks import US, Call, codes_in, finding_in, ranks_in, together, wr
 
 from properties import examples
 from stagespan.trace.paths import analyze_ranks
-from stagespan.trace.ranks import Ranks
+from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.ranks.summary import usage_of
 from stagespan.trace.ranks.waits import (
     BEFORE,

@@ -17,10 +17,11 @@ from planted_ranks import US, finding_in, ranks_in, together, write_rank
 from stagespan import analyze
 from stagespan.cli import command
 from stagespan.errors import StagespanError
-from stagespan.trace.ranks import ranks_of, summarise_all
 from stagespan.trace.ranks.collectives import most_collectives
 from stagespan.trace.ranks.find import traces_in
+from stagespan.trace.ranks.folder import ranks_of
 from stagespan.trace.ranks.summary import RankSummary, UnreadableFile, summarise
+from stagespan.trace.ranks.workers import summarise_all
 
 
 def test_many_ranks(tmp_path: Path) -> None:
