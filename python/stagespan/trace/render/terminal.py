@@ -152,11 +152,12 @@ def print_blocks(
     """
     console = screen(console)
     limit = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
+    limit -= _height(tail, console)
     # The first finding is shown in any case, and one line says how many others there are.
-    first = _heights([finding_block(findings[0], 0, console.width)], console) + 1 if findings else 0
+    first = _height([finding_block(findings[0], 0, console.width)], console) + 1 if findings else 0
     kept = max(_FOR_FINDINGS, first)
-    blocks = _that_fit(blocks, limit - _heights(tail, console) - kept, console)
-    left = limit - _heights([*blocks, *tail], console)
+    blocks = _that_fit(blocks, limit - kept, console)
+    left = limit - _height(blocks, console)
     shown = 0
     for finding in findings:
         # One line is reserved for the number of findings that do not fit.
@@ -165,13 +166,14 @@ def print_blocks(
         if not shown:
             fitting = (finding_block(finding, count, console.width) for count in (2, 1, 0))
             block = next(
-                (b for b in fitting if _heights([b], console) <= most),
+                (b for b in fitting if _height([b], console) <= most),
                 finding_block(finding, 0, console.width),
             )
-        elif _heights([block], console) > most:
+        height = _height([block], console)
+        if shown and height > most:
             break
         blocks.append(block)
-        left -= _heights([block], console)
+        left -= height
         shown += 1
     if shown < len(findings):
         more = f"and {counted(len(findings) - shown, 'more finding')}: see --markdown"
@@ -180,9 +182,13 @@ def print_blocks(
     if not findings:
         blocks.append(text_block("No findings."))
         left -= 1
-    extra = list(lines)
-    while extra and _heights(extra, console) + 1 > left:
-        extra.pop()
+    left -= 1  # an empty line before `lines`
+    extra: list[RenderableType] = []
+    for line in lines:
+        left -= _height([line], console)
+        if left < 0:
+            break
+        extra.append(line)
     between = [text_block("")] if extra else []
     for block in [*blocks, *between, *extra, *tail]:
         print_block(block, console)
@@ -215,7 +221,7 @@ def _that_fit(blocks: list[RenderableType], limit: int, console: Console) -> lis
 
     kept = list(blocks)
     tables = [block for block in kept if isinstance(block, Grid)]
-    while tables and _heights(kept, console) > limit:
+    while tables and _height(kept, console) > limit:
         at = kept.index(tables.pop())
         # With the empty line above it, if there is one.
         above = kept[at - 1] if at else None
@@ -323,7 +329,7 @@ def text_block(text: str, style: str = "") -> RenderableType:
     return Text(_AMOUNT.sub(_GLUE, one_line(text)), style)
 
 
-def _heights(blocks: Sequence[RenderableType], console: Console) -> int:
+def _height(blocks: Sequence[RenderableType], console: Console) -> int:
     return sum(len(console.render_lines(block, pad=False)) for block in blocks)
 
 
