@@ -148,8 +148,7 @@ def _tiny(kernels: KernelRows) -> Finding | None:
 def _fusible(kernels: KernelRows) -> Finding | None:
     """Return a finding if memory-bound kernels that are not fused take much time."""
     names = kernels.trace.names
-    ran = np.unique(kernels.name).tolist()
-    if any(inductor_kind(names[code]) for code in ran):
+    if any(inductor_kind(names[code]) for code in kernels.names):
         return None
     if any(_COMPILED.search(name) for name in names):
         return None
@@ -291,7 +290,7 @@ def _codes(kernels: KernelRows, pattern: re.Pattern[str]) -> list[int]:
 
 
 def _named(kernels: KernelRows, pattern: re.Pattern[str]) -> Mask:
-    codes = [c for c in np.unique(kernels.name).tolist() if pattern.search(kernels.trace.names[c])]
+    codes = [code for code in kernels.names if pattern.search(kernels.trace.names[code])]
     return np.isin(kernels.name, codes)
 
 

@@ -158,6 +158,12 @@ class KernelRows:
         chosen = {each: getattr(self, each)[inside] for each in (*columns, *more)}
         return replace(self, **chosen, launched=self.launched.of(inside))
 
+    @cached_property
+    def names(self) -> list[int]:
+        """The codes of the different names."""
+        found: list[int] = np.unique(self.name).tolist()
+        return found
+
     @property
     def kind_of_name(self) -> dict[int, int]:
         """The kind of each kernel name; if there are several, the one with the most time."""

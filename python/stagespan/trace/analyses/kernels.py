@@ -162,7 +162,7 @@ def _figures(kernels: KernelRows) -> KernelsFigures:
         on_device=kernels.on_device,
         time_ns=total,
         count=len(kernels.rows),
-        names=len(np.unique(kernels.name)),
+        names=len(kernels.names),
         kernel_time_ns=int(time[kernels.is_kernel].sum()) if on_device else None,
         kernels=int(kernels.is_kernel.sum()) if on_device else None,
         without_launch=None if launched is None else _time_of(time, launched.calls < 0),
