@@ -189,5 +189,6 @@ def _culprit(
 
 def largest(time_ns: Numbers, count: int) -> list[int]:
     """Return the numbers of the gaps with the most time, the longest first; at most `count`."""
-    order = np.argsort(-time_ns, kind="stable")[:count].tolist()
-    return [at for at in order if time_ns[at]]
+    known = np.flatnonzero(time_ns)
+    result: list[int] = known[np.argsort(-time_ns[known], kind="stable")[:count]].tolist()
+    return result

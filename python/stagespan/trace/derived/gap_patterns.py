@@ -239,8 +239,9 @@ def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> St
     events = trace.events
     starved = [NAMES.index(cause) for cause in causes.STARVED]
     time = parts.parts[:, starved].sum(axis=1)
-    order = np.argsort(-time, kind="stable")[:_MOST_STARTS]
-    long = order[(time[order] >= _LEAST_START * span_ns) & (gaps.first_call[order] >= 0)]
+    long = np.flatnonzero(time >= _LEAST_START * span_ns)
+    long = long[np.argsort(-time[long], kind="stable")[:_MOST_STARTS]]
+    long = long[gaps.first_call[long] >= 0]
     rows, of = [], []
     for at in long.tolist():
         event = _start(where, gaps, at)
