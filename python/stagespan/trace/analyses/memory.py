@@ -356,7 +356,7 @@ class _Forest:
         self._known = len(rows) > 0 and self._index.fits
         if self._known:
             self._forest = Nesting.of(trace, self._index.axis, rows, self._index.of[0])
-            other = ~named(trace, _ALLOCATORS)[self._forest.rows]
+            other = ~named(trace, _ALLOCATORS, self._forest.rows)
             caller = self._forest.first_around(other)
             self._shown = np.where(caller >= 0, caller, np.arange(len(self._forest)))
 

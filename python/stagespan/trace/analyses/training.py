@@ -225,7 +225,7 @@ def _recomputed(trace: Trace, forest: Nesting | None, backward: Mask) -> Mask:
     if forest is None or not backward.any():
         return found
     rows = forest.rows
-    recorded = _recorded(trace, rows) & ~named(trace, _BACKWARD)[rows]
+    recorded = _recorded(trace, rows) & ~named(trace, _BACKWARD, rows)
     recorded &= ~backward[rows]
     node = forest.first_around(backward[rows])
     within = recorded & (node >= 0)
@@ -319,7 +319,7 @@ def _optimizers(
         alone = not many[operators_of].any() and not many[rows[mine]].any()
         alone &= len(mine) >= _FEWEST * len(calls)
         if ".zero_grad#" in name:
-            alone &= bool(named(trace, _ZEROES)[operators_of].any())
+            alone &= bool(named(trace, _ZEROES, operators_of).any())
         found.append(
             OptimizerCalls(
                 name=name,

@@ -126,7 +126,7 @@ class Facts:
             return False
         trace, rows = self._trace, self._gaps.rows
         copies = rows[device_work(trace).kind[rows] == COPY]
-        pageable = copies[named(trace, _PAGEABLE)[copies]]
+        pageable = copies[named(trace, _PAGEABLE, copies)]
         span = int(trace.events.end_ns[rows].max() - trace.events.begin_ns[rows].min())
         return 100 * int(trace.events.dur_ns[pageable].sum()) > _LEAST_PAGEABLE * span
 

@@ -246,8 +246,8 @@ class _Search:
     def _device_codes(self, rows: Rows) -> Numbers:
         trace = self._trace
         code = trace.events.name[rows].astype(np.int64)
-        code[trace.rows_of(["gpu_memcpy"])[rows] | named(trace, _COPY)[rows]] = COPY
-        code[trace.rows_of(["gpu_memset"])[rows] | named(trace, _FILL)[rows]] = FILL
+        code[trace.rows_of(["gpu_memcpy"])[rows] | named(trace, _COPY, rows)] = COPY
+        code[trace.rows_of(["gpu_memset"])[rows] | named(trace, _FILL, rows)] = FILL
         return code
 
     # --- the tapes ---
@@ -294,8 +294,8 @@ class _Search:
             of_row[told.rows] = np.array(known, dtype=np.int64)[told.codes]
             code = np.where(code == UNNAMED, of_row[rows], code)
         device = np.where(ran >= 0, ran, rows)
-        code[named(hosts, _COPIES)[rows] | named(hosts, _COPY)[device]] = COPY
-        code[named(hosts, _FILLS)[rows] | named(hosts, _FILL)[device]] = FILL
+        code[named(hosts, _COPIES, rows) | named(hosts, _COPY, device)] = COPY
+        code[named(hosts, _FILLS, rows) | named(hosts, _FILL, device)] = FILL
         return code
 
     def _code_of_name(self, kernel: str, unknown: int) -> int:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from stagespan.trace.derived.device import launch_of, launches, streams
 from stagespan.trace.derived.gaps import QUIET_NS, gaps, program_calls, waiting_calls
 from stagespan.trace.derived.idle_causes import ALLOCATES
-from stagespan.trace.derived.threads import TimeIndex, named, names_with, threads, threads_of
+from stagespan.trace.derived.threads import TimeIndex, named, threads, threads_of
 from stagespan.trace.read.groups import by_group, pairs
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
@@ -312,7 +312,7 @@ class _Builder:
         events = self.trace.events
         found = gaps(self.trace)
         waits = waiting_calls(self.trace, found.rows, found.calls)
-        waits_for_all = names_with(self.trace, _WAITS_FOR_ALL)[events.name[self.calls]]
+        waits_for_all = named(self.trace, _WAITS_FOR_ALL, self.calls)
         own = {call: item for item, call in enumerate(self.launched_by)}
         ends = events.end_ns[self.items]
         by_end = np.argsort(ends, kind="stable")

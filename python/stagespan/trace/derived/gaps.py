@@ -169,11 +169,11 @@ def graph_calls(trace: Trace, calls: Rows) -> Mask:
     They are recognised by name, or because they launched several events. However, a copy can have
     several parts, and on Ascend, one call launches several kernels of an operator.
     """
-    of_graph: Mask = (calls >= 0) & named(trace, GRAPH_LAUNCHES)[calls]
+    of_graph: Mask = (calls >= 0) & named(trace, GRAPH_LAUNCHES, calls)
     if is_ascend(trace):
         return of_graph
     _, of, counts = np.unique(calls, return_inverse=True, return_counts=True)
-    several = (counts > 1)[of.reshape(-1)] & ~named(trace, SINGLE_LAUNCHES)[calls]
+    several = (counts > 1)[of.reshape(-1)] & ~named(trace, SINGLE_LAUNCHES, calls)
     return of_graph | (several & (calls >= 0))
 
 
@@ -432,7 +432,7 @@ def waiting_calls(trace: Trace, rows: Rows, calls: Rows) -> Mask:
     events = trace.events
     found = launches(trace) & named(trace, causes.WAITS)
     copies = (device_work(trace).kind[rows] == COPY) & (calls >= 0)
-    copies &= named(trace, causes.COPIES)[calls]
+    copies &= named(trace, causes.COPIES, calls)
     rows, calls = rows[copies], calls[copies]
     blocking = (events.end_ns[calls] >= events.end_ns[rows]) & (
         events.dur_ns[calls] > JUST_LAUNCHED_NS

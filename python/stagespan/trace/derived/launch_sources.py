@@ -91,7 +91,7 @@ def _forward_by_sequence(trace: Trace, forest: Nesting) -> tuple[Rows, Rows] | N
     number[found.rows] = found.numbers.astype(np.int64)
     sequence = number[forest.rows]
     # With times in whole microseconds, a node can seem to be around the call that evaluates it.
-    outside = (forest.first_around(backward) < 0) & ~named(trace, _NODE)[forest.rows]
+    outside = (forest.first_around(backward) < 0) & ~named(trace, _NODE, forest.rows)
     # Several forward operators can have one number. The last of them created the node.
     forward = np.flatnonzero(outside & (sequence >= 0))
     ends = np.flatnonzero(backward & (sequence >= 0))

@@ -372,7 +372,7 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     if end[0] - begin[0] < _LEAST_SHARE * _length_on_host(trace):
         return None
     edges = np.concatenate((begin, end))
-    copies = launch_of(trace, work.rows[named(trace, _EXCHANGES)[work.rows]])
+    copies = launch_of(trace, work.rows[named(trace, _EXCHANGES, work.rows)])
     kernels = launch_of(trace, work.rows[work.kind[work.rows] == COMPUTE])
     waits = rows[ends_step[rows]]
     exchanges = events.begin_ns[np.concatenate((copies[copies >= 0], waits))]
@@ -428,7 +428,7 @@ def trains(trace: Trace, rows: Rows, repeat: Repeat) -> bool:
     A layer has only one of them: operators that checkpointing runs again are inside the nodes of
     the backward pass. `rows` are those of all repetitions.
     """
-    backward = named(trace, _BACKWARD)[rows[: repeat.length]]
+    backward = named(trace, _BACKWARD, rows[: repeat.length])
     return bool(backward.any() and (~backward).sum() >= _LEAST_FORWARD)
 
 
@@ -477,7 +477,7 @@ def _of_kernels(trace: Trace) -> StepRanges | None:
     begin = events.begin_ns[rows[repeat.begin : repeat.end : repeat.length]]
     end = events.end_ns[rows[repeat.end - 1 : repeat.end]]
     edges = np.concatenate((begin, end))
-    copies = rows[named(trace, _EXCHANGES)[rows]]
+    copies = rows[named(trace, _EXCHANGES, rows)]
     kernels = rows[device_work(trace).kind[rows] == COMPUTE]
     if not all(_in_each(events.begin_ns[each], edges) for each in (copies, kernels)):
         return None

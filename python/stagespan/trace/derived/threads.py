@@ -97,10 +97,11 @@ class TimeIndex:
         return np.sort(rows[found]).astype(np.intp)
 
 
-def named(trace: Trace, pattern: Pattern[str]) -> Mask:
-    """Return which rows have a name that contains the pattern."""
-    rows: Mask = names_with(trace, pattern)[trace.events.name]
-    return rows
+def named(trace: Trace, pattern: Pattern[str], rows: Rows | None = None) -> Mask:
+    """Return which rows, by default all events, have a name that contains the pattern."""
+    name = trace.events.name if rows is None else trace.events.name[rows]
+    found: Mask = names_with(trace, pattern)[name]
+    return found
 
 
 @once

@@ -154,7 +154,7 @@ def annotations_of(trace: Trace, rows: Rows) -> Rows:
     nesting = Nesting.of(trace, index.axis, chosen, index.of[0])
     around = nesting.at(index.axis.place(index.of[1], events.begin_ns[calls[known]]))
     # `record_param_comms` has shapes of its arguments, which are not those of the message.
-    named_so = named(trace, _WITH_SHAPES)[nesting.rows]
+    named_so = named(trace, _WITH_SHAPES, nesting.rows)
     around = values_at(nesting.first_around(named_so), around)
     found[known] = values_at(nesting.rows, around)
     return found
