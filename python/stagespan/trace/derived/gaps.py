@@ -574,7 +574,9 @@ class _Splitter:
         # The launching thread, before and after the begin of the launching operator.
         operator = np.maximum(taken_over, host.operator_begin(here, issued))
         outside = host.classified(here, taken_over, operator)
-        outside += host.classified(there, begin, taken_over)
+        # Most gaps have one thread.
+        two = np.flatnonzero(taken_over > begin)
+        outside[two] += host.classified(there[two], begin[two], taken_over[two])
         inside = host.classified(here, operator, issued)
         blocked = host.blocked_at(here, begin, issued)
         blocked = np.where(blocked >= 0, blocked, host.blocked_at(there, begin, issued))
