@@ -351,5 +351,7 @@ def advice_on(cause: str, facts: Facts) -> str:
 
 def steadily(times: Numbers, most: int = _ONCE) -> bool:
     """Whether the `most` longest times take at most half of the total time."""
-    longest = np.sort(times)[::-1][:most]
-    return 2 * int(longest.sum()) <= int(times.sum()) and len(times) > most
+    if len(times) <= most:
+        return False
+    longest = np.partition(times, -most)[-most:]
+    return 2 * int(longest.sum()) <= int(times.sum())
