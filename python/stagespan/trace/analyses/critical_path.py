@@ -241,15 +241,13 @@ def _segments(edges: Edges) -> list[tuple[int, int, int]]:
 
     An event that begins before the end of the one that it waited for gets the time of both.
     """
-    times = edges.times
-    until = edges.end_ns
-    found = []
-    for edge in edges.path()[::-1].tolist():
-        begin = times[int(edges.source[edge])]
-        if begin < until:
-            found.append((edge, begin, until))
-            until = begin
-    return found[::-1]
+    path = edges.path
+    begin = np.array(edges.times)[edges.source[path]]
+    # Each ends where the first of those after it begins.
+    until = np.minimum.accumulate(np.append(edges.end_ns, begin[::-1]))[-2::-1]
+    shown = np.flatnonzero(begin < until)
+    columns = (path, begin, until)
+    return list(zip(*(column[shown].tolist() for column in columns), strict=True))
 
 
 def _by_kind(edges: Edges) -> dict[str, int]:
@@ -265,15 +263,18 @@ def _names(trace: Trace, edges: Edges) -> list[str]:
     of_host = np.flatnonzero((edges.kind == _NAMES.index(HOST)) & (edges.row >= 0))
     around = dict(zip(of_host.tolist(), _operators(trace, edges.row[of_host]), strict=True))
     found = []
-    for edge, (row, kind) in enumerate(zip(edges.row.tolist(), edges.kind.tolist(), strict=True)):
+    columns = (edges.row, edges.kind, events.name[edges.row])
+    for edge, (row, kind, name) in enumerate(
+        zip(*(each.tolist() for each in columns), strict=True)
+    ):
         if row < 0:
             found.append("after the last call or work")
         elif around.get(edge, -1) >= 0:
             found.append(trace.names[int(events.name[around[edge]])])
         elif _NAMES[kind] == HOST:
-            found.append(f"before {trace.names[int(events.name[row])]}")
+            found.append(f"before {trace.names[name]}")
         else:
-            found.append(trace.names[int(events.name[row])])
+            found.append(trace.names[name])
     return found
 
 
@@ -339,16 +340,16 @@ def _parts(
 
 def _off_path(edges: Edges, path: list[tuple[int, int, int]], names: list[str]) -> list[OffPath]:
     on_path = {names[edge] for edge, _, _ in path}
-    slack = edges.slack_ns().tolist()
-    begins = edges.times
+    work = np.flatnonzero(edges.kind == _NAMES.index(WORK))
+    times = np.array(edges.times)
+    columns = (work, (times[edges.target] - times[edges.source])[work], edges.slack_ns()[work])
     found: dict[str, OffPath] = {}
-    for edge in np.flatnonzero(edges.kind == _NAMES.index(WORK)).tolist():
+    for edge, time, slack in zip(*(each.tolist() for each in columns), strict=True):
         name = names[edge]
         if name in on_path:
             continue
-        time = begins[int(edges.target[edge])] - begins[int(edges.source[edge])]
-        before = found.get(name, OffPath(name, 0, 0, slack[edge]))
+        before = found.get(name, OffPath(name, 0, 0, slack))
         found[name] = OffPath(
-            name, before.count + 1, before.time_ns + time, min(before.slack_ns, slack[edge])
+            name, before.count + 1, before.time_ns + time, min(before.slack_ns, slack)
         )
     return sorted(found.values(), key=lambda each: -each.time_ns)[:_SHOWN]

@@ -18,11 +18,11 @@ the times of the trace. With other lags, it is a prediction of the times of a ch
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,8 +98,9 @@ class Edges:
     def _rows(self) -> Iterable[tuple[int, int, int]]:
         return zip(self.source.tolist(), self.target.tolist(), self.lag_ns.tolist(), strict=True)
 
+    @cached_property
     def path(self) -> Rows:
-        """Return the indices of the edges of the critical path, from the begin to the end.
+        """The indices of the edges of the critical path, from the begin to the end.
 
         If several edges determine the time of a point, work of the device is preferred.
         """
@@ -171,6 +172,19 @@ def dependencies(
 
 _Source = tuple[int, int, str]
 """A point, the least time from it that is known, and the kind of the edge."""
+
+
+class _Sources(NamedTuple):
+    """One point for each of several items of a device, with the least time from it."""
+
+    kind: str
+    """The kind of the edges."""
+    items: Rows
+    points: Rows
+    lag_ns: Numbers
+
+
+_NEVER = np.iinfo(np.int64).min
 
 
 class _Builder:
@@ -337,57 +351,83 @@ class _Builder:
 
     def _add_items(self) -> list[int]:
         """Add the edges into the device's events. Returns the end of each stream's last event."""
-        found, stream = pairs(*streams(self.trace, self.items))
+        _, stream = pairs(*streams(self.trace, self.items))
+        by_stream = np.argsort(stream, kind="stable")
+        follows = stream[by_stream[1:]] == stream[by_stream[:-1]]
+        after, before = by_stream[1:][follows], by_stream[:-1][follows]
+        times = np.array(self.time)
+        item_begin, item_end = np.array(self.item_begin), np.array(self.item_end)
+        begin, end = times[item_begin], times[item_end]
+        sources = [_Sources(STREAM, after, item_end[before], np.zeros_like(after))]
+        busy_until = _latest(sources, times, begin)
+        launched, launch = self._launches(times, begin)
+        latency = begin[launched] - times[launch]
+        on_idle = latency[busy_until[launched] <= times[launch]]
+        usual = max(int(np.median(on_idle)), 0) if len(on_idle) else _USUAL_LATENCY_NS
+        sources.append(_Sources(LAUNCH, launched, launch, np.minimum(usual, latency)))
+        known = _latest(sources, times, begin)
+        late, other = self._other_streams(stream, begin, np.where(known == _NEVER, 0, known))
+        sources.append(_Sources(DEPENDENCY, late, item_end[other], np.zeros_like(late)))
+        without = np.flatnonzero(_latest(sources, times, begin) == _NEVER)
+        zeros = np.zeros_like(without)
+        sources.append(_Sources(STREAM, without, zeros, zeros))
+        # The rest of the time until an item begins is added to all lags.
+        rest = begin - _latest(sources, times, begin)
+        work = _Sources(WORK, np.arange(len(begin)), item_begin, end - begin)
+        item = np.concatenate([each.items for each in (*sources, work)])
+        point = np.concatenate([each.points for each in (*sources, work)])
+        target = np.concatenate([*(item_begin[each.items] for each in sources), item_end])
+        lag = [*(each.lag_ns + rest[each.items] for each in sources), work.lag_ns]
+        kind = np.repeat(
+            [_CODES[each.kind] for each in (*sources, work)],
+            [len(each.items) for each in (*sources, work)],
+        )
+        by_item = np.argsort(item, kind="stable")
+        columns = (point, target, np.concatenate(lag), kind, self.items[item])
+        self.edges += zip(*(column[by_item].tolist() for column in columns), strict=True)
+        result: list[int] = item_end[by_stream[np.append(~follows, True)]].tolist()
+        return result
+
+    def _launches(self, times: Numbers, begin: Numbers) -> tuple[Rows, Rows]:
+        """Return the items with a known launch, and the points of these launches.
+
+        It is the end of the call if the item began later, otherwise the begin.
+        """
+        call = np.array(self.launched_by)
+        launched = np.flatnonzero(call >= 0)
+        of_begin = np.array(self.call_begin, dtype=np.intp)[call[launched]]
+        of_end = np.array(self.call_end, dtype=np.intp)[call[launched]]
+        return launched, np.where(begin[launched] >= times[of_end], of_end, of_begin)
+
+    def _other_streams(self, stream: Numbers, begin: Numbers, known: Numbers) -> tuple[Rows, Rows]:
+        """Return the items that began as soon as work on another stream had ended, and that work.
+
+        `known` is when each item could begin by all other conditions.
+        """
         ends = self.trace.events.end_ns[self.items]
         by_end = np.argsort(ends, kind="stable")
-        ordered_ends = ends[by_end].tolist()
-        previous = [-1] * len(found)
-        on = stream.tolist()
-        before = []
-        for item, number in enumerate(on):
-            before.append(previous[number])
-            previous[number] = item
-        usual = self._usual_latency(before)
-        for item, row in enumerate(self.items.tolist()):
-            begin = self.time[self.item_begin[item]]
-            sources: list[_Source] = []
-            if before[item] >= 0:
-                sources.append((self.item_end[before[item]], 0, STREAM))
-            launch = self._launch(item)
-            if launch is not None:
-                sources.append((launch, min(usual, begin - self.time[launch]), LAUNCH))
-            known = max((self.time[point] + lag for point, lag, _ in sources), default=0)
-            if begin > known:
-                # Work on another stream that ended just before, and after all other conditions.
-                at = bisect_right(ordered_ends, begin) - 1
-                while at >= 0 and ordered_ends[at] > max(known, begin - _SOON_NS):
-                    other = int(by_end[at])
-                    if on[other] != on[item]:
-                        sources.append((self.item_end[other], 0, DEPENDENCY))
-                        break
-                    at -= 1
-            self._add(self.item_begin[item], row, sources or [(0, 0, STREAM)])
-            self._add(self.item_end[item], row, [(self.item_begin[item], 0, WORK)])
-        return [self.item_end[item] for item in previous]
-
-    def _launch(self, item: int) -> int | None:
-        """Return the point of the launch of an item: the call's end, if the item began later."""
-        call = self.launched_by[item]
-        if call < 0:
-            return None
-        end = self.call_end[call]
-        return end if self.time[self.item_begin[item]] >= self.time[end] else self.call_begin[call]
-
-    def _usual_latency(self, before: list[int]) -> int:
-        """Return the median time from a launch to its begin on an idle stream."""
+        since = np.maximum(known, begin - _SOON_NS)
+        last = np.searchsorted(ends[by_end], begin, side="right") - 1
+        late = (begin > known) & (last >= 0) & (ends[by_end[last]] > since)
         found = []
-        for item, last in enumerate(before):
-            launch = self._launch(item)
-            if launch is None:
-                continue
-            if last < 0 or self.time[self.item_end[last]] <= self.time[launch]:
-                found.append(self.time[self.item_begin[item]] - self.time[launch])
-        return max(int(np.median(found)), 0) if found else _USUAL_LATENCY_NS
+        for item in np.flatnonzero(late).tolist():
+            at = int(last[item])
+            while at >= 0 and ends[by_end[at]] > since[item]:
+                if stream[by_end[at]] != stream[item]:
+                    found.append((item, int(by_end[at])))
+                    break
+                at -= 1
+        items, others = np.array(found, dtype=np.intp).reshape(-1, 2).T
+        return items, others
+
+
+def _latest(sources: list[_Sources], times: Numbers, begin: Numbers) -> Numbers:
+    """Return when all known sources of each item had passed; _NEVER for an item without any."""
+    found = np.full_like(begin, _NEVER)
+    for each in sources:
+        passed = times[each.points] + each.lag_ns
+        found[each.items] = np.maximum(found[each.items], passed)
+    return found
 
 
 def _waited(active: Numbers, since_ns: int, other_end_ns: int, until_ns: int) -> bool:
