@@ -288,12 +288,14 @@ class Paths:
 def levels(parent: Rows) -> NDArray[np.int64]:
     """Return the depth of each element of a tree."""
     level = (parent >= 0).astype(np.int64)
-    # Each iteration doubles the number of levels that are searched.
     above = parent.copy()
-    while len(deeper := np.flatnonzero(above >= 0)):
+    deeper = np.flatnonzero(above >= 0)
+    # Each iteration doubles the number of levels that are searched.
+    while len(deeper):
         reached = above[deeper]
         level[deeper] += level[reached]
-        above[deeper] = above[reached]
+        above[deeper] = reached = above[reached]
+        deeper = deeper[reached >= 0]
     return level
 
 
