@@ -211,20 +211,21 @@ def _of_frames(trace: Trace) -> Flame | Unavailable:
     if forest is None:
         return DAMAGED_TIMES
     events = trace.events
-    paths = Paths(
-        np.concatenate((np.full(len(with_frames), -1), _below(forest, with_frames))),
-        np.concatenate((len(trace.names) + with_frames, events.name[forest.rows])),
-        _DEEPEST_STACK,
-    )
+    parents = np.concatenate((np.full(len(with_frames), -1), _below(forest, with_frames)))
+    word: Numbers = np.concatenate((len(trace.names) + with_frames, events.name[forest.rows]))
     own = np.concatenate((np.zeros(len(with_frames), dtype=np.int64), forest.own_ns()))
+    is_work = ~trace.rows_of(["python_function"])[forest.rows]
+    names_of_work = np.unique(events.name[forest.rows[is_work]])
+    # The paths take much memory.
+    del forest, is_work
+    paths = Paths(parents, word, _DEEPEST_STACK)
     words = [_thread(trace, pid, tid) for pid, tid in threads.tolist()]
     names = [
         words[word - len(trace.names)] if word >= len(trace.names) else trace.names[word]
         for word in paths.word.tolist()
     ]
     self_ns = paths.sums(own)
-    is_work = ~trace.rows_of(["python_function"])[forest.rows]
-    works = np.isin(paths.word, np.unique(events.name[forest.rows[is_work]]))
+    works = np.isin(paths.word, names_of_work)
     total = paths.inclusive(self_ns)
     return Flame(names, paths.parent.tolist(), self_ns, total, works, "frames")
 
