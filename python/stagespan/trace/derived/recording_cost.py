@@ -83,36 +83,35 @@ def stack_cost(trace: Trace) -> StackCost | None:
     order = np.argsort(at, kind="stable")
     edges = at[order]
     length = max(int(edges[-1] - edges[0]), 1)
+    times = np.diff(edges)
     # What recording one of them takes is about the median time between two of them.
-    edge_ns = min(float(np.median(np.diff(edges))), _MOST_EDGE_NS)
-    costs = np.full(len(edges), edge_ns)
-    of_lines = _look_ups(trace, rows, order, edges)
-    costs = np.maximum(costs, of_lines)
-    sums: Numbers = np.concatenate(([0.0], np.cumsum(costs))).astype(np.int64)
+    edge_ns = min(float(np.median(times)), _MOST_EDGE_NS)
+    sums = np.zeros(len(edges) + 1, dtype=np.int64)
+    sums[1:] = np.cumsum(np.maximum(_look_ups(trace, rows, order, times), edge_ns))
     return StackCost(edges, sums, len(rows) / (length / 1e6))
 
 
 def _look_ups(
-    trace: Trace, rows: Rows, order: NDArray[np.intp], edges: Numbers
+    trace: Trace, rows: Rows, order: NDArray[np.intp], times: Numbers
 ) -> NDArray[np.float64]:
     """Return, for each edge, the time in ns that looking up its line took, as far as is known.
 
     It is known for calls of built-in functions that follow one another in one call of a function,
     if the time between them grows: little of it is the program's, because built-in functions do
-    the work there.
+    the work there. `times` are those between two edges.
     """
-    found = np.zeros(len(edges))
-    if len(edges) < 2 * _FEWEST_CALLS:
+    found = np.zeros(len(order))
+    if len(order) < 2 * _FEWEST_CALLS:
         return found
     count = len(rows)
     is_built_in = np.array([name.startswith(_BUILT_IN) for name in trace.names])
     is_begin = order < count
-    begun = is_built_in[trace.events.name[rows]][order % count] & is_begin
+    begun = np.zeros(len(order), dtype=np.bool_)
+    begun[is_begin] = is_built_in[trace.events.name[rows[order[is_begin]]]]
     # From the end of a call to the begin of the next one in the same function.
     follows = np.flatnonzero(begun[1:] & ~is_begin[:-1])
     function = _open_before(is_begin, follows + 1)
     calls = np.bincount(function + 1, minlength=1)[1:]  # that are in no function: left out
-    times = np.diff(edges)
     for one in np.flatnonzero(calls >= _FEWEST_CALLS):
         parts = np.array_split(follows[function == one], _PARTS_OF_FUNCTION)
         least = np.array([np.quantile(times[part], _QUANTILE) for part in parts])
