@@ -670,4 +670,6 @@ class _Splitter:
         self.parts[which, NAMES.index(cause)] += time[which]
 
     def _add_at(self, cause: str, which: Rows, time: Numbers) -> None:
-        self.parts[which, NAMES.index(cause)] += time
+        # Most causes do not occur in a trace, and the columns of `parts` are slow to write.
+        if time.any():
+            self.parts[which, NAMES.index(cause)] += time
