@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from perfetto import check
 from recorded_process import command_here, copy_sparse, end, extents, ready, recordings_in, start
@@ -87,6 +87,8 @@ _WORDS = st.one_of(
 
 @settings(max_examples=examples(200))
 @given(changes=st.lists(st.tuples(st.integers(0, 8), st.integers(-33, 8), _WORDS), max_size=10))
+@example(changes=[(0, -20, struct.pack("<Q", 1))])
+@example(changes=[(1, -21, struct.pack("<Q", 1))])
 def test_damaged_requests_are_read_with_totals_that_close(
     file_of_requests: Path, changes: list[tuple[int, int, bytes]]
 ) -> None:

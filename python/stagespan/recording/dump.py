@@ -339,7 +339,9 @@ class _Process:
             is_inside = at < len(work) and work[at].begin_ns <= end_ns
             first = work[at] if is_inside else self._requests.get(number)
             found += [] if first is None else [(max(first.begin_ns, begin_ns), first)]
-        return found
+        # The times of a damaged recording can contradict each other.
+        inside = ((at_ns, one) for at_ns, one in found if at_ns <= one.end_ns)
+        return sorted(inside, key=lambda one: one[0])
 
 
 _LANES = {"queue": "queue", "handoff": "hand-off", "remote": "requests"}
