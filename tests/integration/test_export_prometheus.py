@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -449,11 +450,11 @@ def test_what_is_left_shows_no_thread_and_no_write_of_the_exporter(folder: Path)
             scraped(port)
         # THEN it has no more threads, and the exporter has not opened its file for writing
         assert len(os.listdir(f"/proc/{process.pid}/task")) == threads
-        handles = [
-            number
-            for number in os.listdir(f"/proc/{side_car.pid}/fd")
-            if os.readlink(f"/proc/{side_car.pid}/fd/{number}") == str(file)
-        ]
+        handles = []
+        for number in os.listdir(f"/proc/{side_car.pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # it closes connections meanwhile
+                if os.readlink(f"/proc/{side_car.pid}/fd/{number}") == str(file):
+                    handles.append(number)
         assert handles
         for number in handles:
             info = Path(f"/proc/{side_car.pid}/fdinfo/{number}").read_text()
