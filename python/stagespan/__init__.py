@@ -6,13 +6,21 @@ Names that need more than the timing core are imported when they are first used.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 try:
-    # Only in this form does the error say that the module is missing.
-    import stagespan._core as _extension
+    if sys.version_info >= (3, 13):
+        # Python would initialise the extension again in the main interpreter, for another one.
+        import _interpreters
 
-    _extension.require_main_interpreter()  # Python 3.13 imports it in others, too
+        if _interpreters.get_current()[0] != _interpreters.get_main()[0]:
+            raise ImportError(
+                "stagespan works in the main interpreter only: import it there, not in a "
+                "sub-interpreter"
+            )
+    # Only in this form does the error say that the module is missing.
+    import stagespan._core as _extension  # noqa: F401
 except Exception as _error:  # a damaged file may raise any
     from stagespan import without_core as _without_core
 
