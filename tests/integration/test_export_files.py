@@ -320,7 +320,8 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
                 query = filled_in(f"count by ({label}) ({metric})")
                 assert until(lambda q=query: prometheus.query(q)), variable["name"]
             for one in targets:
-                assert prometheus.query(filled_in(one["expr"], service="(svc)")), one["expr"]
+                query = filled_in(one["expr"], service="(svc)")
+                until(lambda q=query: prometheus.query(q))
     finally:
         if prometheus is not None:
             prometheus.close()
