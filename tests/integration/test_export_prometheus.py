@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
@@ -80,6 +81,31 @@ def test_a_worker_that_has_ended_is_counted(folder: Path, workers: Any, how: str
         assert until(lambda: of(scraped(port), "stagespan_process_up", service="svc") == 0)
         # THEN no file stays of processes that have ended cleanly
         assert len(list(folder.glob("*.stagespan"))) == (0 if how == "return" else 2)
+
+
+def test_each_scrape_shows_all_that_was_recorded_before_it(folder: Path) -> None:
+    # GIVEN a process that records one span for each line
+    process = start(
+        """
+        import stagespan, sys
+        print("ready", flush=True)
+        for line in sys.stdin:
+            with stagespan.span("decode"):
+                pass
+            print("done", flush=True)
+        """
+    )
+    ready(process)
+    with exporter() as (_, port):
+        # WHEN metrics are asked for after each span, much faster than recordings are polled
+        for number in range(1, 41):
+            print(file=process.stdin, flush=True)
+            ready(process)
+            # THEN the span is counted at once, also for several that ask at the same time
+            with ThreadPoolExecutor(4) as threads:
+                found = list(threads.map(scraped, [port] * (4 if number % 4 == 0 else 1)))
+            assert {of(one, f"{DURATION}_count", stage="decode") for one in found} == {number}
+    end(process)
 
 
 def test_a_live_process_is_counted_as_its_statistics_do(folder: Path) -> None:
