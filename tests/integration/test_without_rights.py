@@ -15,7 +15,8 @@ from recorded_process import end, ready, start
 
 pytestmark = pytest.mark.slow
 
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+ANOTHER_USER = ("setpriv", "--reuid=64999", "--regid=64999", "--clear-groups")
+"""A user of this test only, so that no other process belongs to it."""
 BOUND_BY_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 """Runs a command of root that the modes of files hold for, as for any other user."""
 
@@ -83,12 +84,40 @@ def test_a_path_in_a_folder_that_cannot_be_entered_is_refused(
     assert f"{closed / 'file'} cannot be opened: Permission denied." in done.stderr
 
 
+@pytest.mark.parametrize(
+    "call", ["analyze(path)", "analyze(trace, path)", "analyze(trace, capture=path)"]
+)
+def test_functions_raise_their_own_error_for_such_a_path(
+    tmp_path: Path, bound: tuple[str, ...], call: str
+) -> None:
+    # GIVEN a trace, and a path in a folder that cannot be entered
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"traceEvents": []}')
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    # WHEN a function is called with it
+    program = (
+        "import stagespan, sys\n"
+        f"trace, path = {str(trace)!r}, {str(closed / 'file')!r}\n"
+        f"try: stagespan.{call}\n"
+        "except stagespan.StagespanError as error: print(error)"
+    )
+    done = subprocess.run(
+        [*bound, sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    closed.chmod(0o755)
+    # THEN it raises what its documentation says
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{closed / 'file'} cannot be opened: Permission denied.")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_processes_of_another_user_are_not_shown(folder: Path) -> None:
-    # GIVEN a process of root, and an exporter that reads it
-    tried = command("--version", prefix=NOBODY)
+    # GIVEN a process of root, an exporter that reads it, and the folder that root has by default
+    tried = command("--version", prefix=ANOTHER_USER)
     if tried.returncode != 0:
         pytest.skip(f"another user cannot run this interpreter: {tried.stderr[-200:]}")
+    Path("/dev/shm/stagespan-0").mkdir(mode=0o700, exist_ok=True)
     job = f"svc-{os.getpid()}"
     process = start(
         """
@@ -108,18 +137,21 @@ def test_processes_of_another_user_are_not_shown(folder: Path) -> None:
             (("recover", "--job", job), f"There is no recording of the job {job!r}"),
             (("requests", "--job", job), f"There is no recording of the job {job!r}"),
         ):
-            done = command(*arguments, prefix=NOBODY)
+            done = command(*arguments, prefix=ANOTHER_USER)
             assert (done.returncode, done.stdout) == (2, ""), done.stderr
             assert done.stderr.splitlines()[-1].startswith("Error: ")
             assert sentence in done.stderr
             assert "Traceback" not in done.stderr
         # THEN the lists of all do not contain it
         for arguments in (("ps",), ("requests",)):
-            done = command(*arguments, prefix=NOBODY)
+            done = command(*arguments, prefix=ANOTHER_USER)
             assert done.returncode == 0, done.stderr
             assert "secret" not in done.stdout
+            # THEN `ps` says whose recordings it cannot read
+            is_told = "Other users have recordings in /dev/shm/stagespan-0:" in done.stdout
+            assert is_told == (arguments[0] == "ps"), done.stdout
         # THEN doctor says that no exporter reads what this user records
-        done = command("doctor", "--no-device", prefix=NOBODY)
+        done = command("doctor", "--no-device", prefix=ANOTHER_USER)
         assert "Traceback" not in done.stderr
         assert "no `stagespan export` reads the recordings in" in " ".join(done.stdout.split())
     end(process)

@@ -64,6 +64,14 @@ def command(
         _print(rows)
     else:
         click.echo("No process records here." if not show_all else "There are no recordings here.")
+        others = finding.folders_of_others()
+        if others:
+            click.echo(
+                wrapped(
+                    f"Other users have recordings in {', '.join(others)}: only they and root can "
+                    "read them."
+                )
+            )
 
 
 def _rows(found: list[Recording]) -> list[dict[str, Any]]:

@@ -73,15 +73,24 @@ def recording_folders() -> list[str]:
     folders = [os.path.abspath(folder)] if folder else []
     folders.append(_core.recording_default_folder())
     if os.geteuid() == 0:
-        parent = os.path.dirname(folders[-1])
-        try:
-            names = sorted(os.listdir(parent))
-        except OSError:
-            names = []
-        folders += [
-            os.path.join(parent, name) for name in names if re.fullmatch(r"stagespan-\d+", name)
-        ]
+        folders += _default_folders()
     return list(dict.fromkeys(folders))
+
+
+def folders_of_others() -> list[str]:
+    """Return the default folders of other users, whose recordings this process may not read."""
+    own = set(recording_folders())
+    return [folder for folder in _default_folders() if folder not in own]
+
+
+def _default_folders() -> list[str]:
+    """Return the folders of all users that record by default."""
+    parent = os.path.dirname(_core.recording_default_folder())
+    try:
+        names = sorted(os.listdir(parent))
+    except OSError:
+        return []
+    return [os.path.join(parent, name) for name in names if re.fullmatch(r"stagespan-\d+", name)]
 
 
 def _files() -> Iterator[tuple[str, int, int]]:

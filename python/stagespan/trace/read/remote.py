@@ -25,11 +25,23 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     .tar with any compression) are copied to a temporary folder, which exists until the process
     ends. Any other path is returned as it is.
 
-    Raises TraceError if the URL or archive cannot be read, or if fsspec is not installed.
+    Raises TraceError if the URL or archive cannot be read, if the path cannot be examined, or if
+    fsspec is not installed.
     """
     if is_url(path):
         return _fetched(os.fspath(path))
     found = Path(path)
+    try:
+        found.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return found  # it may be the id of a process
+    except OSError as error:
+        raise TraceError(
+            f"{found} cannot be opened: {error.strerror}. Check the path, its permissions and "
+            "those of its folders."
+        ) from None
+    except ValueError as error:  # the path contains a NUL
+        raise TraceError(f"{str(found)!r} is not the path of a file: {error}.") from None
     if found.is_file() and zipfile.is_zipfile(found):
         return _unpacked(found, _unzip)
     if found.is_file() and not found.name.endswith((".json", ".json.gz")) and _is_tar(found):
