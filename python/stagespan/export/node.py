@@ -41,10 +41,6 @@ _LOGGER = logging.getLogger("stagespan")
 _MOST_LEFTOVERS = 16
 _LEFTOVER_BYTES = 256 << 20
 """The same limits as those of the processes, which do not remove leftovers while they are read."""
-_PAUSE_RATIO = 20
-_LONGEST_PAUSE_S = 0.5
-"""After a reading, the next one waits 20 times as long as the CPU time of the first one, but at
-most 0.5 s, however often a monitoring system asks."""
 _STATE_INTERVAL_S = 5.0
 """Between two times that the state is written, if no process has begun or ended."""
 _MEMORY_INTERVAL_S = 5.0
@@ -148,7 +144,7 @@ class Node:
         Raises StagespanError if another exporter reads the same recordings, or if the folder of
         recordings cannot be read.
         """
-        self._lock = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
         self._is_over = is_over
         self._locks: dict[str, int] = {}
         self._removed_at: dict[str, int] = {}
@@ -164,8 +160,6 @@ class Node:
         self.losses: list[Callable[[], dict[str, int]]] = []
         """Functions that return what others have lost, by cause."""
         self._began_at = self._read_at = self._memory_at = self._written_at = -1e9
-        self._next_at = -1e9
-        """When a reading that a monitoring system asks for may begin."""
         self._state_is_written = True
         self.folder = recording_folders()[0]
         self._state_path = Path(state or os.path.join(self.folder, _STATE_FILE))
@@ -344,18 +338,13 @@ class Node:
     def read(self) -> None:
         """Read all recordings, unless another thread does so after this call has begun.
 
-        What was recorded before the call is then in the totals. Calls that follow each other
-        closely wait, so that they do not keep a core busy.
+        What was recorded before the call is then in the totals.
         """
         asked_at = time.monotonic()
         with self._lock:
-            while self._began_at < asked_at:
-                pause_s = self._next_at - time.monotonic()
-                if pause_s <= 0:
-                    self._read(is_shown=True)
-                else:
-                    self._lock.wait(pause_s)
-            if self._written_at < self._read_at:
+            if self._began_at < asked_at:
+                self._read(is_shown=True)
+            elif self._written_at < self._read_at:
                 self._write_state()
 
     def poll(self) -> None:
@@ -365,7 +354,6 @@ class Node:
 
     def _read(self, *, is_shown: bool) -> None:
         self._began_at = time.monotonic()
-        began_s = time.thread_time()
         before = self._processes.keys() | self._folded.keys()
         self._discover()
         self._count_removed()
@@ -378,8 +366,6 @@ class Node:
         if is_shown or has_changed or self._read_at - self._written_at > _STATE_INTERVAL_S:
             self._write_state()
         self._tidy()
-        pause_s = min(_LONGEST_PAUSE_S, _PAUSE_RATIO * (time.thread_time() - began_s))
-        self._next_at = time.monotonic() + pause_s
 
     def longest_pause_s(self) -> float:
         """Return the most seconds until the next `poll`, so that all requests are read."""
