@@ -260,7 +260,7 @@ def of(
     return sum(values) if values else None
 
 
-def until(condition: Callable[[], Any], seconds: float = 20) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
     """Wait until a condition holds, and return its value."""
     end = time.monotonic() + seconds
     while not (value := condition()):
