@@ -39,7 +39,8 @@ MORE_MODULES = tuple(
 MORE_NAMES = ("stagespan.export.prometheus.register",)
 # The commands have a test of their own.
 NOT_CALLED_BY_USERS = {
-    *("__main__", "_core", "cli", "pytest_plugin", "settings", "signature", "without_core"),
+    *("__main__", "_core", "cli", "packing", "pytest_plugin", "settings", "signature"),
+    "without_core",
 }
 TRACE, REPORT, SIGNATURES = "trace.json", "timing.json", "signatures.json"
 
