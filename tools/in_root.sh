@@ -20,5 +20,6 @@ exec unshare --mount --propagation private sh -euc '
   mount --bind /etc/resolv.conf "$root/etc/resolv.conf"
   mkdir -p "$root$repository"
   mount --rbind "$repository" "$root$repository"
+  PATH="$PATH:/usr/sbin:/sbin"
   exec chroot "$root" sh -euc "cd \"\$1\"; shift; exec \"\$@\"" sh "$folder" "$@"
 ' sh "$root" "$repository" "$PWD" "$@"
