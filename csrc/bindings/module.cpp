@@ -185,10 +185,6 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::watch_thread_names();
   sp::define_device(module);
   sp::define_trace_scanner(module);
-  // Python 3.13 runs the entry below in the main interpreter, regardless of which interpreter imports.
-  module.def("require_main_interpreter", [] {
-    if (!sp::require_main_interpreter()) throw py::error_already_set();
-  });
   module.def("c_api", [] {
     return py::reinterpret_steal<py::object>(
         PyCapsule_New(const_cast<stagespan::Api*>(&sp::api()), stagespan::kApiCapsule, nullptr));
@@ -196,7 +192,9 @@ PYBIND11_MODULE(_core_of_main, module) {
 #endif
 }
 
-// Not pybind11's entry, because it waits forever in a sub-interpreter, or treats it as the main one.
+// Not pybind11's entry, because it waits forever in a sub-interpreter, or treats it as the main one. Since Python 3.13,
+// the entry runs in the main interpreter, regardless of which interpreter imports: `stagespan/__init__.py` refuses
+// there.
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
   return stagespan::python::require_main_interpreter() ? PyInit__core_of_main() : nullptr;
 }

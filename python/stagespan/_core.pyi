@@ -976,9 +976,6 @@ def termination_end_after(fd: int, milliseconds: int) -> None:
     """Start a thread that waits until a file descriptor can be read, and ends the process with
     status 0 that many milliseconds later, whatever its other threads do."""
 
-def require_main_interpreter() -> None:
-    """Raise ImportError in a sub-interpreter, because the recorder belongs to the process."""
-
 def c_api() -> object:
     """Return the capsule that other extensions attach to (`stagespan/python.h`)."""
 

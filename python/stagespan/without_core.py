@@ -201,7 +201,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """Do nothing, and return None: there is no path, no request and no stage either."""
 
 
-enable = disable = set_debug = lost_add = require_main_interpreter = _nothing
+enable = disable = set_debug = lost_add = _nothing
 hooks_set_contexts = hooks_set_decorator = hooks_set_torch_callback = memory_set_hook = _nothing
 profiler_set_names = profiler_set_annotated_names = service_set_start = _nothing
 recording_describe_process = recording_describe_worker = recording_end = _nothing

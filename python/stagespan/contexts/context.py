@@ -322,7 +322,6 @@ def _torch_was_imported() -> None:
 
 
 def _start() -> None:
-    _core.require_main_interpreter()
     run.check_settings()
     _core.hooks_set_contexts(_enter, _leave, _exit)
     _core.hooks_set_decorator(_decorate)
