@@ -55,6 +55,8 @@ OLDEST_TORCH = "torch==2.0.0"
 MOST_BYTES = 2_000_000
 MEMORY = Path("/dev/shm")
 LICENSES = {"LICENSE", "licenses/pybind11.txt", "licenses/llvm.txt", "licenses/zig.txt"}
+NAME_OF_MODULE = re.compile(r"([a-zA-Z_]\w*/)*[a-zA-Z_]\w*\.py")
+HOOK = "stagespan/packing/hook-stagespan.py"
 # zig finds objects in its cache, such as those of the core for another Python, if it need not list
 # the files that they include. The sources of a build do not change, so ninja need not know them.
 TOOL = """#!/bin/sh
@@ -407,6 +409,10 @@ def problems_of(wheel: Path, build: Build) -> Iterator[str]:
     if [name for name in contents if name.endswith(".so")] != [extension]:
         yield f"the extension is not named {extension}, as the tag {tag} demands"
         return
+    modules = (name for name in contents if name.endswith(".py"))
+    not_modules = [name for name in modules if not NAME_OF_MODULE.fullmatch(name)]
+    if not_modules != [HOOK]:
+        yield f"the files without a module's name are {not_modules}, not only PyInstaller's {HOOK}"
     paths = (str(ROOT).encode(), str(Path.home()).encode(), str(WORK).encode())
     for name, content in contents.items():
         if any(path in content for path in paths if len(path) > 1):
@@ -440,7 +446,7 @@ def check_wheel(wheel: Path, build: Build) -> str:
     if problems:
         raise Failed(f"{wheel.name}: {'; '.join(problems)}.")
     programs = VENV / "bin"
-    # PyInstaller reads hook-stagespan.py, whose name no module can have (W004).
+    # Names that no module can have (W004) are compared above.
     run(programs / "check-wheel-contents", "--ignore", "W004", wheel)
     if build.platform.libc == "musl":
         # auditwheel knows only the name of musl in Alpine; musl itself takes any libc.* for itself.
