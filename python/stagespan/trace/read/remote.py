@@ -6,6 +6,7 @@ import atexit
 import os
 import re
 import shutil
+import stat
 import tarfile
 import tempfile
 import zipfile
@@ -32,7 +33,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         return _fetched(os.fspath(path))
     found = Path(path)
     try:
-        found.stat()
+        status = found.stat()
     except (FileNotFoundError, NotADirectoryError):
         return found  # it may be the id of a process
     except OSError as error:
@@ -42,9 +43,11 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         ) from None
     except ValueError as error:  # the path contains a NUL
         raise TraceError(f"{str(found)!r} is not the path of a file: {error}.") from None
-    if found.is_file() and zipfile.is_zipfile(found):
+    if not stat.S_ISREG(status.st_mode):
+        return found
+    if zipfile.is_zipfile(found):
         return _unpacked(found, _unzip)
-    if found.is_file() and not found.name.endswith((".json", ".json.gz")) and _is_tar(found):
+    if not found.name.endswith((".json", ".json.gz")) and _is_tar(found):
         return _unpacked(found, _untar)
     return found
 
