@@ -149,7 +149,7 @@ def test_processes_of_another_user_are_not_shown(folder: Path) -> None:
             assert "secret" not in done.stdout
             # THEN `ps` says whose recordings it cannot read
             text = " ".join(done.stdout.split())
-            is_told = "Other users have recordings in /dev/shm/stagespan-0" in text
+            is_told = "Other users record in /dev/shm/stagespan-0" in text
             assert is_told == (arguments[0] == "ps"), done.stdout
         # THEN doctor says that no exporter reads what this user records
         done = command("doctor", "--no-device", prefix=ANOTHER_USER)

@@ -68,8 +68,8 @@ def command(
         if others:
             click.echo(
                 wrapped(
-                    f"Other users have recordings in {', '.join(others)}: only they and root can "
-                    "read them."
+                    f"Other users record in {', '.join(others)}: only they and root can read "
+                    "these folders."
                 )
             )
 
