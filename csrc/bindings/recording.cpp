@@ -90,26 +90,26 @@ void describe(ProcessInfo info) {
   Recorder::get().describe_process(info);
 }
 
-void describe_worker(int program_pid, std::optional<std::int32_t> rank) {
+void describe_worker(std::optional<std::int32_t> rank) {
   g_start = {true, rank.value_or(-1)};
+  describe(process_info_from_environment());
+}
+
+void describe_program(const std::string& version, const py::bytes& arguments) {
   ProcessInfo info = Recorder::get().process_info();
-  const std::string program = program_of(program_pid);
+  set_text(info.version, sizeof(info.version), version);
+  const std::string python = Py_GetVersion();
+  set_text(info.python_version, sizeof(info.python_version), python.substr(0, python.find(' ')));
+  const std::string program = program_name(std::string(arguments));
   if (!program.empty()) set_text(info.program, sizeof(info.program), program);
   Recorder::get().describe_process(info);
   describe(process_info_from_environment());
 }
 
-void describe_process(std::int32_t rank, std::uint32_t world_size, const std::string& version) {
+void describe_process(std::int32_t rank, std::uint32_t world_size) {
   ProcessInfo info = process_info_from_environment();
   if (info.rank < 0) info.rank = rank;
   if (info.world_size == 0) info.world_size = world_size;
-  if (!version.empty()) {
-    ProcessInfo own = Recorder::get().process_info();
-    set_text(own.version, sizeof(own.version), version);
-    const std::string python = Py_GetVersion();
-    set_text(own.python_version, sizeof(own.python_version), python.substr(0, python.find(' ')));
-    Recorder::get().describe_process(own);
-  }
   describe(info);
 }
 
@@ -378,9 +378,9 @@ void define_recording(py::module_& module) {
   // An interpreter that an interrupt ends raises SIGINT instead of calling exit, which would call this.
   Py_AtExit([] { Recorder::get().end_recording(); });
   module.def("recording_place", recording_place);
-  module.def("recording_describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0,
-             py::arg("version") = "");
-  module.def("recording_describe_worker", describe_worker, py::arg("program_pid"), py::arg("rank"));
+  module.def("recording_describe_program", describe_program, py::arg("version"), py::arg("arguments"));
+  module.def("recording_describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0);
+  module.def("recording_describe_worker", describe_worker, py::arg("rank"));
   module.def("recording_is_cut_off", is_cut_off);
   module.def(
       "recording_program_name",

@@ -35,15 +35,20 @@ std::string job_name() {
 
 std::string_view last_part(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
-bool is_interpreter(std::string_view program) { return program.starts_with("python") || program.starts_with("pypy"); }
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+
+// "python3.11", but not a process title such as "python: step 3".
+bool is_interpreter(std::string_view program) {
+  if (!program.starts_with("python") && !program.starts_with("pypy")) return false;
+  return std::all_of(program.begin(), program.end(),
+                     [](char c) { return is_letter(c) || (c >= '0' && c <= '9') || c == '.' || c == '-'; });
+}
 
 // Servers that run an application, which their arguments name as MODULE:NAME.
 bool is_server(std::string_view program) {
   constexpr std::string_view kServers[] = {"uvicorn", "gunicorn", "hypercorn", "daphne", "granian", "waitress-serve"};
   return std::find(std::begin(kServers), std::end(kServers), program) != std::end(kServers);
 }
-
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 
 // MODULE:NAME, both of which can have dots.
 bool is_application(std::string_view argument) {
@@ -70,6 +75,15 @@ std::string_view application_in(const std::vector<std::string_view>& arguments) 
     follows_option = argument.starts_with("-") && argument.find('=') == std::string_view::npos;
   }
   return found;
+}
+
+// The value of Celery's option -A, which names the module of the application; empty if there is none.
+std::string_view celery_application_in(const std::vector<std::string_view>& arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].starts_with("--app=")) return arguments[i].substr(std::string_view("--app=").size());
+    if ((arguments[i] == "-A" || arguments[i] == "--app") && i + 1 < arguments.size()) return arguments[i + 1];
+  }
+  return {};
 }
 
 template <std::size_t size>
@@ -102,23 +116,28 @@ std::string program_name(std::string_view arguments) {
     if (at >= all.size()) return std::string(interpreter) + (is_module ? " -m" : "");
   }
   const std::string_view program = last_part(all[at]);
-  if (is_server(program)) {
-    const std::string_view application = application_in({all.begin() + static_cast<std::ptrdiff_t>(at) + 1, all.end()});
+  if (is_server(program) || program == "celery") {
+    const std::vector<std::string_view> rest(all.begin() + static_cast<std::ptrdiff_t>(at) + 1, all.end());
+    const std::string_view application = program == "celery" ? celery_application_in(rest) : application_in(rest);
     return std::string(program) + (application.empty() ? "" : " ") + std::string(application);
   }
   if (at == 0) return std::string(program);
   return std::string(interpreter) + (is_module ? " -m " : " ") + std::string(program);
 }
 
-std::string program_of(pid_t pid) {
-  const std::string path = "/proc/" + (pid == getpid() ? std::string("self") : std::to_string(pid)) + "/cmdline";
-  std::FILE* const file = std::fopen(path.c_str(), "re");
+namespace {
+
+// Python replaces it by the name from its own copy of the arguments, because a process title overwrites this file.
+std::string program_of_this_process() {
+  std::FILE* const file = std::fopen("/proc/self/cmdline", "re");
   if (file == nullptr) return {};
   std::string text(4096, '\0');
   text.resize(std::fread(text.data(), 1, text.size(), file));
   std::fclose(file);
   return program_name(text);
 }
+
+}  // namespace
 
 ProcessInfo process_info_from_environment() {
   ProcessInfo info{};
@@ -129,7 +148,7 @@ ProcessInfo process_info_from_environment() {
   set(info.job, job_name());
   const std::string_view pipeline = first_of({"STAGESPAN_PIPELINE_NAME", "TELEFUSER_PIPELINE_NAME"});
   set(info.pipeline, pipeline.empty() ? "default" : pipeline);
-  set(info.program, program_of(getpid()));
+  set(info.program, program_of_this_process());
   char host[sizeof(info.host)] = {};
   if (gethostname(host, sizeof(host)) == 0) set(info.host, text_in(host, sizeof(host)));
   return info;

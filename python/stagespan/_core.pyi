@@ -907,18 +907,24 @@ def recording_place() -> dict[str, Any]:
     """Where this process's recording lies: kind ("not yet", "off", "file", "memfd", "memory"),
     path (of a file), why (it is not a file), reserved_bytes and refused_bytes (so far)."""
 
-def recording_describe_process(rank: int = ..., world_size: int = ..., version: str = ...) -> None:
+def recording_describe_program(version: str, arguments: bytes) -> None:
+    """Write to the recording the versions of stagespan and Python, and the name of the program from
+    the arguments with which it was started, each of which ends with a zero byte; see
+    `recording_program_name`. No arguments: the name stays."""
+
+def recording_describe_process(rank: int = ..., world_size: int = ...) -> None:
     """Write rank, world size, job and pipeline to the recording: those of the environment, else
     those given here."""
 
-def recording_describe_worker(program_pid: int, rank: int | None) -> None:
-    """Write to the recording that this process is a worker of the program of the process
-    ``program_pid``, and how it is called. If its rank is ``rank``, that of the process that started
-    it, the recording says that it shares the rank. Call it again in forked children."""
+def recording_describe_worker(rank: int | None) -> None:
+    """Write to the recording that this process is a worker, and how it is called. If its rank is
+    ``rank``, that of the process that started it, the recording says that it shares the rank. Call
+    it again in forked children."""
 
 def recording_program_name(arguments: bytes) -> str:
-    """Return the name of a program, from the content of /proc/PID/cmdline: of an interpreter with
-    its script or module, of a web server with its application. Leaves out other arguments."""
+    """Return the name of a program, from the arguments with which it was started, each of which
+    ends with a zero byte: of an interpreter with its script or module, of a server with its
+    application. Leaves out other arguments."""
 
 def recording_end() -> None:
     """Record a clean exit, and remove the recording's file."""

@@ -257,6 +257,8 @@ def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
         ("/opt/gunicorn --reload service:app", "gunicorn service:app"),
         ("hypercorn --keyfile-password user:word service:app", "hypercorn service:app"),
         ("python -m uvicorn --uds /run/x.sock", "uvicorn"),
+        ("python -m celery -A shop.tasks worker -c 2", "celery shop.tasks"),
+        ("celery --app=shop worker", "celery shop"),
         ("", ""),
     ],
 )  # fmt: skip
@@ -287,6 +289,31 @@ WORKERS = """
         print("ready", flush=True)
         sys.stdin.read()
 """
+
+
+@pytest.mark.parametrize("title", ["embed: batch 7/90", "pool [tcp://127.0.0.1:41]", "worker(3)"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("imported", ["imported", "not imported"])
+def test_a_process_title_is_not_a_program(
+    imported: str, method: str, title: str, folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("setproctitle")
+    # GIVEN a program that sets the title of its processes before they use stagespan
+    titled = f"import setproctitle\nsetproctitle.setproctitle({title!r})\n"
+    (tmp_path / "serve.py").write_text(titled + textwrap.dedent(WORKERS))
+    program = subprocess.Popen(
+        [sys.executable, str(tmp_path / "serve.py"), method, imported],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        ready(program)
+        # THEN their recordings name the script
+        programs = {recorded.program for recorded in recordings_in(folder)}
+        assert programs == {"serve.py, worker 1", "serve.py, worker 2", "serve.py, decoder"}
+    finally:
+        program.communicate("", timeout=30)
 
 
 @pytest.mark.parametrize("imported", ["imported", "not imported"])

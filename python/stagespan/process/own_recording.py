@@ -8,7 +8,7 @@ from stagespan.process import forks, run, termination
 
 def install(version: str) -> None:
     """Describe this process in its recording, which also says how the process ends."""
-    _core.recording_describe_process(version=version)
+    _core.recording_describe_program(version, run.program_arguments())
     run.describe_worker()
     forks.after_in_child(run.describe_worker)
     if settings.get("STAGESPAN_RECORDING") != "off":

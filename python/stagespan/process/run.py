@@ -238,7 +238,12 @@ forks.after_in_child(_become_worker)
 def describe_worker() -> None:
     """Write to the recording which worker this process is, if it is one."""
     if is_worker():
-        _core.recording_describe_worker(_program_pid, _rank_at_start())
+        _core.recording_describe_worker(_rank_at_start())
+
+
+def program_arguments() -> bytes:
+    """Return the arguments with which the user started the program, each ended by a zero byte."""
+    return b"".join(os.fsencode(text) + b"\0" for text in workers.arguments_of(_program_pid))
 
 
 def check_settings() -> None:

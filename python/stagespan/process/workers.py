@@ -32,16 +32,31 @@ def started_by() -> list[int]:
     The last one is the process whose command names the program; the others are those of commands
     of pools. It is this process if no pool started it.
     """
-    found = [os.getpid()]
-    while len(found) < _MOST_ANCESTORS:
-        arguments = _read(found[-1], "cmdline").split("\0")
+    ancestors = [os.getpid()]
+    while len(ancestors) < _MOST_ANCESTORS:
+        arguments = arguments_of(ancestors[-1])
         if not any(_COMMAND.match(argument) for argument in arguments[1:4]):
             break
-        parent = _parent_of(found[-1])
+        parent = _parent_of(ancestors[-1])
         if parent is None:
             break
-        found.append(parent)
-    return found
+        ancestors.append(parent)
+    return ancestors
+
+
+def arguments_of(pid: int) -> list[str]:
+    """Return the arguments with which a process was started; an empty list if they are unknown.
+
+    A process title (of the package setproctitle, for example) overwrites /proc/PID/cmdline, so this
+    process's own arguments are Python's copy of them. Another process whose command is one text has
+    a title, or no arguments. multiprocessing tells its workers the script of the program.
+    """
+    if pid == os.getpid():
+        return sys.orig_argv
+    arguments = _read(pid, "cmdline").rstrip("\0").split("\0")
+    if len(arguments) > 1:
+        return arguments
+    return [sys.executable, sys.argv[0]] if sys.argv[0] else []
 
 
 def variable_at_start(pid: int, name: str) -> str:
