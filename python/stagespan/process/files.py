@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -146,6 +149,52 @@ def _permissions(path: Path) -> int | None:
     except OSError:
         return None
     return found & 0o777 if stat.S_ISREG(found) else None
+
+
+@contextlib.contextmanager
+def only_writer(path: str | os.PathLike[str], most_seconds: float = 60.0) -> Iterator[None]:
+    """Let one process at a time run the block for ``path``, to read a file and then write it.
+
+    Creates the folder. The lock is a file beside ``path`` while the block runs. On file systems
+    without locks, the block runs without one. Raises TimeoutError if another process holds the lock
+    for ``most_seconds``, and other OSErrors if the folder cannot be written.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = target.with_name(f".{target.name[:60]}.lock")
+    end_s = time.monotonic() + most_seconds
+    while True:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            if _holds(handle, lock, end_s):
+                try:
+                    yield
+                finally:
+                    with contextlib.suppress(OSError):
+                        os.unlink(lock)
+                return
+        finally:
+            os.close(handle)
+
+
+def _holds(handle: int, lock: Path, end_s: float) -> bool:
+    """Lock a file. Returns False if its last owner has removed it meanwhile."""
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > end_s:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, "another process has held its lock for too long", str(lock)
+                ) from None
+            time.sleep(0.02)
+        except OSError:  # the file system has no locks
+            return True
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(lock))
+    except FileNotFoundError:
+        return False
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | str, *, private: bool = False) -> Path:

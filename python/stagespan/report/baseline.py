@@ -9,7 +9,7 @@ from typing import Any
 
 from stagespan.device.environment import machine
 from stagespan.errors import ReportError
-from stagespan.process.files import json_bytes, write_whole
+from stagespan.process.files import json_bytes, only_writer, write_whole
 from stagespan.report.changes import (
     Tolerance,
     have_same_speed_unit,
@@ -47,9 +47,22 @@ def write_baseline(
 
     A session is a measurement in one process. With ``replace``, the earlier sessions of the
     measured stages are removed. Times of another machine are removed, because they are not
-    comparable. An empty file is overwritten. Raises ReportError if the file is not a baseline, or
-    if it cannot be written.
+    comparable. An empty file is overwritten. Processes that write one baseline at the same time
+    wait for each other. Raises ReportError if the file is not a baseline, or if it cannot be
+    written.
     """
+    try:
+        with only_writer(path):
+            return _add_session(path, times, replace=replace)
+    except OSError as error:
+        raise ReportError(
+            f"the baseline {path} cannot be written: {error.strerror or error}; choose another file"
+        ) from error
+
+
+def _add_session(
+    path: str | os.PathLike[str], times: Mapping[str, Times], *, replace: bool
+) -> list[str]:
     sentences: list[str] = []
     stages: dict[str, Times] = {}
     same_unit = False
@@ -78,12 +91,7 @@ def write_baseline(
         "environment": machine(),
         "stages": {name: _entry(stages[name]) for name in sorted(stages)},
     }
-    try:
-        write_whole(path, json_bytes(content, indent=2) + b"\n")
-    except OSError as error:
-        raise ReportError(
-            f"the baseline {path} cannot be written: {error.strerror or error}; choose another file"
-        ) from error
+    write_whole(path, json_bytes(content, indent=2) + b"\n")
     return sentences
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import preloaded
 from stagespan.report.baseline import read_baseline, write_baseline
 from stagespan.report.changes import Tolerance, judge, judge_repeated
 from stagespan.report.noise import Times
@@ -164,6 +166,49 @@ def test_a_baseline_keeps_its_latest_sessions(tmp_path: Path) -> None:
     medians = [round(1000 * session.median_ms) - 1000 for session in times.each_session]
     assert medians == list(range(11, 31))
     assert times.count == 20 * 50
+
+
+def test_processes_that_write_one_baseline_lose_no_session(tmp_path: Path) -> None:
+    # GIVEN several processes that add sessions to one file at the same time
+    path, writers, sessions = tmp_path / "shared" / "baseline.json", 4, 10
+    code = (
+        "import sys\n"
+        "from stagespan.report.baseline import write_baseline\n"
+        "from stagespan.report.noise import Times\n"
+        "path, writer = sys.argv[1:]\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        f"for number in range({sessions}):\n"
+        "    write_baseline(path, {f'{writer} {number}': Times.of([1.0] * 9)})\n"
+        "    write_baseline(path, {'all': Times.of([1.0] * 9)})\n"
+    )
+    command = [*preloaded.python("numpy"), "-c", code, str(path)]
+    processes = [
+        subprocess.Popen([*command, str(number)], stdin=-1, stdout=-1, text=True)
+        for number in range(writers)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        process.communicate("\n", timeout=300)
+    assert [process.returncode for process in processes] == [0] * writers
+
+    # THEN the file has all of them
+    times = read_baseline(path).times
+    names = {f"{writer} {number}" for writer in range(writers) for number in range(sessions)}
+    assert times.keys() == {(name, None) for name in (*names, "all")}
+    assert len(times["all", None].each_session) == 20
+    # AND nothing is left beside it
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_writer_that_has_been_killed_does_not_stop_others(tmp_path: Path) -> None:
+    # GIVEN the lock of a writer that was killed
+    path = tmp_path / "baseline.json"
+    (tmp_path / ".baseline.json.lock").touch()
+    write_baseline(path, {"stage": Times.of([1.0] * 9)})
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
