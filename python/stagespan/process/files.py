@@ -27,9 +27,12 @@ _KINDS = (
     (b"\xfd7zXZ\x00", "a file compressed with xz: decompress it first"),
     (b"\x28\xb5\x2f\xfd", "a file compressed with zstd: decompress it with `zstd -d` first"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it, and pass the file in it"),
-    (b"SQLite format 3\x00", "an SQLite database: pass the JSON file beside it"),
+    (b"SQLite format 3\x00", "an SQLite database: pass a JSON file"),
     (b"version https://git-lfs", "a pointer of Git LFS: fetch the file with `git lfs pull`"),
 )
+# Encodings without a byte order mark, the bytes of a character, and which of them is that of ASCII;
+# the others are 0.
+_WIDE_TEXTS = (("UTF-32", 4, 0), ("UTF-32", 4, 3), ("UTF-16", 2, 0), ("UTF-16", 2, 1))
 _PAGE = re.compile(rb"\s*<(!doctype|html|head|body|!--|\?xml)", re.IGNORECASE)
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -60,9 +63,14 @@ def what_it_is(begin: bytes) -> str | None:
             return kind
     if _PAGE.match(begin):
         return "a page of HTML or XML: pass the JSON file from which it was made"
-    # JSON without a byte order mark begins with a character of ASCII.
-    if begin[1:2] == b"\0" or begin[:1] == b"\0":
-        return "text in UTF-16 or UTF-32, or a binary file: convert it to UTF-8"
+    for encoding, bytes_each, place in _WIDE_TEXTS:
+        whole = begin[: len(begin) // bytes_each * bytes_each]
+        letters = whole[place::bytes_each]
+        zeros = len(whole) - len(letters)
+        if letters.isascii() and 0 not in letters and whole.count(0) == zeros > 0:
+            return f"text in {encoding}: convert it to UTF-8"
+    if b"\0" in begin:
+        return "a binary file: pass the JSON file that was exported"
     return None
 
 

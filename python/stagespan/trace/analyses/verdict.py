@@ -22,7 +22,7 @@ from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.device_time import DeviceTime, device_rows, device_times, together
 from stagespan.trace.derived.gaps import Gaps, gaps
-from stagespan.trace.derived.missing import steps_without_operators
+from stagespan.trace.derived.missing import not_of_torch, steps_without_operators
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import steps_without_work
 from stagespan.trace.derived.windows import BaseWindow, base_window
@@ -130,8 +130,11 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     if base is None or len(device_work(trace).rows) == 0:
         found = host_verdict(trace)
         if found is None:
-            why = "The trace contains no device events, operators or stages."
-            why = steps_without_operators(trace) or why
+            why = (
+                steps_without_operators(trace)
+                or not_of_torch(trace)
+                or "The trace contains no device events, operators or stages."
+            )
             reason = f"Cannot tell: {why[0].lower()}{why[1:]}"
             return Unavailable(reason, "no_device", verdict=CANNOT_TELL)
         window = window_of(trace)

@@ -6,11 +6,13 @@ import re
 
 import numpy as np
 
+from stagespan.text.amounts import quoted
 from stagespan.trace.derived.device import STARTS_WORK, device_work, launches
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import named
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.other_tools import unknown_categories
 from stagespan.trace.read.view import once
 from stagespan.trace.result import Unavailable, shortened
 
@@ -72,6 +74,15 @@ def steps_without_operators(trace: Trace) -> str | None:
         " which were not recorded. stagespan.profile_steps(all_threads=True) records all threads of"
         " a process."
     )
+
+
+def not_of_torch(trace: Trace) -> str | None:
+    """Return a sentence if another program than a profiler of torch has written the events."""
+    categories = unknown_categories(trace)
+    if not categories:
+        return None
+    shown = quoted(shortened(name, 40) for name in categories)
+    return f"The events have the categories {shown}, which torch.profiler does not write."
 
 
 def may_have_device(trace: Trace) -> bool:

@@ -20,6 +20,7 @@ from stagespan.process.files import what_it_is
 from stagespan.trace.read import json_repair
 from stagespan.trace.read.columns import gather
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.other_tools import what_bytes_are, what_events_are
 
 CHUNK_BYTES = 512 << 10
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -129,8 +130,8 @@ def read_trace(path: str | os.PathLike[str], *, chunk_bytes: int = CHUNK_BYTES) 
     `chunk_bytes` of JSON at a time, at most a few times `MOST_BYTES`.
 
     Raises TraceError, with a sentence that says what to do, if the file does not exist, or if it is
-    a folder, empty, not JSON, not a trace, cut off before its first whole event, or too large for
-    the memory.
+    a folder, empty, not JSON, not a trace, of another tool, cut off before its first whole event,
+    or too large for the memory.
     """
     try:
         scanner = _core.TraceScanner()
@@ -241,6 +242,8 @@ class EventReader:
                 if self.stream.damage:
                     raise TraceError(f"{self._where} cannot be read: {self.stream.damage}.")
                 raise TraceError(f"{self._where} is empty: export the trace again.")
+        if (other := what_bytes_are(self.stream.path, text[:64])) is not None:
+            raise TraceError(f"{self._where} is {other}.")
         if (other := what_it_is(text[:64])) is not None:
             raise TraceError(f"{self._where} is not JSON but {other}.")
         if text[:1] not in b"{[":
@@ -420,7 +423,10 @@ def _finished(
     if problem:
         whole = count - reader.damaged
         incomplete = f"{path} is incomplete: {problem}; the {whole} complete entries were read."
-    return gather(scanner, path, reader.metadata, reader.adjusted, incomplete)
+    trace = gather(scanner, path, reader.metadata, reader.adjusted, incomplete)
+    if (other := what_events_are(trace)) is not None:
+        raise TraceError(f"{path} is {other}.")
+    return trace
 
 
 def _damaged(reader: EventReader) -> str:

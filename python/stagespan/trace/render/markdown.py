@@ -13,6 +13,7 @@ from stagespan.trace.ascend.folder import TRACE
 from stagespan.trace.derived.device import shared_correlations
 from stagespan.trace.kernel_names import labels
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.other_tools import unknown_categories
 from stagespan.trace.read.plausibility import (
     ABSENT,
     CUT,
@@ -139,7 +140,7 @@ def missing(analysis: Analysis) -> list[str]:
     A recording of stagespan never contains more than spans.
     """
     other = analysis.trace.metadata.get("otherData")
-    if isinstance(other, dict) and "stagespan" in other:
+    if (isinstance(other, dict) and "stagespan" in other) or unknown_categories(analysis.trace):
         return []
     results = analysis.results.values()
     needs = dict.fromkeys(each.needs for each in results if isinstance(each, Unavailable))

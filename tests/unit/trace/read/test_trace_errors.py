@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import sqlite3
 import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import run
 
 from reading import trace_or_refusal
 from stagespan.errors import StagespanError, TraceError
@@ -65,6 +68,9 @@ def test_not_json(write_trace: Write, data: bytes) -> None:
         (b"PK\x03\x04\x14\x00rest of the archive", "unpack it, and pass the file in it"),
         (b"\n<!DOCTYPE html>\n<html><head>", "pass the JSON file from which it was made"),
         (b"BZh91AY&SY", "decompress it first"),
+        ("[]".encode("utf-32-be"), "convert it to UTF-8"),
+        (b"\0\x7f\x03\0binary", "pass the JSON file that was exported"),
+        (b"\0\0\0\0", "pass the JSON file that was exported"),
     ],
 )
 def test_what_is_not_json_is_named_with_advice(
@@ -324,3 +330,90 @@ def test_a_second_trace_among_the_events(write_trace: Write) -> None:
 )
 def test_other_formats_and_what_to_do(content: bytes, advice: str, write_trace: Write) -> None:
     assert advice in refusal(write_trace(content))
+
+
+# --- files of other tools ---
+
+
+def _event(name: str, **fields: object) -> dict[str, object]:
+    return {"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": 10.0, "dur": 2.0, **fields}
+
+
+def _process(name: str) -> dict[str, object]:
+    return {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": name}}
+
+
+@pytest.mark.parametrize(
+    ("content", "tool"),
+    [
+        ([_event("load (app.py:3)", cat="FEE")], "VizTracer"),
+        ({"traceEvents": [_event("f")], "viztracer_metadata": {"version": "1.1.1"}}, "VizTracer"),
+        ([_event("model_run", cat="Session"), _event("Gemm", cat="Node")], "ONNX Runtime"),
+        ([_event("get", cat="task:store_outputs"), _event("idle", cat="worker_idle")], "Ray"),
+        (
+            {"traceEvents": [_process("/host:CPU"), _event("PjitFunction(f)", pid=7), {}]},
+            "JAX or TensorFlow",
+        ),
+        ([_event("cuMemAlloc_v2"), _event("cuLaunchKernel", ts=20.0)], "eBPF"),
+        ({"rocprofiler-sdk-tool": [{"buffer_records": {}}]}, "rocprofv3"),
+    ],
+)
+def test_a_trace_of_another_tool_is_named(content: object, tool: str, write_trace: Write) -> None:
+    # WHEN a timeline of another tool is read
+    said = refusal(write_trace(json.dumps(content).encode()))
+    # THEN the sentence names the tool, and how to get a trace that can be read
+    assert tool in said
+    assert "torch.profiler" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "tool", "step"),
+    [
+        ("run.nsys-rep", b"\0\1\2\3", "Nsight Systems", "torch.profiler"),
+        ("step.pftrace", b"\x0a\x32\x08\0", "Perfetto", "traceconv json"),
+        ("host.xplane.pb", b"\x0a\x12\0", "protobuf", "torch.profiler"),
+        ("gemm.ncu-rep", b"NVR\0", "Nsight Compute", "stagespan ncu --report"),
+    ],
+)
+def test_a_binary_file_of_another_tool_is_named(
+    name: str, content: bytes, tool: str, step: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    said = refusal(path)
+    assert tool in said
+    assert step in said
+
+
+@pytest.mark.parametrize(
+    ("table", "tool"),
+    [
+        ("CUPTI_ACTIVITY_KIND_MEMCPY", "Nsight Systems"),
+        ("rocpd_kernel_dispatch_0a1b", "rocprofv3"),
+        ("CANN_API", "export_type Text"),
+        ("customers", "an SQLite database"),
+    ],
+)
+def test_a_database_is_named_by_its_tables(table: str, tool: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE StringIds (id INTEGER)")
+        database.execute(f"CREATE TABLE {table} (begin INTEGER)")
+        database.commit()
+    before = path.stat()
+    assert tool in refusal(path)
+    # The file and its folder are left as they are.
+    assert path.stat() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_timeline_with_own_categories_gets_no_advice_for_torch(write_trace: Write) -> None:
+    # GIVEN a timeline that a pipeline wrote by itself
+    events = [_event("block 3", cat="forward"), _event("block 3", cat="backward", ts=20.0)]
+    path = write_trace(json.dumps(events).encode())
+    # WHEN it is analysed
+    status, page, _ = run(path)
+    # THEN the page names the categories, and no option of torch.profiler
+    assert status == 0
+    assert "'backward', 'forward'" in page
+    assert "with_stack" not in page
