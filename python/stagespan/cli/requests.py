@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from stagespan.cli.output import print_json, write_to
-from stagespan.recording import Recording, finding, jobs, request_summary
+from stagespan.recording import finding, jobs, request_summary
+from stagespan.recording.source import RequestSource
 from stagespan.recording.texts import clock
 from stagespan.recording.timelines import Timeline, timelines
 from stagespan.text.amounts import amount
@@ -123,7 +124,7 @@ def command(
 
 def _read(
     named: tuple[str, ...], job: str | None, slowest: int, pattern: str | None, status: str | None
-) -> tuple[list[Recording], int | None]:
+) -> tuple[Sequence[RequestSource], int | None]:
     """Return recordings, and the number of requests if they contain only the slowest of them."""
     if named:
         from stagespan.export import kept
@@ -141,7 +142,7 @@ def _read(
         of_places = kept.read(places, slowest, pattern, status)
         if found and of_places.total is not None:
             raise click.UsageError("Name either recordings or kept Parquet, but not both.")
-        return found + of_places.recordings, of_places.total
+        return [*found, *of_places.recordings], of_places.total
     if job is not None:
         return jobs.processes(job, spans=True), None
     return finding.recordings(spans=True), None

@@ -26,12 +26,15 @@ from stagespan.export.stores import ObjectStore, store_of
 from stagespan.live.kinds import KINDS, Kind, number_of
 from stagespan.live.statistics import Stats, from_rings
 from stagespan.process import imports
-from stagespan.recording.reading import Amounts, RecordedOpenSpan, Recording, Segment
+from stagespan.recording.reading import Segment
 from stagespan.trace.read.remote import reason_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from stagespan.recording.reading import Amounts, RecordedOpenSpan, State, Thread
+    from stagespan.recording.source import RequestSource
 
 _LOGGER = logging.getLogger("stagespan")
 _SCHEMA_VERSION = 1
@@ -212,29 +215,46 @@ class Keeper:
 # --- reading --------------------------------------------------------------------------------------
 
 
-class KeptRecording(Recording):
+class KeptRecording:
     """What is kept of the recording of a process: segments with their spans.
 
     All of them have the same clock, and are either whole or not.
     """
 
     def __init__(self, parts: list[_KeptPart]) -> None:
-        self._parts = parts
+        """Raises OverflowError if a number is not one that a recording can have."""
         first = parts[0]
         resource = first.resource
+        self.identity = resource.identity
         self.path = f"{resource.host}:{resource.identity}"
-        self.state, self.stop_signal = "exited", None
+        self.state: State = "unknown"
+        self.stop_signal = self.worker = self.job = None
         self.pid, self.host, self.program = resource.pid, resource.host, resource.program
-        self.pipeline, self.job = resource.pipeline, resource.service
-        self.worker = None
+        self.pid_namespace = self.worker_of_rank = self.world_size = None
+        self.rank = int(resource.rank) if resource.rank else None
+        self.pipeline = resource.pipeline
+        self.version = self.python_version = ""
         self.read_ns = self.end_ns = None
+        self.clock, self.unix_offset_ns = first.clock, first.unix_offset_ns
+        self.complete_ns = 0 if first.is_whole else 1 << 62  # a time after all spans
         self._segments = [one for part in parts for one in (part.segment, *part.returns)]
         times = [time for one in self._segments for time in (one["received_ns"], one["begin_ns"])]
         self.begin_ns = min((one for one in times if one is not None), default=0)
-        self._timed = [(span, part.segment["number"]) for part in parts for span in part.spans]
+        self.most_segments = len(self._segments) + 1  # no later request displaces one of them
+        timed = [(span, part.segment["number"]) for part in parts for span in part.spans]
         batches = {span.id: span for part in parts for span, _ in part.batches}
-        self._timed += [(span, 0) for span in batches.values()]
-        self._names = list(dict.fromkeys(span.stage for span, _ in self._timed))
+        timed += [(span, 0) for span in batches.values()]
+        self._names = list(dict.fromkeys(span.stage for span, _ in timed))
+        self._spans = _rows(timed, self._names)
+        self._threads = Counter(span.thread for span, _ in timed)
+        self._links = [
+            (span.id, part.segment["number"], size) for part in parts for span, size in part.batches
+        ]
+        self._amounts = {span.id: span.work for span, _ in timed if span.work is not None}
+        unknown = (span.begin_ns for span, _ in timed if span.work is None)
+        self.amounts_since_ns = max(unknown, default=0)
+        self.last_ns = max((span.end_ns for span, _ in timed), default=None)
+        self._stats: dict[Kind, Stats] = {}
 
     def segments(self) -> list[Segment]:
         """Return the segments, and the hops that have come back to them."""
@@ -246,62 +266,33 @@ class KeptRecording(Recording):
 
     def spans(self) -> NDArray[np.void]:
         """Return the spans of the segments, and the batches that served them."""
-        numpy = imports.load("numpy")
-        numbers = {name: i for i, name in enumerate(self._names)}
-        rows = numpy.zeros(len(self._timed), _core.spans().dtype)
-        columns: dict[str, list[Any]] = {
-            "id": [span.id for span, _ in self._timed],
-            "parent": [span.parent for span, _ in self._timed],
-            "stage": [numbers[span.stage] for span, _ in self._timed],
-            "thread": [span.thread for span, _ in self._timed],
-            "begin_ns": [span.begin_ns for span, _ in self._timed],
-            "end_ns": [span.end_ns for span, _ in self._timed],
-            "request": [number for _, number in self._timed],
-            "suspended_ns": [span.suspended_ns for span, _ in self._timed],
-            "depth": [span.depth for span, _ in self._timed],
-            "flags": [
-                KINDS.index(span.kind) << _core.KIND_SHIFT
-                | (_core.FLAG_ERROR if span.failed else 0)
-                for span, _ in self._timed
-            ],
-            "device_elapsed_ns": [
-                numpy.nan if span.device_elapsed_ns is None else span.device_elapsed_ns
-                for span, _ in self._timed
-            ],
-        }
-        for name, column in columns.items():
-            rows[name] = column
-        rows["device_queue_ns"] = rows["device_tail_ns"] = numpy.nan
-        found: NDArray[np.void] = rows
-        return found
+        return self._spans
+
+    def threads(self) -> list[Thread]:
+        """Return the threads of the spans, whose names are not kept."""
+        return [
+            {"thread": thread, "name": "", "is_alive": False, "spans": number}
+            for thread, number in self._threads.items()
+        ]
 
     def stats(self, *, kind: Kind = "execution") -> Stats:
         """Return the statistics of these spans, without work."""
-        last_ns = self.last_ns or self.begin_ns
-        names, number = self.stage_names(), number_of(kind)
-        return from_rings(self.spans(), names, self.lost(), 0, last_ns, number)
+        if kind not in self._stats:
+            last_ns = self.last_ns or self.begin_ns
+            self._stats[kind] = from_rings(
+                self._spans, self._names, self.lost(), 0, last_ns, number_of(kind)
+            )
+        return self._stats[kind]
 
     def links(self) -> list[tuple[int, int, int]]:
         """Return the batches that served the segments: (span id, request number, size)."""
-        return [
-            (span.id, part.segment["number"], size)
-            for part in self._parts
-            for span, size in part.batches
-        ]
+        return self._links
 
     def amounts(self, spans: set[int] | None = None) -> Amounts:
         """Return the work of the spans by span id and unit, as far as it is known."""
-        return {
-            span.id: span.work
-            for span, _ in self._timed
-            if span.work is not None and (spans is None or span.id in spans)
-        }
-
-    @property
-    def amounts_since_ns(self) -> int:
-        """The latest begin of a span whose work is not known; 0 if that of all is known."""
-        unknown = (span.begin_ns for span, _ in self._timed if span.work is None)
-        return max(unknown, default=0)
+        if spans is None:
+            return self._amounts
+        return {id_: work for id_, work in self._amounts.items() if id_ in spans}
 
     def open_spans(self) -> list[RecordedOpenSpan]:
         """Return nothing: only requests that have ended are kept."""
@@ -311,33 +302,38 @@ class KeptRecording(Recording):
         """Return nothing: what a process had lost by then is not known."""
         return Counter()
 
-    @property
-    def most_segments(self) -> int:
-        """More than there are: no later request displaces one that is kept."""
-        return len(self._segments) + 1
 
-    @property
-    def clock(self) -> int:
-        """The identity of the process's CLOCK_MONOTONIC."""
-        return self._parts[0].clock
+def _rows(timed: list[tuple[TimedSpan, int]], names: list[str]) -> NDArray[np.void]:
+    """Return spans, each with the number of its request, as a recording returns them."""
+    numpy = imports.load("numpy")
+    numbers = {name: i for i, name in enumerate(names)}
+    rows: NDArray[np.void] = numpy.zeros(len(timed), _core.spans().dtype)
+    columns: dict[str, list[Any]] = {
+        "id": [span.id for span, _ in timed],
+        "parent": [span.parent for span, _ in timed],
+        "stage": [numbers[span.stage] for span, _ in timed],
+        "thread": [span.thread for span, _ in timed],
+        "begin_ns": [span.begin_ns for span, _ in timed],
+        "end_ns": [span.end_ns for span, _ in timed],
+        "request": [number for _, number in timed],
+        "suspended_ns": [span.suspended_ns for span, _ in timed],
+        "depth": [span.depth for span, _ in timed],
+        "flags": [
+            KINDS.index(span.kind) << _core.KIND_SHIFT | (_core.FLAG_ERROR if span.failed else 0)
+            for span, _ in timed
+        ],
+        "device_elapsed_ns": [
+            numpy.nan if span.device_elapsed_ns is None else span.device_elapsed_ns
+            for span, _ in timed
+        ],
+    }
+    for name, column in columns.items():
+        rows[name] = column
+    rows["device_queue_ns"] = rows["device_tail_ns"] = numpy.nan
+    return rows
 
-    @property
-    def unix_offset_ns(self) -> int:
-        """What was added to CLOCK_MONOTONIC to get the Unix times."""
-        return self._parts[0].unix_offset_ns
 
-    @property
-    def complete_ns(self) -> int:
-        """0 if no span of the segments was overwritten, otherwise a time after them."""
-        return 0 if self._parts[0].is_whole else 1 << 62
-
-    @property
-    def last_ns(self) -> int | None:
-        """The latest end of a span."""
-        return max((span.end_ns for span, _ in self._timed), default=None)
-
-
-def recordings_of(parts: Iterable[_KeptPart]) -> list[Recording]:
+def recordings_of(parts: Iterable[_KeptPart]) -> list[RequestSource]:
     """Return parts of requests as recordings, one for each process and reading of its clock.
 
     Parts that an exporter has written again, because an earlier one was killed, count once.
@@ -357,7 +353,7 @@ def recordings_of(parts: Iterable[_KeptPart]) -> list[Recording]:
 class Kept(NamedTuple):
     """The requests in folders."""
 
-    recordings: list[Recording]
+    recordings: list[RequestSource]
     total: int | None
     """How many requests have the id and the status, if only the slowest of them were read."""
 
@@ -395,7 +391,7 @@ def read(
         lines += [(name, path) for path in of_lines]
         tables += [(name, path) for path in of_tables]
     if not tables:
-        return Kept(recordings_of(_parts_in(lines)), None)
+        return Kept(_recordings_in(", ".join(places), _parts_in(lines)), None)
     if lines:
         raise StagespanError(
             f"There are requests as JSON lines in {lines[0][0]}, and as Parquet in "
@@ -404,13 +400,17 @@ def read(
     first = tables[0][0]
     found = kept_parquet.select(first, [path for _, path in tables], slowest, id_, status)
     decoder = msgspec.json.Decoder(_KeptPart)
+    parts = (decoder.decode(part) for part in found.parts)
+    return Kept(_recordings_in(", ".join(places), parts), found.total)
+
+
+def _recordings_in(place: str, parts: Iterable[_KeptPart]) -> list[RequestSource]:
     try:
-        parts = [decoder.decode(part) for part in found.parts]
-    except ValueError as error:
+        return recordings_of(parts)
+    except (OverflowError, TypeError, ValueError) as error:  # of msgspec, of numpy, or a rank
         raise StagespanError(
-            f"The kept requests in {first} are damaged, or of another version ({error})."
+            f"The kept requests in {place} are damaged, or of another version ({error})."
         ) from None
-    return Kept(recordings_of(parts), found.total)
 
 
 def _files_in(name: str, place: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from stagespan import _core
-from stagespan.live.kinds import KINDS
+from stagespan.live.kinds import KINDS, Kind
 from stagespan.process import imports
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class TimedSpan(NamedTuple):
     parent: int
     """0 at the top level."""
     stage: str
-    kind: str
+    kind: Kind
     begin_ns: int
     end_ns: int
     thread: int

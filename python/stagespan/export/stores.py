@@ -43,18 +43,22 @@ def store_of(place: str | os.PathLike[str]) -> Store:
 
     Raises StagespanError if files cannot be written there.
     """
-    return ObjectStore(os.fspath(place)) if is_url(place) else Folder(place)
+    if not is_url(place):
+        return Folder(place)
+    url = os.fspath(place)
+    is_local = url.partition("://")[0] in ("file", "local")
+    return Folder(file_system(url)[1]) if is_local else ObjectStore(url)
 
 
 class Folder:
-    """A folder of this machine."""
+    """A folder of this machine. As recordings, its files can be read by their owner only."""
 
     errors: tuple[type[Exception], ...] = (OSError,)
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
+            self._path.mkdir(0o700, parents=True, exist_ok=True)
             if not os.access(self._path, os.W_OK | os.X_OK):
                 raise PermissionError(13, "Permission denied")
         except OSError as error:
@@ -73,7 +77,7 @@ class Folder:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file whole."""
-        write_whole(self._path / name, data)
+        write_whole(self._path / name, data, private=True)
 
     def remove(self, name: str) -> None:
         """Remove a file, which may have gone."""

@@ -15,7 +15,7 @@ Kind = Literal[
     "per_token",
 ]
 
-KINDS: tuple[str, ...] = (
+KINDS: tuple[Kind, ...] = (
     *("execution", "queue", "handoff", "batch", "remote"),
     *("first_chunk", "between_chunks", "per_token"),
 )

@@ -21,6 +21,7 @@ from stagespan.text.escaping import csv_cell
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording, Segment
+    from stagespan.recording.source import RequestSource
 
 _BEYOND_IDS = 1 << 22
 """The first id of a track. Ids of processes and threads are smaller."""
@@ -33,12 +34,13 @@ _COLUMNS = (
 )
 
 
-def rows(recording: Recording) -> Iterator[dict[str, Any]]:
+def rows(recording: RequestSource) -> Iterator[dict[str, Any]]:
     """Yield the finished spans ordered by begin, then the open ones, whose ``end_ns`` is None."""
     names = recording.stage_names()
     threads = {thread["thread"]: thread["name"] for thread in recording.threads()}
-    ids = {request["number"]: request["id"] for request in recording.requests()}
-    traces = {request["number"]: request["trace_id"] for request in recording.requests()}
+    segments = [one for one in recording.segments() if one["origin"] != "return"]
+    ids = {one["number"]: one["id"] for one in segments}
+    traces = {one["number"]: one["trace_id"] for one in segments}
     spans = recording.spans()
     columns = {name: spans[name].tolist() for name in spans.dtype.names or ()}
     for i in range(len(spans)):
@@ -89,14 +91,14 @@ def as_json(recording: Recording) -> str:
     return _encoded(page)
 
 
-def as_perfetto(*recordings: Recording) -> str:
+def as_perfetto(*recordings: RequestSource) -> str:
     """Return a trace for https://ui.perfetto.dev of the spans of one or several processes.
 
     There is a track for each thread, each queue, each kind of hand-off, and the requests of a
     process, with arrows along each request and its hops. Spans of a track that overlap, such as
     those of asyncio tasks, get further tracks.
     """
-    pids = _distinct_pids(recordings)
+    pids = _pids(recordings)
     shifts_ns = _shifts(recordings)
     processes = [
         _Process(one, pid, shift_ns)
@@ -106,19 +108,20 @@ def as_perfetto(*recordings: Recording) -> str:
     base_ns = min((one.begin_ns for one in slices), default=recordings[0].begin_ns)
     base_ns -= base_ns % _DAY_NS
     hosts = {one.host for one in recordings}
-    events = []
     names: dict[tuple[int, int | str], str] = {}
+    labels: dict[int, str] = {}
     for process in processes:
         recording, pid = process.recording, process.pid
         label = recording.program
         label += "" if recording.rank is None else f", rank {recording.rank}"
         label += f", host {recording.host}" if len(hosts) > 1 else ""
-        events.append(_name("process_name", pid, 0, label))
+        labels[pid] = label
         if any(one.pid != pid for one in process.slices):
-            events.append(_name("process_name", pid + _BEYOND_IDS, 0, f"device of {label}"))
+            labels[pid + _BEYOND_IDS] = f"device of {label}"
         for thread in recording.threads():
             name = f"{thread['name'] or 'thread'} {thread['thread']}"
             names[pid, thread["thread"]] = names[pid + _BEYOND_IDS, thread["thread"]] = name
+    events = [_name("process_name", pid, 0, label) for pid, label in labels.items()]
     for (pid, tid), (lane, number) in _tracks(slices).items():
         label = names.get((pid, lane)) or (lane if isinstance(lane, str) else f"thread {lane}")
         label += f", overlapping {number}" if number else ""
@@ -127,7 +130,8 @@ def as_perfetto(*recordings: Recording) -> str:
     flows = [flow for process in processes for flow in process.flows()] + _hop_flows(processes)
     for number, flow in enumerate(flows, 1):
         events.extend(_arrows(number, flow, base_ns))
-    identities = [summary.identity(one) for one in recordings]
+    distinct = {one.identity: one for one in recordings}
+    identities = [summary.identity(one) for one in distinct.values()]
     about = identities[0] if len(identities) == 1 else {"processes": identities}
     page = {
         "displayTimeUnit": "ns",
@@ -203,7 +207,7 @@ _Flow = list[tuple[int, _Slice]]
 class _Process:
     """The slices of one process."""
 
-    def __init__(self, recording: Recording, pid: int, shift_ns: int) -> None:
+    def __init__(self, recording: RequestSource, pid: int, shift_ns: int) -> None:
         self.recording = recording
         self.pid = pid
         self.shift_ns = shift_ns
@@ -348,18 +352,21 @@ _LANES = {"queue": "queue", "handoff": "hand-off", "remote": "requests"}
 """The tracks of what does not run on a thread."""
 
 
-def _distinct_pids(recordings: Sequence[Recording]) -> list[int]:
-    """Return the process ids; other numbers for those of other containers that occur twice."""
-    found: dict[int, None] = {}
+def _pids(recordings: Sequence[RequestSource]) -> list[int]:
+    """Return the process id of each recording; other numbers if different processes have one id.
+
+    Those of other containers can. What is kept of one process may be several recordings.
+    """
+    found: dict[str, int] = {}
+    times: Counter[int] = Counter()
     for one in recordings:
-        pid = one.pid
-        while pid in found:
-            pid += 2 * _BEYOND_IDS
-        found[pid] = None
-    return list(found)
+        if one.identity not in found:
+            found[one.identity] = one.pid + 2 * _BEYOND_IDS * times[one.pid]
+            times[one.pid] += 1
+    return [found[one.identity] for one in recordings]
 
 
-def _shifts(recordings: Sequence[Recording]) -> list[int]:
+def _shifts(recordings: Sequence[RequestSource]) -> list[int]:
     """Return what is added to the Unix times of each recording, so that all are on one time line.
 
     Each copy of a recording converts CLOCK_MONOTONIC by its own stamps of both clocks. Those of one

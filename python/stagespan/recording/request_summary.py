@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stagespan.recording.timelines import Stretch, TimedSpan, Timeline
 
 if TYPE_CHECKING:
-    from stagespan.recording.reading import Recording
+    from stagespan.recording.source import RequestSource
 
 
 def as_dict(timeline: Timeline) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def hops(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
     ]
 
 
-def _mean_bytes(recordings: Iterable[Recording], queue: str) -> float | None:
+def _mean_bytes(recordings: Iterable[RequestSource], queue: str) -> float | None:
     found = [one.stats(kind="queue").get(queue) for one in recordings]
     told = [stage for stage in found if stage is not None and "bytes" in stage.work]
     count = sum(stage.count for stage in told)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stagespan.recording.reading import RecordedOpenSpan, Recording
+    from stagespan.recording.source import RequestSource
 
 _IDENTITY = (
     *("state", "stop_signal", "pid", "program", "pid_namespace", "worker", "worker_of_rank"),
@@ -249,7 +250,7 @@ def path_text(recording: Recording) -> str:
     return recording.path.encode("utf-8", "backslashreplace").decode()
 
 
-def identity(recording: Recording) -> dict[str, Any]:
+def identity(recording: RequestSource) -> dict[str, Any]:
     """Return the facts that identify a recording, and how its process ended."""
     return {
         **{name: getattr(recording, name) for name in _IDENTITY},

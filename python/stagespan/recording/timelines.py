@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.recording.reading import Amounts, Recording, Segment, Work
+    from stagespan.recording.reading import Amounts, Segment, Work
+    from stagespan.recording.source import RequestSource
 
 _SPAN_KINDS = ("execution", "queue", "batch")
 
@@ -76,7 +77,7 @@ class Hop(NamedTuple):
 class Stretch:
     """A segment with what was open in it. Times are CLOCK_MONOTONIC of its process."""
 
-    recording: Recording
+    recording: RequestSource
     segment: Segment
     begin_ns: int
     end_ns: int
@@ -140,7 +141,7 @@ class Timeline:
         return sum(ns for (of, _), ns in self.where.items() if of == kind)
 
 
-def timelines(recordings: Iterable[Recording], id_: str | None = None) -> list[Timeline]:
+def timelines(recordings: Iterable[RequestSource], id_: str | None = None) -> list[Timeline]:
     """Return the requests in recordings, ordered by begin; only those with an id if one is given.
 
     The recordings must have been opened with their spans. Of several copies of one recording, the
@@ -189,7 +190,7 @@ def _without_copies(processes: Sequence[_Process]) -> list[_Process]:
 class _Process:
     """The segments of one recording, with their spans."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: RequestSource) -> None:
         self.recording = recording
         self._offset_ns = recording.unix_offset_ns
         segments = recording.segments()
@@ -494,7 +495,7 @@ def _place(root: Stretch, segments: Sequence[Stretch], returns: _OwnReturns) -> 
             one.offset_ns = None
 
 
-def _clock(recording: Recording) -> object:
+def _clock(recording: RequestSource) -> object:
     """Return what identifies the clock of a recording; its path if that is unknown."""
     return recording.clock or recording.path
 

@@ -1,0 +1,251 @@
+"""Tests of kept requests, which `stagespan requests` reads in place of recordings."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import stat
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_process import command_here, end, ready, start
+
+from stagespan import recording
+from stagespan.export import kept
+from stagespan.recording.source import RequestSource
+
+pytestmark = pytest.mark.slow
+
+# Keeps the first of its requests in a folder for each of the numbers in its arguments.
+PROGRAM = """
+import stagespan, sys
+from stagespan.export.kept import Keeper
+from stagespan.export.own import Own
+from stagespan.export.traces import Rules
+
+form, folder, *numbers = sys.argv[1:]
+for n in range(max(map(int, numbers))):
+    with stagespan.request(f"r{n}") as request:
+        with stagespan.queued("replica"):
+            pass
+        with stagespan.span("encode") as span:
+            span.add(tokens=n)
+            carrier = stagespan.inject(queue="tasks")
+        with stagespan.extract(carrier) as remote, stagespan.span("decode"):
+            with stagespan.batch("forward", [remote]):
+                pass
+        request.chunk(tokens=2)
+own = Own(Rules())
+own.read(at_end=True)
+requests = own.complete(at_end=True)
+for number in numbers:
+    keeper = Keeper(f"{folder}/{number}", 1 << 30, parquet=form == "parquet")
+    keeper.put(requests[:int(number)])
+    keeper.close()
+print("ready", flush=True)
+input()
+"""
+
+
+def keep(folder: Path, form: str, *numbers: int, url: str | None = None) -> Any:
+    """Start a process that has kept so many of its requests, each number in a folder of its own.
+
+    These are in ``folder``, or in what a URL names.
+    """
+    if form == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        pytest.importorskip("duckdb", reason="DuckDB is not installed")
+    arguments = (form, url or str(folder), *map(str, numbers))
+    process = start(PROGRAM, *arguments, STAGESPAN_RING_SPANS="16384")
+    ready(process)
+    return process
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("is_url", [False, True])
+def test_only_their_owner_can_read_kept_requests(
+    folder: Path, tmp_path: Path, form: str, is_url: bool
+) -> None:
+    if is_url:
+        pytest.importorskip("fsspec", reason="fsspec is not installed")
+    # GIVEN a process that may write files that all users can read
+    place = tmp_path / "new"
+    before = os.umask(0o022)
+    try:
+        process = keep(place, form, 1, url=place.as_uri() if is_url else None)
+    finally:
+        os.umask(before)
+    # THEN what it keeps is as private as its recording
+    (kept_file,) = (place / "1").iterdir()
+    (recorded,) = folder.glob("*.stagespan")
+    for one, other in ((kept_file, recorded), (kept_file.parent, folder)):
+        assert stat.S_IMODE(one.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
+    end(process)
+
+
+OPTIONS = ([], ["--json"], ["--perfetto", "trace.json"], ["--html", "page.html"])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+def test_the_work_grows_as_the_number_of_kept_requests(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    if "--html" in options:
+        pytest.importorskip("plotly", reason="plotly is not installed")
+    monkeypatch.chdir(tmp_path)
+    # GIVEN a number of kept requests, twice and four times as many
+    numbers = (100, 200, 400)
+    process = keep(tmp_path, "jsonl", *numbers)
+    # WHEN they are shown THEN each hundred costs the same number of calls
+    for _ in range(2):  # the first time, modules are loaded
+        calls = [calls_of("requests", str(tmp_path / str(number)), *options) for number in numbers]
+    first, second = calls[1] - calls[0], calls[2] - calls[1]
+    assert second < 1.1 * 2 * first
+    end(process)
+
+
+def calls_of(*arguments: str) -> int:
+    """Return how many functions a command calls, and how often it resumes generators."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        done = command_here(*arguments)
+    finally:
+        sys.setprofile(None)
+    assert done.returncode == 0, done.stderr
+    return calls
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_kept_requests_have_all_that_requests_are_joined_from(
+    folder: Path, tmp_path: Path, form: str
+) -> None:
+    # GIVEN requests that were kept, and the recording that they are from
+    process = keep(tmp_path, form, 20)
+    (path,) = folder.glob("*.stagespan")
+    place = tmp_path / "20"
+    (source,) = kept.read({"20": place}, 20).recordings
+    original = recording.open(path)
+    # WHEN each member is asked THEN both have it
+    members = [name for name in vars(RequestSource) if not name.startswith("_")]
+    values = {name: [asked(one, name) for one in (source, original)] for name in members}
+    # THEN both say the same
+    for name in ("pid", "host", "program", "pipeline", "rank", "identity", "clock", "links"):
+        assert values[name][0] == values[name][1]
+    assert {id_: work for id_, work in values["amounts"][0].items() if work} == original.amounts()
+    ours, theirs = (found[0]["thread"] for found in values["threads"])
+    assert ours == theirs
+    assert source.stats(kind="queue")["replica"].count == 20
+    end(process)
+
+
+def asked(one: RequestSource, name: str) -> Any:
+    value = getattr(one, name)
+    return value() if callable(value) else value
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_trace_of_kept_requests_is_that_of_the_recording(
+    folder: Path, tmp_path: Path, form: str
+) -> None:
+    # GIVEN requests of a process, kept at two readings of the clock
+    process = keep(tmp_path, form, 20)
+    (path,) = folder.glob("*.stagespan")
+    place = tmp_path / "20"
+    if form == "jsonl":
+        change(place, lambda page: page["parts"][0].update(unix_offset_ns=read_later(page)))
+    # WHEN a trace is made of them
+    found = trace_of(tmp_path, place, "--slowest", "20")
+    # THEN it has the process once, and the spans and requests of the recording
+    expected = trace_of(tmp_path, path)
+    assert found == expected
+    assert found[("X", "encode")] == found[("X", "forward")] == 20
+    end(process)
+
+
+def read_later(page: Any) -> int:
+    offset_ns: int = page["parts"][0]["unix_offset_ns"]
+    return offset_ns + page["parts"][0]["segment"]["number"] % 2
+
+
+def trace_of(folder: Path, place: Path, *options: str) -> Counter[tuple[str, str]]:
+    """Return how often each slice is in the trace of requests, and the names of processes.
+
+    Hand-offs are left out: of them, only their times are kept.
+    """
+    target = folder / "trace.json"
+    done = command_here("requests", str(place), "--perfetto", str(target), *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    events = json.loads(target.read_text())["traceEvents"]
+    return Counter(
+        (one["ph"], one["name"])
+        for one in events
+        if (one["ph"] == "X" and one["cat"] != "handoff") or one["name"] == "process_name"
+    )
+
+
+def change(place: Path, how: Callable[[Any], object]) -> None:
+    """Change each request in a folder of JSON lines."""
+    (path,) = place.glob("*.jsonl.gz")
+    pages = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    for page in pages:
+        how(page)
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, pages)).encode()))
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "a kind that no span has": lambda part: part["spans"][0].__setitem__(3, "fetch"),
+    "a depth beyond its column": lambda part: part["spans"][0].__setitem__(9, 1 << 20),
+    "an end beyond its column": lambda part: part["spans"][0].__setitem__(5, 1 << 70),
+    "a thread below its column": lambda part: part["spans"][0].__setitem__(6, -(1 << 40)),
+    "a number of a segment": lambda part: part["segment"].update(number=1 << 66),
+    "a rank that is not a number": lambda part: part["resource"].__setitem__(2, "first"),
+    "a clock that is a text": lambda part: part.update(clock="monotonic"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("option", ["--json", "--perfetto"])
+def test_changed_values_are_refused_in_one_sentence(
+    folder: Path, tmp_path: Path, what: str, option: str
+) -> None:
+    process = keep(tmp_path, "jsonl", 3)
+    place = tmp_path / "3"
+    change(place, lambda page: [CHANGES[what](part) for part in page["parts"]])
+    target = () if option == "--json" else (str(tmp_path / "trace.json"),)
+    done = command_here("requests", str(place), option, *target)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert "damaged" in done.stderr
+    end(process)
+
+
+@pytest.mark.parametrize("part", [None, 7, "{", b"\xff"])
+def test_changed_parts_in_parquet_are_refused_in_one_sentence(
+    folder: Path, tmp_path: Path, part: Any
+) -> None:
+    process = keep(tmp_path, "parquet", 3)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    (path,) = (tmp_path / "3").glob("*.parquet")
+    table = parquet.read_table(path)
+    column = pyarrow.array([part] * len(table))
+    parquet.write_table(
+        table.set_column(table.schema.get_field_index("part"), "part", column), path
+    )
+    done = command_here("requests", str(path.parent))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    end(process)
