@@ -99,7 +99,8 @@ def pytest_configure(config: pytest.Config) -> None:
             share(config.getoption("--stage-noise-limit"))
         except ValueError as error:
             raise pytest.UsageError(f"--stage-noise-limit: {error}") from None
-    config.pluginmanager.register(_Session(config), "stagespan-session")
+    session = config.stash[_SESSION] = _Session(config)
+    config.pluginmanager.register(session, "stagespan-session")
 
 
 class _Session:
@@ -262,7 +263,8 @@ def _command_of(config: pytest.Config) -> tuple[list[str], str]:
     if shared is not None:
         return list(shared[0]), str(shared[1])
     arguments = [str(argument) for argument in config.invocation_params.args]
-    for selected in reversed(config.option.file_or_dir or ()):
+    # pytest --help ends the parsing of the command before the selected tests.
+    for selected in reversed(getattr(config.option, "file_or_dir", None) or ()):
         if selected in arguments:  # not if it comes from addopts
             # The last one, because an option before it can have the same value.
             del arguments[len(arguments) - 1 - arguments[::-1].index(selected)]
@@ -272,11 +274,14 @@ def _command_of(config: pytest.Config) -> tuple[list[str], str]:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """After a test has passed: fail it if it has limits but measured nothing."""
-    session: _Session = item.config.pluginmanager.getplugin("stagespan-session")
+    session = item.config.stash[_SESSION]
     if item.get_closest_marker("stage_limit") is None:
         return
     if not any(f"{key}[".startswith(f"{item.nodeid}[") for key in session.measured):
         _fail(f"{item.nodeid} has a stage_limit but measured nothing: call stage_bench in it.")
+
+
+_SESSION = pytest.StashKey[_Session]()
 
 
 class StageBench:
@@ -527,8 +532,7 @@ class StageBench:
 @pytest.fixture
 def stage_bench(request: pytest.FixtureRequest) -> StageBench:
     """Measure a stage and check the limits of `stage_limit`: ``stage_bench(function, *args)``."""
-    session: _Session = request.config.pluginmanager.getplugin("stagespan-session")
-    return StageBench(request.node, session)
+    return StageBench(request.node, request.config.stash[_SESSION])
 
 
 def _number(value: object) -> float | None:
