@@ -514,15 +514,54 @@ def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
     end(process)
 
 
-def test_a_state_that_cannot_be_read_begins_at_zero(folder: Path, workers: Any) -> None:
-    (folder / ".export-state.json").write_text('{"schema_version": 99')
+def test_a_state_that_cannot_be_read_is_set_aside(folder: Path, workers: Any) -> None:
+    state = folder / ".export-state.json"
+    state.write_text('{"schema_version": 99')
     workers(1, 5, "kill")
     with exporter() as (process, port):
         assert until(lambda: counts(port)[0] == 5)
         process.terminate()
         _, errors = process.communicate(timeout=20)
-    assert "counters begin at 0" in errors
+    assert "it is set aside as .export-state.json.unreadable-1" in errors
     assert errors.count("\n") == 1
+    # WHEN only its end is missing THEN totals go on, and no process that was killed counts twice
+    data = state.read_bytes()
+    page = json.loads(data)
+    page.pop("processes")
+    page["folded"] = page.pop("folded")  # the last one, as an earlier exporter has written it
+    text = json.dumps(page)
+    state.write_text(text[: text.index('"folded"')])
+    workers(2, 5, "exit")
+    with exporter() as (_, port):
+        assert until(lambda: counts(port)[0] >= 5)
+        workers(3, 5, "exit")
+        assert until(lambda: counts(port)[0] == 10)
+
+
+def test_sums_that_no_number_can_hold_stay_at_the_largest(folder: Path) -> None:
+    # GIVEN processes whose work together is more than a float can hold, and another one
+    program = """
+        import stagespan, sys
+        with stagespan.span("copy") as span:
+            span.add(bytes=float(sys.argv[1]))
+    """
+    amounts = ["1.5e308", "1.5e308", "2.5"]
+    # WHEN an exporter and the next one add them
+    for _ in range(2):
+        with exporter() as (_, port):
+            while amounts:
+                amount = amounts.pop()
+                process = start(program, amount, STAGESPAN_JOB=f"svc{amount[0]}")
+                assert process.wait(60) == 0
+            # THEN the sum is the largest float, and the others are as they were
+            until(
+                lambda at=port: (
+                    of(scraped(at), f"{DURATION}_count", stage="copy", service="svc1") == 2
+                )
+            )
+            samples = scraped(port)
+            assert of(samples, "stagespan_stage_work_total", service="svc1") == sys.float_info.max
+            assert of(samples, "stagespan_stage_work_total", service="svc2") == 2.5
 
 
 def test_a_state_that_cannot_be_written_is_told_once(folder: Path, workers: Any) -> None:

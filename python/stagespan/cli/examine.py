@@ -132,7 +132,7 @@ def _recording() -> tuple[str, State, str]:
 
 def _exporter() -> tuple[str, State, str]:
     """Return whether an exporter reads the recordings of this user's processes."""
-    from stagespan.export.node import lost_by
+    from stagespan.export.state import lost_by
     from stagespan.recording.finding import is_exported, live_in, recording_folders
 
     folder, *others = recording_folders()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -36,6 +37,23 @@ _KINDS = {
     "per_token": "per_token",
 }
 """The families of durations, and the kind of stage that each of them shows."""
+DURATIONS = (*_KINDS, "device", "request", "handoff")
+"""All families of durations."""
+AMOUNTS = ("errors", "work", "lost")
+"""The families of amounts."""
+MOST_COUNTED = (1 << 63) - 1
+"""Sums and counts stay at this value."""
+
+
+def within_range(amount: float) -> float:
+    """Return an amount, or the largest or smallest double if it is beyond; 0 for NaN."""
+    if amount != amount:
+        return 0.0
+    return min(max(amount, -sys.float_info.max), sys.float_info.max)
+
+
+def _sum(a: int, b: int) -> int:
+    return min(a + b, MOST_COUNTED)
 
 
 class Histogram(msgspec.Struct, array_like=True):
@@ -63,10 +81,10 @@ class Figures(msgspec.Struct):
         for family, stage, histogram in other.histograms():
             mine = self.durations.setdefault(family, {})
             known = mine.get(stage)
-            mine[stage] = histogram.combined(known, operator.add) if known else histogram
+            mine[stage] = histogram.combined(known, _sum) if known else histogram
         for family, stage, unit, amount in other.numbers():
             units = self.amounts.setdefault(family, {}).setdefault(stage, {})
-            units[unit] = units.get(unit, 0) + amount
+            units[unit] = within_range(units.get(unit, 0) + amount)
 
     def raise_to(self, later: Figures) -> None:
         """Take the higher one of each pair of numbers.
@@ -87,7 +105,7 @@ class Figures(msgspec.Struct):
         known = mine.get(label) or Histogram([0] * (len(BOUNDS_NS) + 1), 0)
         first = bisect.bisect_right(BOUNDS_NS, duration_ns)
         below = known.below[:first] + [number + 1 for number in known.below[first:]]
-        mine[label] = Histogram(below, known.sum_ns + max(duration_ns, 0))
+        mine[label] = Histogram(below, _sum(known.sum_ns, max(duration_ns, 0)))
 
     def without(self, earlier: Figures) -> Figures:
         """Return what was added since an earlier state of the same figures."""
@@ -98,7 +116,8 @@ class Figures(msgspec.Struct):
             rest.durations.setdefault(family, {})[stage] = now
         for family, stage, unit, amount in self.numbers():
             before_amount = earlier.amounts.get(family, {}).get(stage, {}).get(unit, 0)
-            rest.amounts.setdefault(family, {}).setdefault(stage, {})[unit] = amount - before_amount
+            units = rest.amounts.setdefault(family, {}).setdefault(stage, {})
+            units[unit] = within_range(amount - before_amount)
         return rest
 
     def histograms(self) -> Iterator[tuple[str, str, Histogram]]:
@@ -165,13 +184,15 @@ def figures_of(recording: Recording, ns_per_tick: float, stages: Names, units: N
         below = of.cumulative(groups, len(BOUNDS_NS) + 1)
         # A span that ends now may be counted before it is in a bucket.
         below[-1] = max(below[-1], of.count)
-        one = Histogram(below, of.total_ns)
+        if below[-1] > MOST_COUNTED:  # in a recording that is damaged
+            below = [min(number, MOST_COUNTED) for number in below]
+        one = Histogram(below, min(of.total_ns, MOST_COUNTED))
         mine = found.durations.setdefault(family, {})
-        mine[name] = mine[name].combined(one, operator.add) if name in mine else one
+        mine[name] = mine[name].combined(one, _sum) if name in mine else one
 
     def count(family: str, name: str, unit: str, amount: float) -> None:
         mine = found.amounts.setdefault(family, {}).setdefault(name, {})
-        mine[unit] = mine.get(unit, 0) + amount
+        mine[unit] = within_range(mine.get(unit, 0) + amount)
 
     for family, kind in _KINDS.items():
         for name, stage in snapshot.stages(number_of(kind)).items():

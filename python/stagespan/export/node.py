@@ -12,15 +12,13 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from stagespan import settings
 from stagespan.errors import StagespanError
-from stagespan.export.figures import BOUNDS_NS, Figures, Histogram, Names
+from stagespan.export import state
+from stagespan.export.figures import Figures, Names
 from stagespan.export.requests import UNREAD, Part, Taker
 from stagespan.export.totals import (
     MOST_STAGES,
@@ -32,7 +30,6 @@ from stagespan.export.totals import (
     Totals,
 )
 from stagespan.export.traces import Requests, Rules
-from stagespan.process.files import write_whole
 from stagespan.recording.finding import EXPORTER_FILE, recording_folders, recording_paths
 from stagespan.recording.reading import Recording
 
@@ -45,11 +42,8 @@ _STATE_INTERVAL_S = 5.0
 """Between two times that the state is written, if no process has begun or ended."""
 _MEMORY_INTERVAL_S = 5.0
 """Between two searches for recordings without a file, which examine all processes."""
-_STATE_FILE = ".export-state.json"
 _F_OFD_SETLK = 37
 _MOST_REMOVED_BYTES = 1 << 20
-_SCHEMA_VERSION = 1
-_BUCKETS = len(BOUNDS_NS) + 1
 
 
 class _Leftover(NamedTuple):
@@ -62,65 +56,6 @@ class _Leftover(NamedTuple):
     is_crash: bool
 
 
-class _SavedHistogram(msgspec.Struct, array_like=True):
-    family: str
-    stage: str
-    sum_ns: int
-    steps: list[int]
-    """Pairs of a bucket and the number from it on."""
-
-
-class _SavedFigures(msgspec.Struct, forbid_unknown_fields=True):
-    histograms: list[_SavedHistogram]
-    amounts: dict[str, dict[str, dict[str, float]]]
-
-
-class _SavedProcess(msgspec.Struct, forbid_unknown_fields=True):
-    identity: str
-    group: Group
-    ns_per_tick: float
-    resets: int
-    figures: _SavedFigures
-    given: _SavedFigures
-    taken: list[int]
-    unsent: list[int] = []
-
-
-class _State(msgspec.Struct, forbid_unknown_fields=True):
-    schema_version: int
-    stages: list[str]
-    units: list[str]
-    retained: list[tuple[Group, _SavedFigures]]
-    processes: list[_SavedProcess]
-    folded: list[str]
-    """Identities of ended processes whose figures are in ``retained``, and whose file exists."""
-    lost: dict[str, int] = {}
-
-
-def _saved(figures: Figures) -> _SavedFigures:
-    rows = []
-    for family, stage, histogram in figures.histograms():
-        steps = [0, histogram.below[0]]
-        for i, (before, now) in enumerate(pairwise(histogram.below), 1):
-            if now != before:
-                steps += [i, now]
-        rows.append(_SavedHistogram(family, stage, histogram.sum_ns, steps))
-    return _SavedFigures(rows, figures.amounts)
-
-
-def _restored(saved: _SavedFigures) -> Figures:
-    found = Figures({}, saved.amounts)
-    for one in saved.histograms:
-        below: list[int] = []
-        ends = [*one.steps[2::2], _BUCKETS]
-        for number, end in zip(one.steps[1::2], ends, strict=True):
-            below += [number] * (end - len(below))
-        if len(below) != _BUCKETS:
-            raise ValueError(f"a histogram has {len(below)} buckets instead of {_BUCKETS}")
-        found.durations.setdefault(one.family, {})[one.stage] = Histogram(below, one.sum_ns)
-    return found
-
-
 class Node:
     """The processes that record on this machine, and the totals of those that have ended.
 
@@ -130,7 +65,7 @@ class Node:
 
     def __init__(
         self,
-        state: str | os.PathLike[str] | None = None,
+        state_path: str | os.PathLike[str] | None = None,
         rules: Rules | None = None,
         awaited: Iterable[str] = (),
         is_over: Callable[[], bool] = lambda: False,
@@ -153,7 +88,10 @@ class Node:
         self._folded: dict[str, _Leftover | None] = {}
         """Ended processes that are in the totals, with their files; None if the file was not found
         yet."""
-        self._resumed: dict[str, _SavedProcess] = {}
+        self._are_folded_known = True
+        """Whether all ended processes that are in the totals are in `_folded`. Otherwise those that
+        have ended before the first reading count as such."""
+        self._resumed: dict[str, state.SavedProcess] = {}
         self._unreadable: dict[str, int] = {}
         """How often the recordings that cannot be read were tried."""
         self._lost: Counter[str] = Counter()
@@ -162,7 +100,7 @@ class Node:
         self._began_at = self._read_at = self._memory_at = self._written_at = -1e9
         self._state_is_written = True
         self.folder = recording_folders()[0]
-        self._state_path = Path(state or os.path.join(self.folder, _STATE_FILE))
+        self._state_path = Path(state_path or os.path.join(self.folder, state.STATE_FILE))
         try:
             self._lock_folders(must=True)
             self._read_state()
@@ -256,7 +194,9 @@ class Node:
         """Take a recording that was found, and return whether its file must stay open."""
         first = Recording(path, everything=False, handle=handle)
         self._unreadable.pop(path, None)
-        if first.identity in self._folded:
+        is_new = first.identity not in self._resumed
+        is_folded = not self._are_folded_known and first.has_gone and is_new
+        if first.identity in self._folded or is_folded:
             self._folded[first.identity] = _leftover(first, inode)
             return False
         if first.identity in self._processes:
@@ -281,8 +221,7 @@ class Node:
         if saved is not None:
             process.ns_per_tick, process.resets = saved.ns_per_tick, saved.resets
             process.group = saved.group
-            process.figures = _restored(saved.figures)
-            process.given = _restored(saved.given)
+            process.figures, process.given = saved.figures, saved.given
             process.taker = Taker(saved.taken, saved.unsent)
             lost = process.figures.amounts.get("lost", {})
             for cause in UNREAD:
@@ -359,6 +298,7 @@ class Node:
         self._count_removed()
         self._read_all()
         if not self._is_over():  # otherwise some may not have been found yet
+            self._are_folded_known = True
             self._add_resumed()
         self._read_at = time.monotonic()
         # What is shown is written before, so that no counter falls if this process is killed.
@@ -386,7 +326,7 @@ class Node:
         if not self._resumed or self._memory_at < self._read_at:
             return
         for saved in self._resumed.values():
-            rest = _restored(saved.figures).without(_restored(saved.given))
+            rest = saved.figures.without(saved.given)
             self._totals.retained.setdefault(saved.group, Figures({}, {})).add(rest)
             self._lost["recording"] += 1
         self._resumed.clear()
@@ -427,63 +367,44 @@ class Node:
     # --- the state --------------------------------------------------------------------------------
 
     def _read_state(self) -> None:
-        try:
-            data = self._state_path.read_bytes()
-        except FileNotFoundError:
+        found = state.read(self._state_path)
+        if found is None:
             return
-        except OSError as error:
-            raise StagespanError(
-                f"The state in {self._state_path} cannot be read: {error.strerror}. Name another "
-                "file with --state."
-            ) from None
-        try:
-            state = msgspec.json.decode(data, type=_State)
-            if state.schema_version != _SCHEMA_VERSION:
-                raise ValueError(f"its version is {state.schema_version}")
-            retained = {group: _restored(one) for group, one in state.retained}
-            for one in state.processes:
-                _restored(one.figures), _restored(one.given)
-        except ValueError as error:
-            _LOGGER.warning(
-                "%s is not a state of this version (%s): counters begin at 0.",
-                self._state_path,
-                error,
-            )
-            return
-        self._totals.stages = Names(MOST_STAGES, state.stages)
-        self._totals.units = Names(MOST_UNITS, state.units)
-        self._totals.retained = retained
-        self._totals.groups = dict.fromkeys(group for group, _ in state.retained)
-        self._totals.groups.update(dict.fromkeys(one.group for one in state.processes))
-        self._resumed = {one.identity: one for one in state.processes}
-        self._folded = dict.fromkeys(state.folded)
-        self._lost = Counter(state.lost)
+        self._totals.stages = Names(MOST_STAGES, found.stages)
+        self._totals.units = Names(MOST_UNITS, found.units)
+        for group, figures in found.retained:
+            self._totals.retained.setdefault(group, Figures({}, {})).add(figures)
+        self._totals.groups = dict.fromkeys(group for group, _ in found.retained)
+        self._totals.groups.update(dict.fromkeys(one.group for one in found.processes))
+        self._resumed = {one.identity: one for one in found.processes}
+        self._folded = dict.fromkeys(found.folded or ())
+        self._are_folded_known = found.folded is not None or not found.retained
+        self._lost = Counter(found.lost)
 
     def _write_state(self) -> None:
         processes = [
-            _SavedProcess(
+            state.SavedProcess(
                 one.identity,
                 one.group,
                 one.ns_per_tick,
                 one.resets,
-                _saved(one.figures),
-                _saved(one.given),
+                one.figures,
+                one.given,
                 sorted(one.taker.taken),
                 sorted(one.taker.unsent),
             )
             for one in self._processes.values()
         ]
-        state = _State(
-            _SCHEMA_VERSION,
+        new = state.State(
             list(self._totals.stages.known),
             list(self._totals.units.known),
-            [(group, _saved(one)) for group, one in self._totals.retained.items()],
+            list(self._totals.retained.items()),
             [*processes, *self._resumed.values()],
             list(self._folded),
             self.lost(),
         )
         try:
-            write_whole(self._state_path, msgspec.json.encode(state), private=True)
+            state.write(self._state_path, new)
             self._state_is_written = True
             self._written_at = time.monotonic()
         except OSError as error:
@@ -604,12 +525,3 @@ def _status(leftover: _Leftover) -> os.stat_result | None:
 def _unlink(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def lost_by(folder: str) -> dict[str, int]:
-    """Return what the exporters of a folder have lost, as far as they have written it."""
-    try:
-        state = msgspec.json.decode(Path(folder, _STATE_FILE).read_bytes(), type=_State)
-    except (OSError, ValueError):
-        return {}
-    return state.lost
