@@ -16,6 +16,7 @@
 #include "docstrings.h"
 #include "execution_context.h"
 #include "object.h"
+#include "span_object.h"
 #include "stage_names.h"
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
@@ -38,6 +39,15 @@ py::list stage_names() {
   py::list result;
   const auto count = static_cast<std::uint32_t>(Recorder::get().names().size());
   for (std::uint32_t stage = 0; stage < count; ++stage) result.append(name_of(stage));
+  return result;
+}
+
+py::list debug_stages() {
+  const NoCollection by_allocations;
+  py::list result;
+  const auto count = static_cast<std::uint32_t>(Recorder::get().names().size());
+  for (std::uint32_t stage = 0; stage < count; ++stage)
+    if (has_debug_context(stage)) result.append(name_of(stage));
   return result;
 }
 
@@ -201,6 +211,7 @@ py::object arena_info() {
 void define_reading(py::module_& module) {
   module.def("open_spans", open_spans);
   module.def("stage_names", stage_names, docs::kStageNames);
+  module.def("debug_stages", debug_stages);
   module.def("stage_kinds", stage_kinds);
   module.def("lost", lost, docs::kLost);
   module.def("lost_add", lose_by_name, py::arg("cause"), py::arg("n") = 1);

@@ -1,4 +1,5 @@
 // span_functions.cpp: the built-in functions that create contexts.
+#include <bitset>
 #include <utility>
 
 #include "docstrings.h"
@@ -40,7 +41,10 @@ STAGESPAN_HOT PyObject* make_for_stage(std::uint32_t stage, PyObject* name, cons
   return reinterpret_cast<PyObject*>(self);
 }
 
+std::bitset<kMaxStages> g_debug_stages;
+
 PyObject* make_maybe_annotated(std::uint32_t stage, PyObject* name, Options options) {
+  if (options.kind == Kind::kDebug) g_debug_stages.set(stage);
   if (options.kind == Kind::kSpan && is_annotated(stage)) options.kind = Kind::kAnnotated;
   return make_for_stage(stage, name, options);
 }
@@ -184,6 +188,8 @@ PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
 }
 
 }  // namespace
+
+bool has_debug_context(std::uint32_t stage) { return stage < kMaxStages && g_debug_stages.test(stage); }
 
 PyObject* batch_span(PyObject* name) { return span_of_kind(name, kBatch); }
 

@@ -47,6 +47,8 @@ SpanObject* allocate_span();
 
 /// A span of kind batch; null with an exception set if there is no memory.
 PyObject* batch_span(PyObject* name);
+// Whether a ProfilingContext4Debug of the stage has been made, in debug mode or not.
+bool has_debug_context(std::uint32_t stage);
 
 /// Decorates `function` with `span`, as `decorate` does.
 PyObject* decorate(PyObject* span, PyObject* function);

@@ -792,6 +792,9 @@ def stage_names() -> list[str]:
     valid name, and of spans beyond the largest number of stages.
     """
 
+def debug_stages() -> list[str]:
+    """Return the stages of which a `ProfilingContext4Debug` was made, in debug mode or not."""
+
 def stage_kinds() -> list[int]:
     """Return the number of the kind of each stage, in the order of `stage_names`."""
 

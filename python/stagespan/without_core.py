@@ -392,7 +392,7 @@ def spans(*, since: SpanCursor | None = None) -> Any:
     return np.empty(0, np.dtype(list(_SPAN_FIELDS.items()), align=True))
 
 
-open_spans = stage_names = stage_kinds = list
+open_spans = stage_names = debug_stages = stage_kinds = list
 lost = Counter  # nothing of any cause
 arena_info = clock_info = memory_peak_rss_bytes = dict
 

@@ -26,12 +26,20 @@ def leave_out() -> None:
 def sentences(ran: Collection[str]) -> list[str]:
     """Return sentences about the named stages that were not profiled; ``ran`` are all that ran.
 
-    Stages that another process of this run has profiled are left out.
+    If no stage ran, only stages in debug contexts are reported. Stages that another process of this
+    run has profiled are left out.
     """
     names = [name for name in not_in_contexts() if not _is_profiled_elsewhere(name)]
-    missing = [name for name in names if name not in ran]
+    debug = () if _core.is_debug() else _core.debug_stages()
+    off = [name for name in names if name in debug and name not in ran]
+    missing = [name for name in names if name not in ran and name not in off] if ran else []
     spans = [name for name in names if name in ran]
     found = []
+    if off:
+        found.append(
+            f"{_were_not_profiled(off)} runs only in debug mode, in a ProfilingContext4Debug: set "
+            f"STAGESPAN_DEBUG=true"
+        )
     if missing:
         found.append(
             f"{_were_not_profiled(missing)} did not run in this process; stages that ran: "
@@ -71,7 +79,7 @@ def _warn_at_exit() -> None:
         return
     ran = set(_core.snapshot().stages())
     ran.update(str(span["stage"]) for span in _core.open_spans())
-    for text in sentences(ran) if ran else ():
+    for text in sentences(ran):
         service.warn(f"[Profiler] {text[:1].upper()}{text[1:]}.")
 
 

@@ -69,6 +69,11 @@ for name in filter(None, os.environ.get("RUN", "").split(",")):
 for name in filter(None, os.environ.get("SPANS", "").split(",")):
     with stagespan.span(name):
         pass
+for name in filter(None, os.environ.get("DEBUG_BLOCKS", "").split(",")):
+    with stagespan.ProfilingContext4Debug(name):
+        pass
+for name in filter(None, os.environ.get("DEBUG_FUNCTIONS", "").split(",")):
+    stagespan.ProfilingContext4Debug(name)(lambda: None)()
 for name in filter(None, os.environ.get("CALLED_LATE", "").split(",")):
     stagespan.enable_profiler_for_names(name)
 if os.environ.get("FORK"):
@@ -113,6 +118,22 @@ def test_a_named_stage_that_ran_without_a_profiler_is_logged(
     (line,) = warnings_of(tmp_path, **variables)
     assert "'decode' was not profiled" in line
     assert "use ProfilingContext instead of span, and name a stage before it runs" in line
+
+
+@pytest.mark.parametrize("way", ["DEBUG_BLOCKS", "DEBUG_FUNCTIONS"])
+@pytest.mark.parametrize("ran", ["", "encode"])
+def test_a_named_debug_context_without_debug_mode_is_logged(
+    way: str, ran: str, tmp_path: Path
+) -> None:
+    # GIVEN debug contexts, of which one is named for the profiler
+    variables = {"ENABLE_PROFILER_NAMES": "decode", "RUN": ran, way: "decode,other"}
+    # WHEN debug mode is off, the line at the end says so; when it is on, the stage is profiled
+    (line,) = warnings_of(tmp_path, **variables)
+    assert line == (
+        "[Profiler] Stage 'decode' was not profiled, because it runs only in debug mode, in a "
+        "ProfilingContext4Debug: set STAGESPAN_DEBUG=true."
+    )
+    assert warnings_of(tmp_path, STAGESPAN_DEBUG="true", **variables) == []
 
 
 def test_several_of_them_are_one_line(tmp_path: Path) -> None:
