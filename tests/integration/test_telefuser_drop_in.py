@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import textwrap
 from pathlib import Path
@@ -160,13 +161,22 @@ def test_the_report_goes_where_the_variable_says(tmp_path: Path) -> None:
     ]
 
 
-def test_each_run_has_a_line_of_telefusers(tmp_path: Path) -> None:
+def test_each_run_has_the_lines_of_telefusers_manual(tmp_path: Path) -> None:
+    # WHEN debug mode is on
     done = run(ONE_STAGE, tmp_path, TELEFUSER_PROFILE_DEBUG="true")
-    first, *others = done.stderr.splitlines()
-    assert first.startswith("[Rank 0] [Timing] decode: ")
-    assert first.endswith(" ms")
-    assert not [line for line in others if line.startswith(("[Profile] ", "Rank 0"))]
-    assert "[Profiler] Layer 1 timing report saved to: " in done.stderr
+    # THEN the run has its lines, and the files have theirs
+    first, second, report, signature = done.stderr.splitlines()
+    assert re.fullmatch(r"\[Profile\] decode cost \d+\.\d{6} seconds", first)
+    assert re.fullmatch(r"Rank 0 - Function 'decode' Peak (RSS|Memory): \d+\.\d\d GB", second)
+    assert re.fullmatch(r"\[Profiler\] Timing report saved to: \S+/timing\.json", report)
+    assert re.fullmatch(
+        r"\[Profiler\] I/O signature saved to: \S+/timing_io_signature\.json", signature
+    )
+
+
+def test_without_debug_mode_no_report_is_written(tmp_path: Path) -> None:
+    run(ONE_STAGE, tmp_path)
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_lines_go_to_loguru_if_the_program_uses_it(tmp_path: Path) -> None:
@@ -186,7 +196,7 @@ def test_lines_go_to_loguru_if_the_program_uses_it(tmp_path: Path) -> None:
     """
     done = run(code, tmp_path)
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("INFO <[Rank 0] [Timing] {braces} 100%: ")
+    assert any(line.startswith("INFO <[Profile] {braces} 100% cost ") for line in lines)
     assert "WARNING <a warning>" in lines
     assert done.stderr == ""
 

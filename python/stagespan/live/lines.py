@@ -90,28 +90,28 @@ def renew_streams() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether any handler would get a line at level INFO."""
+    """Whether a line at level INFO would be written anywhere."""
     if LOGGER.disabled:
         return False
-    return LOGGER.isEnabledFor(logging.INFO) if is_configured() else _core.is_debug()
+    return LOGGER.isEnabledFor(logging.INFO) if is_configured() else _goes_to_stderr()
 
 
-_leaves_out_runs = False
+def _goes_to_stderr() -> bool:
+    """Whether lines go to standard error in a program that has not configured logging.
 
-
-def leave_out_runs() -> None:
-    """Stop writing the lines of single runs, because another module writes its own."""
-    global _leaves_out_runs
-    _leaves_out_runs = True
-
-
-def writes_runs() -> bool:
-    """Whether lines are written for each run of a context."""
-    return not _leaves_out_runs
+    They do in debug mode, and on a terminal. A notebook's standard error is not a terminal: there,
+    they would stand under whatever cell runs when they are written.
+    """
+    if _core.is_debug():
+        return True
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except (AttributeError, OSError, ValueError):  # it is closed, or only has a method `write`
+        return False
 
 
 def emit(record: logging.LogRecord) -> None:
-    """Pass a record to logging. If logging is not configured, debug mode prints it to stderr.
+    """Pass a record to logging, or to stderr if the program has not configured logging.
 
     The library does not add a handler or set a level, so that the program can configure logging at
     any time.
@@ -119,7 +119,7 @@ def emit(record: logging.LogRecord) -> None:
     if is_configured() or record.levelno >= logging.WARNING:
         if LOGGER.isEnabledFor(record.levelno):
             LOGGER.handle(record)
-    elif _core.is_debug() and not LOGGER.disabled and sys.stderr is not None:
+    elif _goes_to_stderr() and not LOGGER.disabled and sys.stderr is not None:
         _stderr.handle(record)
 
 

@@ -148,7 +148,7 @@ class _Service:
         try:
             if not self._draining.acquire(timeout=timeout_s):
                 return False
-            if not (lines.is_enabled() and lines.writes_runs()):
+            if not lines.is_enabled():
                 _core.device_drop_completions(is_last)
                 self._finished.clear()
                 return True

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from stagespan import _core, settings
+from stagespan.contexts import switches
 from stagespan.errors import StagespanError
 from stagespan.live import lines, service
 from stagespan.process import imports, run, termination
 from stagespan.report import timing
 
 _LOGGER = logging.getLogger("stagespan")
-LABELS = {"timing": "Timing report", "signatures": "I/O signature"}
-"""The names of the files in log lines."""
 _is_left_out = False
+_was_debug = False
 
 
 def write_reports() -> list[Path]:
@@ -47,10 +47,10 @@ def write_reports() -> list[Path]:
 
 
 def _contents() -> list[tuple[str, str, Any]]:
-    contents: list[tuple[str, str, Any]] = [(LABELS["timing"], "", timing.dump_timing_report)]
+    contents: list[tuple[str, str, Any]] = [("Timing report", "", timing.dump_timing_report)]
     store = imports.loaded("stagespan.signature.store")
     if store is not None and store.get_io_signatures():
-        contents.append((LABELS["signatures"], "_io_signature", store.dump_io_signatures))
+        contents.append(("I/O signature", "_io_signature", store.dump_io_signatures))
     return contents
 
 
@@ -83,9 +83,17 @@ def _write_at_exit() -> None:
     if _is_left_out:
         return
     is_requested = _core.is_debug() or settings.get("STAGESPAN_TIMING_REPORT") is not None
-    if _core.snapshot().stages() and (is_requested or len(_contents()) > 1):
+    # What was captured in debug mode is written even if it was switched off since.
+    has_captured = _was_debug and len(_contents()) > 1
+    if _core.snapshot().stages() and (is_requested or has_captured):
         write_reports()
 
 
+def _note_debug_mode() -> None:
+    global _was_debug
+    _was_debug = _was_debug or _core.is_debug()
+
+
+switches.on_switch(_note_debug_mode)
 service.on_exit(_write_at_exit)
 termination.watch(service.exit_soon)

@@ -10,12 +10,11 @@ from stagespan import _core, settings
 from stagespan.compat.telefuser import memory_snapshot, messages, registry, workers
 from stagespan.contexts import context
 from stagespan.device import platforms, synchronize
-from stagespan.live import lines, service
+from stagespan.live import service
 from stagespan.process import run
 from stagespan.process.files import safe_name
 from stagespan.profiling import names
 from stagespan.profiling.profiled import ProfiledHook
-from stagespan.report import exit as exit_reports
 from stagespan.report import timing
 from stagespan.signature.recorder import SignatureHook
 from stagespan.text.escaping import one_line
@@ -25,7 +24,7 @@ _KINDS = ("profiling", "debug")
 
 
 class TimingHook(context.Hook):
-    """Logs each run, takes memory checkpoints around it, and reports it to a worker's parent."""
+    """Takes memory checkpoints around each run, and reports it to a worker's parent."""
 
     name = "telefuser"
 
@@ -39,7 +38,8 @@ class TimingHook(context.Hook):
             memory_snapshot.record_memory_snapshot(f"before_{call.stage}")
 
     def exit(self, call: context.Call) -> None:
-        """Log the run, and report it to the parent if this is a worker."""
+        """Take the checkpoint after the run, and report it to the parent if this is a worker."""
+        messages.follow_loguru()  # before the line of this run is written
         snapshot = memory_snapshot.capture_memory_snapshot()
         if call.peak_bytes is not None:
             # The peak of this context, because an inner context may have reset the counter.
@@ -49,13 +49,6 @@ class TimingHook(context.Hook):
             memory_snapshot.record_memory_snapshot(f"after_{call.stage}")
         if workers.is_worker():
             workers.write(call.stage, call.begin_ns, call.end_ns, snapshot.peak_reserved_gb)
-        memory = ""
-        if platforms.accelerator_in_use() is not None:
-            memory = f", memory: {memory_snapshot.figures(snapshot)}"
-        milliseconds = (call.end_ns - call.begin_ns) / 1e6
-        messages.info(
-            f"[Rank {run.rank()}] [Timing] {one_line(call.stage)}: {milliseconds:.2f} ms{memory}"
-        )
 
 
 class AllSignatures(SignatureHook):
@@ -117,7 +110,7 @@ class NamedStages(ProfiledHook):
 
 def install() -> None:
     """Register everything. Call this once per process."""
-    context.need("debug")  # the reports at exit are written outside of debug mode too
+    context.need("debug")  # registers the reports at exit
     context.need("memory")
     context.need("profiled")
     context.register_hook(NamedStages())
@@ -127,8 +120,6 @@ def install() -> None:
     _core.memory_set_hook(True)  # makes the extension ask the hooks for every context
     timing.register_source(registry.WORKERS)
     timing.register_source(registry.CheckpointSource())
-    exit_reports.LABELS.update(timing="Layer 1 timing report", signatures="Stage I/O signatures")
-    lines.leave_out_runs()
     workers.announce()
     service.on_exit(workers.remove)
     messages.follow_loguru()

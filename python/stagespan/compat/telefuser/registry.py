@@ -95,7 +95,7 @@ class GlobalTimingRegistry:
             | ({} if self._signatures else {"schema_version": 1})
         )
         file.write(path)
-        messages.info(f"[Profiler] Stage I/O signatures saved to: {path}")
+        messages.info(f"[Profiler] I/O signature saved to: {path}")
 
     def set_metadata(self, key: str, value: Any) -> None:
         """Set ``key`` to ``value`` in the report's metadata."""
@@ -111,7 +111,7 @@ class GlobalTimingRegistry:
     def dump(self, path: str) -> None:
         """Write the report, and log the path."""
         written: Path = timing.dump_timing_report(path)
-        messages.info(f"[Profiler] Layer 1 timing report saved to: {written}")
+        messages.info(f"[Profiler] Timing report saved to: {written}")
 
     def summary(self) -> str:
         """Return the report as text."""
