@@ -565,3 +565,20 @@ def test_a_program_without_telefuser_is_told_so(telefuser: Path) -> None:
     done = run_command(telefuser, "--telefuser", "other.py")
     assert done.stdout == "other\n"
     assert "--telefuser replaced nothing, because the program imported none of" in done.stderr
+
+
+def test_a_program_that_needs_a_missing_telefuser_is_told_so(tmp_path: Path) -> None:
+    # GIVEN a program of TeleFuser, which is not installed
+    (tmp_path / "pipeline.py").write_text("from telefuser.utils import profiler\n")
+    done = subprocess.run(
+        [*preloaded.python(), "-m", "stagespan", "run", "--telefuser", "pipeline.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    # THEN the program fails as without the command, and the last line says why
+    assert done.returncode == 1
+    assert "No module named 'telefuser'" in done.stderr
+    assert "because TeleFuser cannot be imported here: install it, or import from" in done.stderr
+    assert "because the program imported none" not in done.stderr

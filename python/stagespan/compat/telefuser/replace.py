@@ -36,11 +36,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __init__(self) -> None:
         self.has_replaced = False
+        self.is_wanted = False
+        """Whether the program has imported TeleFuser, or tried to."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of the replacement, or None for other modules."""
+        self.is_wanted = self.is_wanted or fullname == "telefuser"
         return None if replacement(fullname) is None else ModuleSpec(fullname, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -82,6 +85,12 @@ def not_used() -> list[str]:
     """Return a sentence if the program has imported none of the modules."""
     if _finder not in sys.meta_path or _finder.has_replaced:
         return []
+    if _finder.is_wanted and "telefuser" not in sys.modules:
+        why = (
+            "TeleFuser cannot be imported here: install it, or import from "
+            "stagespan.compat.telefuser instead of telefuser.utils"
+        )
+        return [f"--telefuser replaced nothing, because {why}"]
     return [
         f"--telefuser replaced nothing, because the program imported none of {', '.join(MODULES)}"
     ]
