@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -11,8 +12,16 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stagespan.process.files import module_name, safe_name, whole_file, write_whole
+from stagespan.process.files import (
+    compact_json,
+    module_name,
+    safe_name,
+    whole_file,
+    write_whole,
+)
 
 
 def test_a_file_is_replaced_completely(tmp_path: Path) -> None:
@@ -162,3 +171,31 @@ def test_the_name_of_a_module_can_be_imported_and_is_unique(stages: tuple[str, .
         assert f"profile_{name}".isidentifier()
     # AND a name that needs no change is the same as in other files
     assert module_name("denoise_2") == safe_name("denoise_2") == "denoise_2"
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_compact_json_is_the_same_value(value: object) -> None:
+    assert json.loads(compact_json(value)) == value
+
+
+def test_what_fits_into_a_line_is_not_broken() -> None:
+    # GIVEN an entry as in a signature file, and a list that is too long for one line
+    tensor = {"shape": [1, 16, 21, 60, 104], "dtype": "bfloat16", "device": "cuda:0"}
+    inputs = dict.fromkeys(("latents", "positive", "negative"), tensor)
+    value = {"inputs": inputs, "values": [*range(100)]}
+
+    lines = compact_json(value).splitlines()
+
+    # THEN each tensor is one line, and the list fills its lines
+    assert lines[2] == f'    "latents": {json.dumps(tensor)},'
+    assert len(lines) <= 13
+    assert all(len(line) <= 110 for line in lines)

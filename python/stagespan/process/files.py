@@ -228,6 +228,37 @@ def json_bytes(value: Any, *, indent: int | None = None) -> bytes:
     return _CONTROLS.sub(_as_json, encoded.decode()).encode()
 
 
+def compact_json(value: Any, indent: int = 0, width: int = 110) -> str:
+    """Return a value as JSON for people: what fits into a line is not broken into several.
+
+    Lists and objects of numbers and strings only are filled like a paragraph. Raises what
+    `json.dumps` raises.
+    """
+    json = load("json")
+    text: str = json.dumps(value, allow_nan=False)
+    if indent + len(text) <= width or not isinstance(value, (dict, list)):
+        return text
+    inner = indent + 2
+    if isinstance(value, dict):
+        items = [
+            f"{json.dumps(str(key))}: {compact_json(item, inner, width)}"
+            for key, item in value.items()
+        ]
+        is_flat = not any(isinstance(item, dict) and item for item in value.values())
+    else:
+        items = [compact_json(item, inner, width) for item in value]
+        is_flat = not any(isinstance(item, (dict, list)) for item in value)
+    lines = [items[0]]
+    for item in items[1:]:
+        if is_flat and len(lines[-1]) + len(item) + inner + 3 <= width:
+            lines[-1] += f", {item}"
+        else:
+            lines.append(item)
+    begin, end = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    body = f",\n{' ' * inner}".join(lines)
+    return f"{begin}\n{' ' * inner}{body}\n{' ' * indent}{end}"
+
+
 def _as_json(found: re.Match[str]) -> str:
     json = load("json")  # here, because most processes do not need it
     return "\\u007f" if found[0] == "\x7f" else str(json.dumps(found[0])[1:-1])

@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import HarnessError, SignatureError
-from stagespan.process.files import SCHEMA_VERSION, is_from_newer_version, what_it_is, write_whole
+from stagespan.process.files import (
+    SCHEMA_VERSION,
+    compact_json,
+    is_from_newer_version,
+    what_it_is,
+    write_whole,
+)
 from stagespan.signature import dtypes
 
 TYPE = "$type"
@@ -505,8 +511,7 @@ class SignatureFile:
 
         Raises OSError if it cannot be written.
         """
-        text = json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
-        return write_whole(path, text, private=True)
+        return write_whole(path, compact_json(self.to_json()) + "\n", private=True)
 
     def stage(self, name: str, variant: str | int | None = None) -> StageSignature:
         """Return a stage, or one of its variants, see `StageSignature.variant`.
