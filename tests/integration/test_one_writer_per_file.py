@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,41 @@ def test_a_program_whose_text_looks_like_a_worker_is_none(tmp_path: Path) -> Non
         timeout=60,
     )
     assert list(reports(tmp_path / "out")) == ["timing.json"]
+
+
+RERUN = """
+    import sys, time
+    if len(sys.argv) > 2:
+        time.time = lambda: float(sys.argv[2])  # its minute is the name of the folder
+    import stagespan
+    with stagespan.ProfilingContext4Debug(sys.argv[1]):
+        pass
+    @stagespan.ProfilingContext4Debug("call")
+    def call(number):
+        return number
+    call(1)
+"""
+
+
+def test_runs_of_the_same_minute_overwrite_nothing(tmp_path: Path) -> None:
+    # GIVEN a program that runs three times within a minute, in the default folder
+    now_s = str(time.time())
+    for stage in ("first", "second", "third"):
+        run(tmp_path, RERUN, stage, now_s)
+
+    (folder,) = (tmp_path / "work_dirs" / "profiler_output" / "default").iterdir()
+    # THEN both files of a run have the same suffix, and those of the runs before are as they were
+    found = reports(folder)
+    assert {name: stages["stages"].keys() - {"call"} for name, stages in found.items()} == {
+        "timing.json": {"first"},
+        "timing_2.json": {"second"},
+        "timing_3.json": {"third"},
+    }
+    signatures = {path.name for path in folder.glob("*_io_signature.json")}
+    assert signatures == {name.replace(".json", "_io_signature.json") for name in found}
+
+    # WHEN a folder is named
+    for stage in ("first", "second"):
+        run(tmp_path, RERUN, stage, STAGESPAN_OUTPUT_DIR="named")
+    # THEN a later run replaces the files of the earlier one
+    assert list(reports(tmp_path / "named")) == ["timing.json"]

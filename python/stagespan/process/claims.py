@@ -28,25 +28,41 @@ _held: dict[str, tuple[int, int]] = {}
 """By the path of a claim: its open file, and the inode of it."""
 
 
-def first_free(folder: Path, suffixes: Iterable[str]) -> str:
+def first_free(folder: Path, suffixes: Iterable[str], reruns: Iterable[str] = ()) -> str:
     """Return the first suffix that no other program uses for its files in a folder.
 
     A suffix is in use if its process is alive, or used it after this process began. The answer does
-    not change while this process lives. If all are in use, the last one is returned.
+    not change while this process lives. If all are in use, the last one is returned. If a program
+    that has ended used the first suffix, and there are ``reruns``, the first of these is returned
+    that no program has used, so that its files stay.
     """
     where = os.path.realpath(folder)
     wanted = tuple(suffixes)
     found = _chosen.get((where, wanted))
     if found is None:
-        free = next((suffix for suffix in wanted if _claim(where, suffix)), wanted[-1])
-        found = _chosen.setdefault((where, wanted), free)
+        found = _chosen.setdefault((where, wanted), _first_free(where, wanted, tuple(reruns)))
     path = _path(where, found)
     if path in _held and _is_ours(*_held[path]):
         _note_use(_held[path][0])
     return found
 
 
-def _claim(where: str, suffix: str) -> bool:
+def _first_free(where: str, wanted: tuple[str, ...], reruns: tuple[str, ...]) -> str:
+    if reruns and os.path.isdir(where):
+        for suffix in (wanted[0], *reruns):
+            is_claimed = _claim(where, suffix, only_unused=True)
+            if is_claimed:
+                return suffix
+            if is_claimed is False:
+                break
+    return next((suffix for suffix in wanted if _claim(where, suffix)), wanted[-1])
+
+
+def _claim(where: str, suffix: str, only_unused: bool = False) -> bool | None:
+    """Return whether the suffix is free and now claimed.
+
+    None if it is free, but a program that has ended used it, and ``only_unused`` is true.
+    """
     path = _path(where, suffix)
     if path in _held:
         return True
@@ -62,6 +78,8 @@ def _claim(where: str, suffix: str) -> bool:
             return False
         if _is_used_meanwhile(handle):
             return False
+        if only_unused and os.fstat(handle).st_size:
+            return None
         _note_use(handle)
         if _held.setdefault(path, (handle, os.fstat(handle).st_ino))[0] == handle:
             handle = -1

@@ -203,11 +203,13 @@ def current() -> SharedRun:
 
 
 def whose_file(folder: Path) -> str:
-    """Return what distinguishes this process's files in a folder: "", "_rank1" or "_pid42".
+    """Return what distinguishes this process's files in a folder: "", "_rank1", "_pid42" or "_2".
 
     A worker adds its process id, unless a launcher gave it a rank other than its parent's. So does
     a program if another one, which is alive or ended after this one began, writes files of the same
-    names to the folder. The answer does not change.
+    names to the folder. In a folder that is named by its minute, a program that begins after
+    another one has ended adds "_2", "_3" and so on, so that it overwrites nothing. The answer does
+    not change.
     """
     number = rank_in_names()
     rank_part = "" if number is None else f"_rank{number}"
@@ -215,9 +217,11 @@ def whose_file(folder: Path) -> str:
     with_pid = f"{rank_part}_pid{os.getpid()}"
     # In another container, a process can have the same id.
     unique = [with_pid, *(f"{with_pid}_{copy}" for copy in range(2, _MOST_COPIES))]
-    return claims.first_free(
-        folder, unique if is_worker() and shares_rank else [rank_part, *unique]
-    )
+    if is_worker() and shares_rank:
+        return claims.first_free(folder, unique)
+    is_default = named_output_dir() is None and folder == output_dir()
+    reruns = [f"{rank_part}_{number}" for number in range(2, _MOST_COPIES)] if is_default else ()
+    return claims.first_free(folder, [rank_part, *unique], reruns)
 
 
 def is_worker() -> bool:
@@ -280,12 +284,16 @@ def output_dir() -> Path:
     is resolved against the working folder in which the run began. It is returned as a relative path
     only while that is still the working folder.
     """
+    named = named_output_dir()
+    if named is not None:
+        return named
+    return _from_root(Path("work_dirs", "profiler_output", safe_name(pipeline_name()), _run.stamp))
+
+
+def named_output_dir() -> Path | None:
+    """Return the folder set by `set_profiler_output_dir`, or else the variable's, or else None."""
     chosen = _output_dir if _output_dir is not None else settings.get("STAGESPAN_OUTPUT_DIR")
-    if chosen is None:
-        folder = Path("work_dirs", "profiler_output", safe_name(pipeline_name()), _run.stamp)
-    else:
-        folder = expanded(chosen)
-    return _from_root(folder)
+    return None if chosen is None else _from_root(expanded(chosen))
 
 
 def timing_report_path() -> Path:
