@@ -10,6 +10,7 @@ from typing import Any
 
 from stagespan.errors import HarnessError
 from stagespan.harness.config import Answer, HarnessConfig
+from stagespan.harness.loop_source import shown_loop, step_calls, usual_loop
 from stagespan.harness.standalone.steps import CallStep, function_of
 
 Step = Callable[[], Any]
@@ -29,6 +30,8 @@ class ScriptStep:
     library."""
     what: str = ""
     """What one iteration is, for the script's docstring: ``the whole call of the stage``."""
+    loop: str = ""
+    """The loop that has the iteration, as lines of comments, see `loop_source`."""
 
 
 class StepAdapter(ABC):
@@ -94,6 +97,7 @@ class LoopAdapter(StepAdapter):
         return ScriptStep(
             f'loop_step(stage, inputs, "{self.name}", step, OPTIONAL)',
             what="one step of the stage's own loop",
+            loop=shown_loop(step_calls(stage)) or _usual_loop_of(stage),
         )
 
 
@@ -166,8 +170,16 @@ class DenoiseAdapter(StepAdapter):
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
         """Return the source of the same step."""
         return ScriptStep(
-            "DenoiseStep(stage, inputs)", what="the model and the scheduler's step once"
+            "DenoiseStep(stage, inputs)",
+            what="the model and the scheduler's step once",
+            loop=usual_loop(),
         )
+
+
+def _usual_loop_of(stage: Any) -> str:
+    from stagespan.harness.standalone import denoise
+
+    return "" if denoise.denoiser_of(stage) is None else usual_loop()
 
 
 class CallAdapter(StepAdapter):

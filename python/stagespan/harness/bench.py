@@ -36,7 +36,16 @@ from stagespan.harness.first_call import (
 )
 from stagespan.harness.host_peaks import KEY, measured_peaks
 from stagespan.harness.live import live_runs
-from stagespan.harness.output import script_of, write_breakdown, write_result, write_script
+from stagespan.harness.loop_source import Place, callers
+from stagespan.harness.output import (
+    check_writable,
+    default_folder,
+    script_of,
+    unused_number,
+    write_breakdown,
+    write_result,
+    write_script,
+)
 from stagespan.harness.script import has_unreplayable
 from stagespan.harness.standalone import fidelity
 from stagespan.harness.standalone.fit import ReplayError, bound_by
@@ -93,6 +102,8 @@ class StageBenchHarness:
         self._target: Any = stage_instance
         self._device = "cpu"
         self._shown = one_line(self.stage_name)
+        self._suffix: str | None = None
+        self._places: list[Place] = []  # in the stage, at the end of the profiled iteration
 
     @classmethod
     def from_signature_file(
@@ -379,7 +390,13 @@ class StageBenchHarness:
         with self._writing():
             script_path = self.output_path("script")
             script = script_of(
-                self.signature, self._target, self._adapter, config, script_path.name, self.live
+                self.signature,
+                self._target,
+                self._adapter,
+                config,
+                script_path.name,
+                self.live,
+                self._places,
             )
             write_script(script_path, *script)
         log_info("[Harness] Test script saved to: %s", script_path)
@@ -442,7 +459,7 @@ class StageBenchHarness:
                 add(KEY, json.dumps(peaks))
 
         try:
-            self._profiled = replay.run_between(self.config.profile_steps, begin, window.stop)
+            self._profiled = replay.run_between(self.config.profile_steps, begin, end)
         finally:
             window.stop()
         self._report_progress("profile", self._profiled, total=self._profiled)
@@ -467,6 +484,10 @@ class StageBenchHarness:
                 f"Stage {self.stage_name!r} {what}: {error}; pass what is missing with "
                 f"HarnessConfig(inputs={{...}}), or give the step with HarnessConfig(step_fn=...)."
             ) from error
+        def end() -> None:
+            window.stop()
+            self._places = callers()
+
         except StagespanError:
             raise
         except (Exception, SystemExit) as error:  # a stage must not end the harness without a word

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from stagespan.harness.adapters import StepAdapter
 from stagespan.harness.bundle import ReplayModule, replay_module
 from stagespan.harness.config import HarnessConfig, HarnessResult
 from stagespan.harness.script import script_text
+from stagespan.harness.loop_source import Place, shown_loop
 from stagespan.process.files import module_name, safe_name, write_whole
 from stagespan.signature.model import StageSignature
 
@@ -19,6 +22,49 @@ _log = logging.getLogger("stagespan")
 
 
 def write_breakdown(
+MOST_REPLAYS = 1000
+"""The most replays of a stage whose files are kept in one folder; the last one is replaced."""
+
+
+def check_writable(folder: Path) -> None:
+    """Create the folder if needed. Raise HarnessError if no file can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+    except OSError as error:
+        raise HarnessError(
+            f"The output folder {str(folder)!r} cannot be written ({error.strerror or error}); "
+            f"choose another with HarnessConfig(output_dir=...) (or --output)."
+        ) from None
+
+
+def default_folder(signature_path: Path | None) -> Path:
+    """Return the folder for the files of a replay for which none was given.
+
+    It is the output folder that a variable or the program names, or else the folder of the
+    signature file if it can be written, or else the default output folder.
+    """
+    if run.named_output_dir() is None and signature_path is not None:
+        try:
+            check_writable(signature_path.parent)
+        except HarnessError:
+            return run.output_dir()
+        return signature_path.parent
+    return run.output_dir()
+
+
+def unused_number(folder: Path, names_with: Callable[[str], Iterable[str]]) -> str:
+    """Return the first of "", "_2", "_3" and so on with which a folder has none of the files.
+
+    ``names_with`` returns the names of all files with such a number.
+    """
+    numbers = ("", *(f"_{number}" for number in range(2, MOST_REPLAYS)))
+    return next(
+        (n for n in numbers if not any((folder / name).exists() for name in names_with(n))),
+        numbers[-1],
+    )
+
     trace_path: Path,
     path: Path,
     stage: str,
@@ -71,13 +117,19 @@ def script_of(
     file_name: str,
     live: Mapping[str, Any] | None = None,
 ) -> tuple[str, ReplayModule]:
-    """Return the text of ``profile_{stage}.py``, and the module that it imports."""
+    """Return the text of ``profile_{stage}.py``, and the module that it imports.
+
+    ``places`` are those in the stage at the end of an iteration, see `loop_source.callers`.
+    """
+    places: Sequence[Place] = (),
     name, file = signature.stage_name, Path(file_name).stem
     stem, module = file.removeprefix("profile_"), module_name(name)
     stem = safe_name(name) + stem.removeprefix(module) if stem.startswith(module) else stem
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
     text = script_text(signature, step, config, stem=stem, module=file, live=live)
     return text, replay_module(() if step is None else step.modules)
+    if step is not None and (loop := shown_loop(places)) is not None:
+        step = replace(step, loop=loop)
 
 
 def write_replay_module(folder: Path, module: ReplayModule) -> Path:

@@ -78,7 +78,7 @@ _MOCK = "    mock = MockInputs(seed, device, CAPTURED_DEVICE, DTYPE, owner_of(st
 
 _STEP = '''
 
-def make_step(
+{loop}def make_step(
     stage: Any, inputs: dict[str, Any], step: int | str | None = STEP
 ) -> Callable[[], Any]:
     """Return a callable that runs one iteration{what}.
@@ -211,7 +211,7 @@ def script_text(
             *(f"\n{_constant(name, value)}" for name, value in constants.items()),
             "\n",
             _CREATE.format(inputs=inputs),
-            _STEP.format(what=what, body=body),
+            _STEP.format(loop="" if step is None else step.loop, what=what, body=body),
             _PROFILE.format(
                 warmup=config.warmup, steps=config.profile_steps, timing_steps=config.timing_steps
             ),
