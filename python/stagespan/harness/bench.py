@@ -238,6 +238,12 @@ class StageBenchHarness:
         found = fidelity.fidelity(self.live, timing, step, per_iteration, on_host=on_host)
         reasons = [self.live["missing"]] if "missing" in self.live else []
         if not reasons:
+        if self.signature.key is not None and not captured and not self.signature.arguments:
+            raise HarnessError(
+                f"Stage {self._shown!r} is a `with` block, which has no inputs to replay: replay "
+                f"the stage around it, or decorate a function with the context and run the "
+                f"pipeline again."
+            )
             differences = live.live_differences(self.live, self.signature.context)
             reasons = fidelity.likely_reasons(found, timing, differences, step)
         return {**found, "reasons": reasons, "line": fidelity.fidelity_line(found, reasons, timing)}

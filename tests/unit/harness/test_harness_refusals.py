@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import runpy
 import subprocess
 import sys
@@ -58,6 +59,31 @@ def test_a_stage_that_raises_is_reported_with_its_exception(tmp_path: Path) -> N
     assert "KeyError: 'weights'" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
     assert list(tmp_path.iterdir()) == []
+
+
+BLOCK = """
+import stagespan
+
+stagespan.set_debug()
+with stagespan.ProfilingContext4Debug("tokenize"):
+    pass
+stagespan.dump_io_signatures("timing_io_signature.json")
+"""
+
+
+def test_a_block_has_no_inputs_to_replay(tmp_path: Path) -> None:
+    # GIVEN the signature file of a program that times a block
+    command = [sys.executable, "-c", BLOCK]
+    environment = {**os.environ, "STAGESPAN_OUTPUT_DIR": "out"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+
+    # WHEN the block is replayed, with the object that contains it
+    found = StageBenchHarness.from_signature_file(tmp_path, "tokenize", Mlp())
+    with pytest.raises(HarnessError) as caught:
+        found.setup()
+
+    # THEN the sentence says what it is
+    assert "Stage 'tokenize' is a `with` block, which has no inputs to replay" in str(caught.value)
 
 
 def test_arguments_that_do_not_fit_are_reported(tmp_path: Path) -> None:
