@@ -25,6 +25,7 @@ from stagespan.text.console import set_width, trimmed
 from stagespan.text.escaping import one_line
 
 _ROWS = 10
+_LONGEST_NAME = 60
 # The phases of compilation, in their order.
 _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 
@@ -240,11 +241,14 @@ def _print_result(result: HarnessResult, console: Console) -> None:
     on_device = any(row["device_ms"] is not None for row in _rows(result))
     table.add_column("kernel" if on_device else "operator", overflow="fold")
     for name in ("ms", "%", "count"):
+    from stagespan.trace.kernel_names import labels
         table.add_column(name, justify="right")
     total = result.breakdown["total_kernel_time_ms"]
-    for row in _rows(result)[:_ROWS]:
+    rows = _rows(result)[:_ROWS]
+    shown = labels([row["name"] for row in rows], _LONGEST_NAME)
+    for row in rows:
         share = f"{100 * row['ms'] / total:.1f}" if total else "-"
-        table.add_row(Text(row["name"]), f"{row['ms']:.3f}", share, f"{row['count']:,}")
+        table.add_row(Text(shown[row["name"]]), f"{row['ms']:.3f}", share, f"{row['count']:,}")
     console.print(table, highlight=False)
     _print_line(console, f"One iteration is {result.iteration} (adapter {result.adapter}).")
     if result.step is not None and result.step["number"] == 2:

@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,9 @@ stage = Stage()
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+SINE = "(Tensor x) -> Tensor"
+
+
     (tmp_path / "my_pipeline.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -234,6 +238,24 @@ def test_bench_takes_seed_device_dtype_threads_and_step(folder: Path) -> None:
         ([], {"stage": ""}, "choose one of 'denoise', 'vae_decode'"),
         ([], {"stage": "vae_decode"}, "is a pkg.Engine, which cannot be created"),
         (["--device", "cuda:77"], {}, "--device cpu"),
+def test_a_long_name_does_not_widen_the_table(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a stage with an operator whose name is as long as that of a compiled graph
+    name = "graph_" + "f3" * 50
+    operator = torch.library.custom_op(f"bench::{name}", torch.sin, mutates_args=(), schema=SINE)
+    module = types.ModuleType("long_names")
+    module.get_stage = lambda: lambda x, scale: operator(x)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "long_names", module)
+    done = bench("--any-callable", "--timing-steps", "1", factory="long_names:get_stage")
+
+    # THEN the table shows both ends of the name
+    assert done.exit_code == 0, done.output
+    (row,) = (line for line in done.stdout.splitlines() if "bench::graph" in line)
+    assert "..." in row
+    assert len(row) < len(name)
+
+
         (["--device", "nonsense"], {}, "is not a device"),
         (["--dtype", "int8"], {}, "not a floating-point type; the known types are float64"),
         (["--dtype", "flaot16"], {}, "x2; the closest is float16.\n"),
