@@ -19,7 +19,8 @@ from stagespan.harness.config import HarnessConfig, HarnessResult
 from stagespan.harness.live import live_runs
 from stagespan.harness.standalone.fit import ReplayError
 from stagespan.harness.standalone.loading import load, load_stage
-from stagespan.signature.model import SignatureFile
+from stagespan.signature.model import SignatureFile, StageSignature
+from stagespan.signature.target import class_of
 from stagespan.text.amounts import counted, in_words
 from stagespan.text.console import set_width, trimmed
 from stagespan.text.escaping import one_line
@@ -37,7 +38,8 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
     "--factory",
     required=True,
     metavar="MODULE:CALLABLE",
-    help="Function that returns the loaded stage.",
+    help="Function that returns the loaded stage, or a pipeline one of whose attributes is the "
+    "stage. MODULE:CALLABLE.ATTRIBUTE is an attribute of what it returns.",
 )
 @click.option(
     "--warmup", type=int, help="Iterations before measuring. [default: until the times settle]"
@@ -99,6 +101,7 @@ def command(
     explain: bool,
     variant: str | None,
     inputs: str | None,
+    any_callable: bool,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -119,12 +122,15 @@ def command(
             step_fn = load(step) if step is not None and ":" in step else None
         except ReplayError as error:
             raise HarnessError(_sentence(str(error))) from error
+            is_any = any_callable or step_fn is not None
+            stage = load_stage(factory, None if is_any else class_of(signature.target))
         config = HarnessConfig(
             inputs=make_inputs,
             step_fn=step_fn,
             step=step if step_fn is None else None,
             progress=progress,
             **settings,  # the other options have the names of the settings
+            any_callable=any_callable,
         )
         harness = StageBenchHarness(signature, stage, config)
         harness.variant = variant
@@ -137,7 +143,7 @@ def command(
         _print(result, explain)
 
 
-def _signature(path: str, stage_name: str | None, variant: str | None) -> Any:
+def _signature(path: str, stage_name: str | None, variant: str | None) -> StageSignature:
     file = SignatureFile.read(path)
     if stage_name is None:
         if len(file.stages) == 1:

@@ -21,7 +21,7 @@ from stagespan.signature.hiding import without_secrets
 from stagespan.signature.kinds import losses
 from stagespan.signature.kinds.base import source_of
 from stagespan.signature.model import UNREPLAYABLE, StageSignature
-from stagespan.signature.target import method_name
+from stagespan.signature.target import class_of, method_name
 
 MOST_VARIANTS = 8
 """The most signatures of a stage in its script. Each has its own inputs."""
@@ -151,7 +151,7 @@ def profile_stage(
 _TAIL = """
 
 if __name__ == "__main__":
-    sys.exit(main(profile_stage, STAGE, VARIANTS, CONTEXT.get("threads")))
+    sys.exit(main(profile_stage, STAGE, VARIANTS, CONTEXT.get("threads"), CLASS))
 """
 
 _NO_STEP = """raise ReplayError(
@@ -195,6 +195,7 @@ def script_text(
         "STEP": config.step,
         "LOSSES": list(losses(nodes_of(signature, overrides))),
         "METHOD": method_name(signature.target),
+        "CLASS": class_of(signature.target),
         "LIVE": _live(live or {}),
         "MADE_IN": machine(),
         "OPTIONAL": list(config.optional),
@@ -295,6 +296,7 @@ _COMMENTS = {
     "STEP": "The step of the stage's loop; None for the second one, or if there is no loop.",
     "LOSSES": "What the inputs do not have of the captured ones.",
     "METHOD": "The captured method of the stage; None if it was a function.",
+    "CLASS": "The class of the captured stage; None if it was a function.",
     "LIVE": "The times of the live runs.",
     "MADE_IN": "The environment in which this script was made.",
     "OPTIONAL": "Inputs that are left out if the stage has no such parameter.",

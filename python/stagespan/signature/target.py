@@ -6,9 +6,9 @@ import functools
 import inspect
 from typing import Any
 
+from stagespan.harness.standalone.loaded import WRAPPED_AS
+
 _CALLED_LIKE_MODULES = ("forward", "__call__")
-# Where torch.compile, torch.nn.parallel and peft keep the module that they wrap.
-_WRAPPED_AS = ("_orig_mod", "module", "base_model", "__wrapped__")
 
 
 def callable_of(function: Any, receiver: Any = None) -> dict[str, str]:
@@ -49,6 +49,12 @@ def method_name(target: object) -> str | None:
     return name if name.isidentifier() else None
 
 
+def class_of(target: object) -> str | None:
+    """Return the class of the object whose method was captured, as ``module:Class``, or None."""
+    found = target.get("of") if isinstance(target, dict) else None
+    return found if isinstance(found, str) and ":" in found else None
+
+
 def _can_be_of(target: dict[str, Any], function: Any) -> bool:
     """Whether the object of a method is of the captured class, a subclass, or a wrapper of one."""
     names = set(str(target["qualname"]).split(".")[-2:-1])
@@ -61,7 +67,7 @@ def _can_be_of(target: dict[str, Any], function: Any) -> bool:
         return True  # a function on one side: the other one may be a wrapper of it
     kind = receiver if isinstance(receiver, type) else type(receiver)
     bases = {base.__name__ for base in type.__dict__["__mro__"].__get__(kind)}
-    wraps = any(hasattr(receiver, name) for name in _WRAPPED_AS)
+    wraps = any(hasattr(receiver, name) for name in WRAPPED_AS)
     return wraps or bool(bases & names)
 
 

@@ -34,6 +34,8 @@ __all__ = ["HarnessConfig", "StageBenchHarness", "StageIOSignature", "TensorSign
 
 @dataclass
 class HarnessConfig:
+from stagespan.signature.model import signature_file
+from stagespan.signature.target import class_of
     """The settings of a replay in TeleFuser."""
 
     warmup: int = 1
@@ -251,7 +253,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = HarnessConfig(
         options.warmup, options.profile_steps, options.output_dir, step=options.step
     )
-    stage = None if options.factory is None else load_stage(options.factory)
+    captured = SignatureFile.read(options.signature).stages.get(options.stage)
+    kind = None if captured is None else class_of(captured.target)
+    stage = None if options.factory is None else load_stage(options.factory, kind)
     harness = StageBenchHarness.from_signature_file(options.signature, options.stage, stage, config)
     if stage is not None:
         results = harness.profile()

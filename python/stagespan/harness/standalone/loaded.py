@@ -22,6 +22,8 @@ HARMLESS_CLASSES = (
     *("enum", "fractions", "itertools", "numbers", "pathlib", "random", "threading", "types"),
     *("typing", "uuid", "zoneinfo"),
 )
+# Where torch.compile, torch.nn.parallel and peft keep the module that they wrap.
+WRAPPED_AS = ("_orig_mod", "module", "base_model", "__wrapped__")
 MOST_ATTRIBUTES = 4096
 """The most attributes of a stage and of its parts that are searched for one object."""
 
@@ -145,6 +147,36 @@ def attribute_path(owner: Any, wanted: Any) -> list[Any] | None:
         seen.add(id(value))
         waiting.extend((part, [*path, name]) for name, part in parts_of(value).items())
     return None
+
+
+def is_of(value: Any, kind: str) -> bool:
+    """Whether an object is of a class ``module:Class``, or of one derived from it.
+
+    A class of a program that ran as ``__main__`` can be in a module of any name.
+    """
+    module, _, name = kind.partition(":")
+    modules = (module, "__main__", "__mp_main__")
+    return any(
+        base.__qualname__ == name and (base.__module__ in modules or module in modules[1:])
+        for base in type.__dict__["__mro__"].__get__(type(value))
+    )
+
+
+def parts_of_class(owner: Any, kind: str) -> list[tuple[list[Any], Any]]:
+    """Return the parts of an object that are of a class, each with the path that leads to it."""
+    waiting: collections.deque[tuple[Any, list[Any]]] = collections.deque([(owner, [])])
+    found: list[tuple[list[Any], Any]] = []
+    seen: set[int] = set()
+    while waiting and len(seen) < MOST_ATTRIBUTES:
+        value, path = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if path and is_of(value, kind):
+            found.append((path, value))
+        else:
+            waiting.extend((part, [*path, name]) for name, part in parts_of(value).items())
+    return found
 
 
 def part_at(owner: Any, path: Sequence[Any]) -> Any:

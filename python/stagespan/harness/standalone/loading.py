@@ -10,10 +10,21 @@ import traceback
 from typing import Any
 
 from stagespan.harness.standalone.fit import ReplayError
+from stagespan.harness.standalone.loaded import (
+    WRAPPED_AS,
+    is_of,
+    owner_of,
+    parts_of,
+    parts_of_class,
+)
 
 
 def load(target: str) -> Any:
-    """Return the object. Modules in the working folder are found too. Raises ReplayError."""
+    """Return the object. Modules in the working folder are found too. Raises ReplayError.
+
+    A function or class that has no such attribute is called, so ``module:get_pipeline.stage`` is an
+    attribute of what it returns.
+    """
     module, _, name = target.partition(":")
     if not module or not name:
         raise ReplayError(
@@ -28,28 +39,54 @@ def load(target: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             hint = "; start in its folder, or set PYTHONPATH"
         raise ReplayError(f"{target!r} cannot be loaded: {described(error)}{hint}") from error
-    try:
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise ReplayError(
-            f"{target!r} cannot be loaded: {described(error)}; check the name"
-        ) from error
+    for part in name.split("."):
+        if _is_factory(found) and not hasattr(found, part):
+            found = _made_by(found, target)
+        try:
+            parts = parts_of(found)  # which also include the items of lists and dictionaries
+            key: str | int = int(part) if part.isdecimal() else part
+            found = parts[key] if key in parts else getattr(found, part)
+        except Exception as error:
+            raise ReplayError(
+                f"{target!r} cannot be loaded: {described(error)}; check the name"
+            ) from error
     return found
 
 
-def load_stage(target: str) -> Any:
-    """Return the stage from a factory. An object that is not a function or class is the stage."""
-    factory = load(target)
-    if not (inspect.isroutine(factory) or isinstance(factory, type)):
-        return factory
+def load_stage(target: str, kind: str | None = None) -> Any:
+    """Return the stage from a factory. An object that is not a function or class is the stage.
+
+    If that is not of the class ``kind``, written as ``module:Class``, but one of its attributes is,
+    or one of theirs, this is the stage. Raises ReplayError if several are.
+    """
+    found = load(target)
+    stage = _made_by(found, target) if _is_factory(found) else found
+    if kind is None or is_of(owner_of(stage), kind):
+        return stage
+    if any(hasattr(stage, name) for name in WRAPPED_AS):
+        return stage
+    inside = parts_of_class(stage, kind)
+    if len(inside) > 1:
+        names = ", ".join(".".join((target, *map(str, path))) for path, _ in inside)
+        raise ReplayError(
+            f"{target!r} leads to {len(inside)} objects of the class {kind.partition(':')[2]!r}, "
+            f"one of which is the stage: choose one of {names}"
+        )
+    return inside[0][1] if inside else stage
+
+
+def _is_factory(found: Any) -> bool:
+    return inspect.isroutine(found) or isinstance(found, type)
+
+
+def _made_by(factory: Any, target: str) -> Any:
     try:
-        stage = factory()
+        made = factory()
     except (Exception, SystemExit) as error:
         raise ReplayError(f"the factory {target!r} raised {described(error)}") from error
-    if stage is None:
+    if made is None:
         raise ReplayError(f"the factory {target!r} returned None; it must return the loaded stage")
-    return stage
+    return made
 
 
 def described(error: BaseException) -> str:

@@ -230,6 +230,7 @@ def main(
     stage_name: str,
     variants: list[str],
     threads: Any = None,
+    kind: str | None = None,
 ) -> int:
     """Run the command line. Returns the exit status: 2 for errors that the user can correct."""
     parser = argparse.ArgumentParser(description=f"Profile one step of stage {stage_name!a}.")
@@ -237,7 +238,7 @@ def main(
         "--factory",
         metavar="MODULE:CALLABLE",
         required=True,
-        help="callable that returns the stage",
+        help="callable that returns the stage, or a pipeline that has it as an attribute",
     )
     parser.add_argument("--warmup", type=int, default=None, help="iterations before measuring")
     parser.add_argument("--steps", type=int, default=1, help="iterations under the profiler, or 0")
@@ -296,7 +297,7 @@ def main(
             if sentence is not None:
                 say(sentence)
             result = profile_stage(
-                load_stage(options.factory),
+                load_stage(options.factory, None if step_fn is not None else kind),
                 warmup=options.warmup,
                 steps=0 if options.no_profile else options.steps,
                 timing_steps=options.timing_steps,
