@@ -16,7 +16,6 @@ from rich.text import Text
 
 from stagespan.errors import HarnessError
 from stagespan.harness.config import HarnessConfig, HarnessResult
-from stagespan.harness.live import live_runs
 from stagespan.harness.standalone.fit import ReplayError
 from stagespan.harness.standalone.loading import load, load_stage
 from stagespan.signature.model import SignatureFile, StageSignature
@@ -52,7 +51,8 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
     "--output",
     "output_dir",
     type=click.Path(),
-    help="Folder for the files. [default: the output folder of the run]",
+    help="Folder for the files, in which those of an earlier replay are replaced. [default: the "
+    "output folder that a variable names, or that of SIGNATURE_FILE; nothing is replaced there]",
 )
 @click.option("--device", help="Device of the inputs. [default: the captured device]")
 @click.option("--dtype", help="Element type of floating-point inputs. [default: the captured type]")
@@ -107,34 +107,36 @@ def command(
 ) -> None:
     """Replay one iteration of a stage of SIGNATURE_FILE, time it and profile it.
 
+    SIGNATURE_FILE is the timing_io_signature.json of a run, or the folder of the run.
+
     Writes the kernel trace, the kernel breakdown, a script that reproduces both, and the result,
     which `stagespan compare` compares with that of another replay.
     """
 
     from stagespan.harness.bench import StageBenchHarness
 
+    # Before the stage is loaded, which can take long.
     signature = _signature(signature_file, stage_name, variant)
     console = Console(stderr=True)
     with _log_lines(console), _progress(console) as progress:
         try:
-            stage = load_stage(factory)
             make_inputs = None if inputs is None else load(inputs)
             step_fn = load(step) if step is not None and ":" in step else None
-        except ReplayError as error:
-            raise HarnessError(_sentence(str(error))) from error
             is_any = any_callable or step_fn is not None
             stage = load_stage(factory, None if is_any else class_of(signature.target))
+        except ReplayError as error:
+            raise HarnessError(_sentence(str(error))) from error
         config = HarnessConfig(
             inputs=make_inputs,
             step_fn=step_fn,
             step=step if step_fn is None else None,
+            any_callable=any_callable,
             progress=progress,
             **settings,  # the other options have the names of the settings
-            any_callable=any_callable,
         )
-        harness = StageBenchHarness(signature, stage, config)
-        harness.variant = variant
-        harness.live = live_runs(signature_file, signature)
+        harness = StageBenchHarness.from_signature_file(
+            signature_file, signature.stage_name, stage, config, variant=variant
+        )
         harness.setup()
         result = harness.profile()
     if as_json:
@@ -146,17 +148,17 @@ def command(
 def _signature(path: str, stage_name: str | None, variant: str | None) -> StageSignature:
     file = SignatureFile.read(path)
     if stage_name is None:
-        if len(file.stages) == 1:
-            return file.stage(next(iter(file.stages)), variant)
         if not file.stages:
             raise HarnessError(
                 f"The signature file {path!r} contains no stage: run the pipeline in debug mode "
                 f"(STAGESPAN_DEBUG=true) to capture its stages."
             )
-        listed = ", ".join(map(repr, file.stages))
-        raise HarnessError(
-            f"The file contains several stages: choose one of {listed} with --stage."
-        )
+        if len(file.stages) > 1:
+            listed = ", ".join(map(repr, file.stages))
+            raise HarnessError(
+                f"The file contains several stages: choose one of {listed} with --stage."
+            )
+        (stage_name,) = file.stages
     return file.stage(stage_name, variant)
 
 
@@ -239,6 +241,7 @@ def _print_answers(result: HarnessResult, console: Console) -> None:
 
 def _print_result(result: HarnessResult, console: Console) -> None:
     from stagespan.harness.standalone.figures import clock_change, idle, profiled_line, spread
+    from stagespan.trace.kernel_names import labels
 
     timing = result.timing_ms
     table = Table(
@@ -247,7 +250,6 @@ def _print_result(result: HarnessResult, console: Console) -> None:
     on_device = any(row["device_ms"] is not None for row in _rows(result))
     table.add_column("kernel" if on_device else "operator", overflow="fold")
     for name in ("ms", "%", "count"):
-    from stagespan.trace.kernel_names import labels
         table.add_column(name, justify="right")
     total = result.breakdown["total_kernel_time_ms"]
     rows = _rows(result)[:_ROWS]

@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -56,7 +55,7 @@ from stagespan.process import run
 from stagespan.process.files import module_name, safe_name
 from stagespan.profiling.controller import profile_window
 from stagespan.signature.kinds import losses
-from stagespan.signature.model import SignatureFile, StageSignature
+from stagespan.signature.model import SignatureFile, StageSignature, signature_file
 from stagespan.signature.target import method_name, mismatch
 from stagespan.text.escaping import one_line
 
@@ -96,6 +95,7 @@ class StageBenchHarness:
         self._adapter: StepAdapter | None = None
         self.variant: str | int | None = None  # as requested
         self.live: dict[str, Any] = {"missing": "no timing report was given"}
+        self.signature_path: Path | None = None
         self._refused: dict[str, str] = {}
         self._profiled = 0
         self._first: Run | None = None  # the run that finds the loop, before the warm-up
@@ -117,14 +117,18 @@ class StageBenchHarness:
     ) -> StageBenchHarness:
         """Return a harness for a stage of a ``timing_io_signature.json``, including TeleFuser's.
 
-        ``variant`` chooses one of the stage's signatures, see `StageSignature.variant`; by default
-        the one that ran most. The live times come from the ``timing.json`` in the same folder.
+        ``signature_path`` can also be the folder of the file. ``variant`` chooses one of the
+        stage's signatures, see `StageSignature.variant`; by default the one that ran most. The live
+        times come from the ``timing.json`` in the same folder, to which the files of the replay
+        are written unless another one is named or it cannot be written.
         Raises SignatureError if the file cannot be read or does not contain the stage.
         """
-        signature = SignatureFile.read(signature_path).stage(stage_name, variant)
+        path = signature_file(signature_path)
+        signature = SignatureFile.read(path).stage(stage_name, variant)
         harness = cls(signature, stage_instance, config)
+        harness.signature_path = path
         harness.variant = variant
-        harness.live = live_runs(signature_path, signature)
+        harness.live = live_runs(path, signature)
         return harness
 
     @property
@@ -138,7 +142,9 @@ class StageBenchHarness:
     def output_dir(self) -> Path:
         """The folder for the files."""
         chosen = self.config.output_dir
-        return run.output_dir() if chosen is None else run.expanded(chosen)
+        if chosen is not None:
+            return run.expanded(chosen)
+        return default_folder(self.signature_path)
 
     def output_path(self, kind: str) -> Path:
         """Return the path of a file of this replay: ``trace``, ``breakdown``, ``bench``,
@@ -146,10 +152,24 @@ class StageBenchHarness:
 
         ``kind`` is a key of `config.FILES`; `HarnessConfig.file_names` can give other names.
         """
-        name_of = module_name if kind == "script" else safe_name  # a script can be imported
-        stem = name_of(self.stage_name) + run.whose_file(self.output_dir)
-        name = self.config.file_names.get(kind) or FILES[kind].format(stem=stem)
+        if self._suffix is None:
+            whose = run.whose_file(self.output_dir)
+            is_named = self.config.output_dir is not None or run.named_output_dir() is not None
+            self._suffix = whose
+            if not is_named:  # what the user has not named must not replace anything
+                self._suffix += unused_number(
+                    self.output_dir, lambda number: self._names(whose + number).values()
+                )
+        name = self.config.file_names.get(kind) or self._names(self._suffix)[kind]
         return self.output_dir / name
+
+    def _names(self, suffix: str) -> dict[str, str]:
+        """Return the default names of the files, by kind."""
+        stem, module = safe_name(self.stage_name), module_name(self.stage_name)  # to be imported
+        return {
+            kind: name.format(stem=(module if kind == "script" else stem) + suffix)
+            for kind, name in FILES.items()
+        }
 
     def setup(self) -> None:
         """Create the inputs and the step.
@@ -218,6 +238,12 @@ class StageBenchHarness:
         stage = with_method(self.stage_instance, method_name(captured))
         if self.config.any_callable or self.config.step_fn is not None:
             return stage
+        if self.signature.key is not None and not captured and not self.signature.arguments:
+            raise HarnessError(
+                f"Stage {self._shown!r} is a `with` block, which has no inputs to replay: replay "
+                f"the stage around it, or decorate a function with the context and run the "
+                f"pipeline again."
+            )
         wrong = mismatch(captured, function_of(stage))
         if wrong is None:
             return stage
@@ -238,12 +264,6 @@ class StageBenchHarness:
         found = fidelity.fidelity(self.live, timing, step, per_iteration, on_host=on_host)
         reasons = [self.live["missing"]] if "missing" in self.live else []
         if not reasons:
-        if self.signature.key is not None and not captured and not self.signature.arguments:
-            raise HarnessError(
-                f"Stage {self._shown!r} is a `with` block, which has no inputs to replay: replay "
-                f"the stage around it, or decorate a function with the context and run the "
-                f"pipeline again."
-            )
             differences = live.live_differences(self.live, self.signature.context)
             reasons = fidelity.likely_reasons(found, timing, differences, step)
         return {**found, "reasons": reasons, "line": fidelity.fidelity_line(found, reasons, timing)}
@@ -464,6 +484,10 @@ class StageBenchHarness:
             if peaks is not None and add is not None:
                 add(KEY, json.dumps(peaks))
 
+        def end() -> None:
+            window.stop()
+            self._places = callers()
+
         try:
             self._profiled = replay.run_between(self.config.profile_steps, begin, end)
         finally:
@@ -490,10 +514,6 @@ class StageBenchHarness:
                 f"Stage {self.stage_name!r} {what}: {error}; pass what is missing with "
                 f"HarnessConfig(inputs={{...}}), or give the step with HarnessConfig(step_fn=...)."
             ) from error
-        def end() -> None:
-            window.stop()
-            self._places = callers()
-
         except StagespanError:
             raise
         except (Exception, SystemExit) as error:  # a stage must not end the harness without a word
@@ -570,16 +590,3 @@ def copied_inputs(inputs: Any) -> dict[str, Any]:
         except Exception:  # locks, engines, handles
             copied[name] = value
     return copied
-
-
-def check_writable(folder: Path) -> None:
-    """Create the folder if needed. Raise HarnessError if no file can be written to it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"\0")
-    except OSError as error:
-        raise HarnessError(
-            f"The output folder {str(folder)!r} cannot be written ({error.strerror or error}); "
-            f"choose another with HarnessConfig(output_dir=...) (or --output)."
-        ) from None

@@ -44,7 +44,9 @@ class HarnessConfig:
     profile_steps: int = 1
     """Iterations under the profiler, at least 1. Only the trace and the breakdown contain them."""
     output_dir: str | os.PathLike[str] | None = None
-    """Folder for the files; by default that of the run, see `stagespan.get_profiler_output_dir`."""
+    """Folder for the files, where they replace those of an earlier replay. By default it is the one
+    that `set_profiler_output_dir` or a variable names, or else that of the signature file, or else
+    that of the run; in the latter two, the names of later replays contain ``_2``, ``_3``, ..."""
     device: str | None = None
     """Device of the inputs, for example ``cpu``; by default the captured one."""
     dtype: str | None = None

@@ -1,4 +1,4 @@
-"""Writes the files of a replay: breakdown, script and result."""
+"""Writes the files of a replay, and chooses their folder and their names."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stagespan.errors import HarnessError
 from stagespan.harness.adapters import StepAdapter
 from stagespan.harness.bundle import ReplayModule, replay_module
 from stagespan.harness.config import HarnessConfig, HarnessResult
-from stagespan.harness.script import script_text
 from stagespan.harness.loop_source import Place, shown_loop
+from stagespan.harness.script import script_text
+from stagespan.process import run
 from stagespan.process.files import module_name, safe_name, write_whole
 from stagespan.signature.model import StageSignature
 
 _log = logging.getLogger("stagespan")
 
-
-def write_breakdown(
 MOST_REPLAYS = 1000
 """The most replays of a stage whose files are kept in one folder; the last one is replaced."""
 
@@ -65,6 +65,8 @@ def unused_number(folder: Path, names_with: Callable[[str], Iterable[str]]) -> s
         numbers[-1],
     )
 
+
+def write_breakdown(
     trace_path: Path,
     path: Path,
     stage: str,
@@ -116,20 +118,20 @@ def script_of(
     config: HarnessConfig,
     file_name: str,
     live: Mapping[str, Any] | None = None,
+    places: Sequence[Place] = (),
 ) -> tuple[str, ReplayModule]:
     """Return the text of ``profile_{stage}.py``, and the module that it imports.
 
     ``places`` are those in the stage at the end of an iteration, see `loop_source.callers`.
     """
-    places: Sequence[Place] = (),
     name, file = signature.stage_name, Path(file_name).stem
     stem, module = file.removeprefix("profile_"), module_name(name)
     stem = safe_name(name) + stem.removeprefix(module) if stem.startswith(module) else stem
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
-    text = script_text(signature, step, config, stem=stem, module=file, live=live)
-    return text, replay_module(() if step is None else step.modules)
     if step is not None and (loop := shown_loop(places)) is not None:
         step = replace(step, loop=loop)
+    text = script_text(signature, step, config, stem=stem, module=file, live=live)
+    return text, replay_module(() if step is None else step.modules)
 
 
 def write_replay_module(folder: Path, module: ReplayModule) -> Path:

@@ -30,6 +30,8 @@ from stagespan.signature import dtypes
 
 TYPE = "$type"
 UNREPLAYABLE = "unreplayable"
+FILE_ENDING = "_io_signature.json"
+"""How the names of signature files end."""
 
 # TeleFuser writes only the name of the type if it could not describe a value.
 _BARE_TYPES = frozenset(
@@ -407,6 +409,28 @@ class StageSignature:
         )
 
 
+def signature_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a signature file; for a folder, that of the only one in it.
+
+    Raises SignatureError if a folder has none or several.
+    """
+    found = Path(path)
+    if not found.is_dir():
+        return found
+    files = sorted(found.glob(f"*{FILE_ENDING}"))
+    if len(files) == 1:
+        return files[0]
+    if not files:
+        raise SignatureError(
+            f"The folder {str(path)!r} contains no signature file (timing_io_signature.json); run "
+            f"the pipeline in debug mode (STAGESPAN_DEBUG=true) to write one."
+        )
+    names = ", ".join(repr(file.name) for file in files)
+    raise SignatureError(
+        f"The folder {str(path)!r} contains several signature files: pass one of {names}."
+    )
+
+
 @dataclass
 class SignatureFile:
     """The content of a ``timing_io_signature.json``."""
@@ -421,18 +445,17 @@ class SignatureFile:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SignatureFile:
-        """Read a file. Raises SignatureError if it cannot be read or is not valid."""
+        """Read a file, or that of a folder, see `signature_file`.
+
+        Raises SignatureError if it cannot be read or is not valid.
+        """
+        path = signature_file(path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise SignatureError(
                 f"There is no signature file {str(path)!r}; run the pipeline in debug mode "
                 f"(STAGESPAN_DEBUG=true) to write one."
-            ) from None
-        except IsADirectoryError:
-            raise SignatureError(
-                f"{str(path)!r} is a folder: pass the signature file in it "
-                f"(timing_io_signature.json)."
             ) from None
         except (OSError, UnicodeDecodeError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error

@@ -16,7 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 import preloaded
+import stagespan
 from stagespan.cli import command
+from stagespan.harness import StageBenchHarness
 from stagespan.harness.bundle import replay_module
 from stagespan.signature import SignatureFile, StageSignature, capture
 
@@ -51,11 +53,11 @@ stage = Stage()
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 SINE = "(Tensor x) -> Tensor"
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "my_pipeline.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -112,6 +114,47 @@ def test_bench_writes_the_files_and_prints_the_breakdown(folder: Path, factory: 
     assert content["profile_steps"] == 2
     assert len(json.loads(Path("out/denoise_bench.json").read_text())["times_ms"]) == 3
     assert f" {content['profiled_ratio']:.2f} x " in done.stdout
+
+
+def test_the_files_of_a_replay_are_beside_its_signature(folder: Path) -> None:
+    # GIVEN the folder of a run, and none that is named for the files
+    run_folder = folder / "runs" / "20270115_0800"
+    SignatureFile.read("signatures.json").write(run_folder / "timing_io_signature.json")
+    chosen = ("--stage", "denoise", "--factory", "my_pipeline:get_stage")
+    fast = ("--warmup", "1", "--timing-steps", "2")
+
+    # WHEN a stage of it is replayed twice, by the name of the file and by that of the folder
+    first = run("bench", "runs/20270115_0800/timing_io_signature.json", *chosen, *fast)
+    written = {path.name: path.read_bytes() for path in run_folder.iterdir()}
+    second = run("bench", "runs/20270115_0800", *chosen, *fast, "--json")
+
+    # THEN all files are there, and the second replay has left those of the first one alone
+    assert (first.exit_code, second.exit_code) == (0, 0), first.output + second.output
+    kinds = ("{}_trace.json.gz", "{}_breakdown.json", "{}_bench.json", "profile_{}.py")
+    assert {name.format("denoise") for name in kinds} < written.keys()
+    assert {name: (run_folder / name).read_bytes() for name in written} == written
+    assert {name.format("denoise_2") for name in kinds} == {
+        path.name for path in run_folder.iterdir()
+    } - written.keys()
+    result = json.loads(second.stdout)
+    assert result["script_path"] == "runs/20270115_0800/profile_denoise_2.py"
+
+    # AND a folder with several signature files, or with none, is refused
+    (run_folder / "timing_2_io_signature.json").write_bytes(b"{}")
+    for path, says in (("runs/20270115_0800", "pass one of 'timing_2_io_"), ("runs", "no signatu")):
+        done = run("bench", path, *chosen)
+        assert done.exit_code == 2
+        assert says in done.stderr
+
+
+def test_a_signature_in_a_folder_that_cannot_be_written(folder: Path) -> None:
+    # GIVEN a signature file whose folder takes no new files
+    with open("signatures.json") as file:
+        path = f"/proc/self/fd/{file.fileno()}"
+        # WHEN a stage of it is replayed, and no folder is named
+        harness = StageBenchHarness.from_signature_file(path, "denoise")
+        # THEN the files go to the folder of this run
+        assert harness.output_dir == stagespan.get_profiler_output_dir()
 
 
 def test_two_results_of_bench_are_compared(folder: Path) -> None:
@@ -195,6 +238,24 @@ def test_bench_shows_which_adapters_were_tried(folder: Path) -> None:
     assert "CPU time of its thread" in done.stdout
 
 
+def test_a_long_name_does_not_widen_the_table(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a stage with an operator whose name is as long as that of a compiled graph
+    name = "graph_" + "f3" * 50
+    operator = torch.library.custom_op(f"bench::{name}", torch.sin, mutates_args=(), schema=SINE)
+    module = types.ModuleType("long_names")
+    module.get_stage = lambda: lambda x, scale: operator(x)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "long_names", module)
+    done = bench("--any-callable", "--timing-steps", "1", factory="long_names:get_stage")
+
+    # THEN the table shows both ends of the name
+    assert done.exit_code == 0, done.output
+    (row,) = (line for line in done.stdout.splitlines() if "bench::graph" in line)
+    assert "..." in row
+    assert len(row) < len(name)
+
+
 def test_bench_takes_the_step_of_a_loop(folder: Path) -> None:
     # GIVEN a stage without a loop / WHEN / THEN
     assert bench("--step", "whole", "--timing-steps", "1", "--warmup", "1").exit_code == 0
@@ -238,24 +299,6 @@ def test_bench_takes_seed_device_dtype_threads_and_step(folder: Path) -> None:
         ([], {"stage": ""}, "choose one of 'denoise', 'vae_decode'"),
         ([], {"stage": "vae_decode"}, "is a pkg.Engine, which cannot be created"),
         (["--device", "cuda:77"], {}, "--device cpu"),
-def test_a_long_name_does_not_widen_the_table(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a stage with an operator whose name is as long as that of a compiled graph
-    name = "graph_" + "f3" * 50
-    operator = torch.library.custom_op(f"bench::{name}", torch.sin, mutates_args=(), schema=SINE)
-    module = types.ModuleType("long_names")
-    module.get_stage = lambda: lambda x, scale: operator(x)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "long_names", module)
-    done = bench("--any-callable", "--timing-steps", "1", factory="long_names:get_stage")
-
-    # THEN the table shows both ends of the name
-    assert done.exit_code == 0, done.output
-    (row,) = (line for line in done.stdout.splitlines() if "bench::graph" in line)
-    assert "..." in row
-    assert len(row) < len(name)
-
-
         (["--device", "nonsense"], {}, "is not a device"),
         (["--dtype", "int8"], {}, "not a floating-point type; the known types are float64"),
         (["--dtype", "flaot16"], {}, "x2; the closest is float16.\n"),

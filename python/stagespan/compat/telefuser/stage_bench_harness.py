@@ -22,11 +22,20 @@ from stagespan.compat.telefuser.signatures import (
 from stagespan.errors import SignatureError, StagespanError
 from stagespan.harness import HarnessConfig as _Config
 from stagespan.harness import StageBenchHarness as _Harness
+from stagespan.harness.live import live_runs
+from stagespan.harness.output import (
+    default_folder,
+    script_of,
+    unused_number,
+    write_replay_module,
+)
 from stagespan.harness.standalone.fit import ReplayError
 from stagespan.harness.standalone.loading import load_stage
 from stagespan.process import run
 from stagespan.process.files import safe_name
 from stagespan.signature import SignatureFile, StageSignature, make_inputs
+from stagespan.signature.model import signature_file
+from stagespan.signature.target import class_of
 from stagespan.text.escaping import one_line
 
 __all__ = ["HarnessConfig", "StageBenchHarness", "StageIOSignature", "TensorSignature", "main"]
@@ -34,14 +43,13 @@ __all__ = ["HarnessConfig", "StageBenchHarness", "StageIOSignature", "TensorSign
 
 @dataclass
 class HarnessConfig:
-from stagespan.signature.model import signature_file
-from stagespan.signature.target import class_of
     """The settings of a replay in TeleFuser."""
 
     warmup: int = 1
     profile_steps: int = 1
     output_dir: str | None = None
-    """Folder for the files. None is replaced by the output folder of the run."""
+    """Folder for the files. None is replaced by the output folder of the run, and in
+    `StageBenchHarness.from_signature_file` by that of the signature file."""
     capture_output: bool = False
     """Whether the results contain ``output_signature``, the signature of the stage's output."""
     step: int | str | None = None
@@ -71,6 +79,10 @@ class StageBenchHarness:
         self.stage_instance = stage_instance
         self.config = config or HarnessConfig()
         self._signature: StageSignature | None = None  # the entry of the file, which contains more
+        self._live: dict[str, Any] = {"missing": "no timing report was given"}
+        is_run_folder = self.config.output_dir in (None, str(run.output_dir()))
+        self._is_default_folder = is_run_folder and run.named_output_dir() is None
+        self._number: str | None = None  # of a later replay in the same default folder
         self._inputs: dict[str, Any] = {}
 
     @classmethod
@@ -86,7 +98,8 @@ class StageBenchHarness:
         Raises SignatureError, which is a ValueError, if the file cannot be read or does not contain
         the stage.
         """
-        stages = SignatureFile.read(signature_path).stages
+        path = signature_file(signature_path)
+        stages = SignatureFile.read(path).stages
         if stage_name not in stages:
             raise SignatureError(
                 f"There is no stage {stage_name!r} in the signature file {str(signature_path)!r};"
@@ -95,6 +108,9 @@ class StageBenchHarness:
         found = stages[stage_name]
         made = cls(stage_name, from_entry(stage_name, found.to_json()), stage_instance, config)
         made._signature = found
+        made._live = live_runs(path, found)
+        if made._is_default_folder:
+            made.config = dataclasses.replace(made.config, output_dir=str(default_folder(path)))
         return made
 
     def setup(self) -> None:
@@ -185,7 +201,6 @@ class StageBenchHarness:
         The module that it imports is written to the output folder.
         """
         from stagespan.harness.adapters import adapter_for
-        from stagespan.harness.output import script_of, write_replay_module
 
         signature = self._stage_signature()
         adapter = None
@@ -197,17 +212,27 @@ class StageBenchHarness:
         if self.stage_instance is not None:
             adapter = adapter_for(self.stage_instance, signature.arguments, self.stage_name, config)
         name = self._file_names()["script"]
-        text, module = script_of(signature, self.stage_instance, adapter, config, name)
+        text, module = script_of(signature, self.stage_instance, adapter, config, name, self._live)
         write_replay_module(Path(self._folder()), module)
         return text
 
     def _file_names(self, suffix: str = "") -> dict[str, str]:
         stem = safe_name(self.stage_name, blanks=True)
-        return {
-            "trace": f"{stem}{suffix}_trace.json.gz",
-            "breakdown": f"{stem}{suffix}_breakdown.json",
-            "script": f"profile_{stem}.py",
-        }
+
+        def names(number: str) -> dict[str, str]:
+            return {
+                "trace": f"{stem}{suffix}{number}_trace.json.gz",
+                "breakdown": f"{stem}{suffix}{number}_breakdown.json",
+                "script": f"profile_{stem}{number}.py",
+            }
+
+        if self._number is None:
+            self._number = (
+                unused_number(Path(self._folder()), lambda number: names(number).values())
+                if self._is_default_folder
+                else ""
+            )
+        return names(self._number)
 
     def _folder(self) -> str:
         return self.config.output_dir or str(run.output_dir())
@@ -225,7 +250,9 @@ class StageBenchHarness:
             file_names={**self._file_names(suffix), "bench": None},
         )
         signature = dataclasses.replace(self._stage_signature())
-        return _Harness(signature, self.stage_instance, config)
+        harness = _Harness(signature, self.stage_instance, config)
+        harness.live = self._live
+        return harness
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
