@@ -30,6 +30,7 @@
 #include "reader.h"
 #include "recording_reader.h"
 #include "text.h"
+#include "variables.h"
 
 #ifndef F_OFD_SETLK
 #define F_OFD_GETLK 36
@@ -55,6 +56,8 @@ constexpr int kMostNames = 10;
 constexpr std::string_view kSuffix = ".stagespan";
 // An exporter holds a lock on this file of the folder. Processes add the names of recordings that they remove then.
 constexpr const char* kExporterFile = ".exporter";
+// The folder of the `stagespan run` that this process works for: process/command.py.
+constexpr const char* kCommandFolder = "_STAGESPAN_COMMAND_DIR";
 
 /// A file that is open while this object exists.
 class Open {
@@ -254,6 +257,21 @@ bool RecordingFile::open_memfd(std::uint64_t size) noexcept {
   return true;
 }
 
+namespace {
+
+/// Gives a recording a second name in the folder of the command that reads it, so that it stays there until then: after
+/// a clean exit, after a call of exec, and when leftovers are removed.
+void link_for_command(int folder, pid_t pid, std::uint64_t start_ticks, const std::string& name) {
+  const Open command(open(std::string(variable(kCommandFolder)).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!command) return;
+  for (int number = 0; number < kMostNames; ++number)
+    if (linkat(folder, name.c_str(), command.get(), file_name(pid, start_ticks, number).c_str(), 0) == 0 ||
+        errno != EEXIST)
+      return;
+}
+
+}  // namespace
+
 // Gives the complete file its name.
 bool RecordingFile::publish(const ArenaHeader& header) noexcept {
   try {
@@ -265,6 +283,7 @@ bool RecordingFile::publish(const ArenaHeader& header) noexcept {
         if (linkat(folder.get(), hidden_.c_str(), folder.get(), name.c_str(), 0) == 0) {
           unlinkat(folder.get(), hidden_.c_str(), 0);
           place_.path = folder_ + "/" + name;
+          link_for_command(folder.get(), owner_, header.process_start_ticks, name);
           return true;
         }
         if (errno != EEXIST) return false;

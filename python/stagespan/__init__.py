@@ -57,6 +57,7 @@ from stagespan.contexts.requests import request as request
 from stagespan.device import times as _device
 from stagespan.live.finished_spans import spans as spans
 from stagespan.live.open_spans import open_spans as open_spans
+from stagespan.process import command as _command
 from stagespan.process import imports as _imports
 from stagespan.process import own_recording as _own_recording
 from stagespan.process import run as _run
@@ -185,7 +186,11 @@ _context.lazy_hook("memory", "stagespan.device.memory")
 _context.lazy_hook("service", "stagespan.live.service")
 _context.lazy_hook("service", "stagespan.live.recording_updates")
 if _settings.profiler_names():
-    _imports.load("stagespan.profiling.unused")  # programs of plain spans start no service
+    _unused = _imports.load(
+        "stagespan.profiling.unused"
+    )  # programs of plain spans start no service
+    if _command.folder():
+        _unused.leave_out()  # the command says what was not profiled in any process
 if is_available():
     _dynamo.install()
     _device.install()
@@ -197,3 +202,7 @@ if _stall_s := _settings.get("STAGESPAN_STALL_S"):
 if is_debug() or (is_available() and _settings.get("STAGESPAN_TIMING_REPORT") is not None):
     # The environment asks for reports: they are written even if no debug context runs.
     _context.need("debug")
+if _command.has_option("telefuser"):
+    _imports.load("stagespan.compat.telefuser.replace").install()
+if is_available() and _settings.get("STAGESPAN_STAGES"):
+    _imports.load("stagespan.contexts.named").install()

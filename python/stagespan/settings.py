@@ -60,6 +60,14 @@ VARIABLES: tuple[Variable, ...] = (
         "output folder; by default work_dirs/profiler_output/{pipeline}/{YYYYMMDD_HHMM}",
     ),
     Variable(
+        "STAGESPAN_STAGES",
+        (),
+        "text",
+        None,
+        "functions to time in each process that imports stagespan, one a line, as `stagespan run "
+        "--stage` takes them; the command sets it for the processes that its program starts",
+    ),
+    Variable(
         "STAGESPAN_PROFILER_NAMES",
         ("ENABLE_PROFILER_NAMES",),
         "names",

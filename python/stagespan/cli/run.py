@@ -6,14 +6,17 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from stagespan.text.amounts import counted
+
 if TYPE_CHECKING:
-    from stagespan.cli.named import Decorator, Wrapper
+    from stagespan.contexts.named import Wrapper
+    from stagespan.process.command import Command
 
 
 @click.command(
@@ -61,18 +64,20 @@ def command(
     The exit status of the script is kept. The table goes to standard error. Files are written in
     debug mode and with --output.
     """
-    from stagespan import is_available, without_core
-    from stagespan.cli import named, script
+    from stagespan import is_available, set_debug, without_core
 
     if not is_available():
         without_core.refuse()
-    selected = named.named_stages(stages)
-    if debug:
-        os.environ["STAGESPAN_DEBUG"] = "true"  # also for workers
 
-    from stagespan.process import run, termination
+    from stagespan.contexts import named
+    from stagespan.process import run, script, termination
+    from stagespan.process.command import Command
     from stagespan.profiling import unused
 
+    named.named_stages(stages)  # refused before anything is set
+    if debug:
+        os.environ["STAGESPAN_DEBUG"] = "true"  # also for workers
+        set_debug(True)
     if telefuser:
         from stagespan.compat.telefuser import replace
 
@@ -87,34 +92,28 @@ def command(
         os.environ["STAGESPAN_PROFILER_NAMES"] = names  # also for workers
         enable_profiler_for_names(names)
     unused.leave_out()  # printed with the table
-    wrapper = named.Wrapper(
-        selected, _decorator_for(debug, bool(profiled)), program if as_module else ""
-    )
     script.set_search_path(os.getcwd() if as_module else str(Path(program).resolve().parent))
-    wrapper.install()
     started = script.Program.module(program) if as_module else script.Program.script(program)
-    ending = _Ending(wrapper, write=output is not None)
+    run.whose_file(run.timing_report_path().parent)  # the plain names are this process's
+    options = {"telefuser": telefuser, "write": output is not None}
+    ending = _Ending(
+        Command(stages, [name for name, is_on in options.items() if is_on]),
+        named.timed(stages, program if as_module else ""),
+        write=output is not None,
+    )
     termination.watch(ending.after_signal)
     # This runs after all other exit handlers and after the threads of the script.
     atexit.register(ending.print_once)
     run.begin_script()
-    started.run(arguments, wrapper.prepare_main, wrapper.main_globals())
-
-
-def _decorator_for(debug: bool, is_profiled: bool) -> Callable[[str], Decorator]:
-    from stagespan import ProfilingContext, ProfilingContext4Debug, set_debug, span
-
-    if not debug:
-        return ProfilingContext if is_profiled else span  # spans are never profiled
-    set_debug(True)
-    return ProfilingContext4Debug
+    started.run(arguments, ending.wrapper.prepare_main)
 
 
 class _Ending:
     """Prints the table, writes the files, and names the stages that were not found."""
 
-    def __init__(self, wrapper: Wrapper, *, write: bool) -> None:
-        self._wrapper = wrapper
+    def __init__(self, command: Command, wrapper: Wrapper, *, write: bool) -> None:
+        self.wrapper = wrapper
+        self._command = command
         self._write = write
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -135,41 +134,68 @@ class _Ending:
         with self._lock:
             if not self._is_printed:
                 self._is_printed = True
-                _print_and_write(self._wrapper, self._write)
+                try:
+                    _print_and_write(self._command, self.wrapper, self._write)
+                finally:
+                    self._command.remove()
 
 
-def _print_and_write(wrapper: Wrapper, write: bool) -> None:
+def _print_and_write(command: Command, wrapper: Wrapper, write: bool) -> None:
     from rich.console import Console
 
-    from stagespan import is_debug, timing_report
+    from stagespan import is_debug
     from stagespan.process import run
     from stagespan.profiling import unused
+    from stagespan.recording import members
     from stagespan.report import exit as at_exit
+    from stagespan.report import timing
     from stagespan.report.tables import print_report
 
-    report = timing_report()
-    replace: Any = sys.modules.get("stagespan.compat.telefuser.replace")
-    # In debug mode, another handler writes the files.
-    written = at_exit.write_reports() if write and not is_debug() else []
+    others = members.read(command.folder)
+    # In debug mode, another handler writes the files, and each process writes its own.
+    written = (
+        at_exit.write_reports(timing.report_with(others.recorded))
+        if write and not is_debug()
+        else []
+    )
     if run.rank() == 0:
+        report = timing.report_with([*others.recorded, *others.handed_over])
         if report["stages"]:
             print_report(report, Console(stderr=True))
-        else:
-            click.echo(f"stagespan: {_why_no_stage(wrapper)}", err=True)
         for sentence in (
-            *wrapper.missing(),
-            *wrapper.compiled(report["stages"]),
-            *wrapper.notes(),
+            *([] if report["stages"] else [_why_no_stage(wrapper)]),
+            *_about_stages(command, wrapper, report["stages"]),
             *unused.sentences(report["stages"]),
-            *(replace.not_used() if replace is not None else ()),
         ):
             click.echo(f"stagespan: {sentence}", err=True)
     for path in written:
         click.echo(f"stagespan: saved {path}", err=True)
 
 
+def _about_stages(command: Command, wrapper: Wrapper, ran: Collection[str]) -> Iterator[str]:
+    """Yield sentences about stages without a time, and about processes that were not reached."""
+    replace: Any = sys.modules.get("stagespan.compat.telefuser.replace")
+    for kind, facts in command.lines():
+        if kind == "stage":
+            wrapper.learn(*facts)
+        elif kind == "replaced" and replace is not None:
+            replace.has_replaced()
+    yield from wrapper.missing()
+    yield from wrapper.never_ran(ran)
+    yield from wrapper.notes()
+    unreached = command.unreached()
+    if unreached:
+        yield (
+            f"{counted(unreached, 'process', 'processes')} of Python could not be reached, because "
+            "of the options -I, -E or -S, another environment, or another version or installation "
+            "of Python: what ran there is missing above"
+        )
+    if replace is not None:
+        yield from replace.not_used()
+
+
 def _why_no_stage(wrapper: Wrapper) -> str:
-    if wrapper.has_stages():
+    if wrapper.stages:
         return "no stage ran"
     return (
         "no stage ran, because neither the script nor --stage names one. Name the functions to "

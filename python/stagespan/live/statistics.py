@@ -432,21 +432,40 @@ def _without_unknown(durations: Any) -> _Exact | None:
 # --- of several processes -------------------------------------------------------------------------
 
 
-class _Merged:
-    """The figures of several distributions together. Their histograms are added."""
+class Distribution:
+    """Durations of which only the buckets of their histograms are known."""
 
-    def __init__(self, parts: Sequence[Durations]) -> None:
-        self.count = sum(part.count for part in parts)
-        self.total_ns = sum(part.total_ns for part in parts)
-        self.mean_ns = self.total_ns / self.count
-        self.min_ns = min(part.min_ns for part in parts)
-        self.max_ns = max(part.max_ns for part in parts)
-        # Those of each part are in order, which makes sorting them quick.
-        self._buckets = sorted(bucket for part in parts for bucket in part.buckets_ns())
+    def __init__(
+        self,
+        total_ns: int,
+        min_ns: int,
+        max_ns: int,
+        count: int,
+        buckets: Iterable[tuple[float, int]],
+    ) -> None:
+        self.count = count
+        self.total_ns = total_ns
+        self.mean_ns = total_ns / count
+        self.min_ns = min_ns
+        self.max_ns = max_ns
+        # Those of each process are in order, which makes sorting them quick.
+        self._buckets = sorted(buckets)
         self._below = list(itertools.accumulate(count for _, count in self._buckets))
         self.p50_ns, self.p95_ns, self.p99_ns = map(self.quantile_ns, (0.50, 0.95, 0.99))
 
+    @staticmethod
+    def of(parts: Sequence[Durations]) -> Distribution:
+        """Return several distributions together. Their histograms are added."""
+        return Distribution(
+            sum(part.total_ns for part in parts),
+            min(part.min_ns for part in parts),
+            max(part.max_ns for part in parts),
+            sum(part.count for part in parts),
+            (bucket for part in parts for bucket in part.buckets_ns()),
+        )
+
     def quantile_ns(self, q: float) -> float:
+        """Return the ``q`` quantile in ns; raises ValueError if it is not between 0 and 1."""
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile must be from 0 to 1, not {q}")
         place = bisect.bisect_left(self._below, math.ceil(q * self._below[-1]))
@@ -454,6 +473,7 @@ class _Merged:
         return min(max(duration, float(self.min_ns)), float(self.max_ns))
 
     def buckets_ns(self) -> list[tuple[float, int]]:
+        """Return durations in ns, ascending, and how many runs took about as long."""
         return self._buckets
 
 
@@ -468,11 +488,11 @@ def merged_stage(parts: Sequence[StageStats]) -> StageStats:
     )
     return StageStats(
         parts[0].name,
-        _Merged(parts),
+        Distribution.of([part.host for part in parts]),
         sum(part.errors for part in parts),
         sum(part.suspended_ns for part in parts),
         dict(work),
-        *(_Merged(figures) if figures else None for figures in known),
+        *(Distribution.of(figures) if figures else None for figures in known),
     )
 
 

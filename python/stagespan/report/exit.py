@@ -5,6 +5,7 @@ Importing this module registers the handlers. `context` imports it when debug mo
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from pathlib import Path
@@ -16,23 +17,25 @@ from stagespan.errors import StagespanError
 from stagespan.live import lines, service
 from stagespan.process import imports, run, termination
 from stagespan.report import timing
+from stagespan.report.entries import TimingReport
 
 _LOGGER = logging.getLogger("stagespan")
 _is_left_out = False
 _was_debug = False
 
 
-def write_reports() -> list[Path]:
+def write_reports(made: TimingReport | None = None) -> list[Path]:
     """Write ``timing.json`` and, if there are signatures, ``timing_io_signature.json``.
 
     They go to the output folder, or to the folder of the file that STAGESPAN_TIMING_REPORT names.
     With several ranks and in workers, their names contain the rank or pid. If a file cannot be
-    written, one warning is logged. Returns the paths that were written.
+    written, one warning is logged. Returns the paths that were written. ``made`` is the timing
+    report, if it is not that of this process alone.
     """
     report = run.timing_report_path()
     stem, suffix = report.stem + _tag(report), report.suffix or ".json"
     done = []
-    for label, part, write in _contents():
+    for label, part, write in _contents(made):
         path = report.with_name(stem + part + suffix)
         try:
             write(path)
@@ -46,8 +49,9 @@ def write_reports() -> list[Path]:
     return [path for _, path in done]
 
 
-def _contents() -> list[tuple[str, str, Any]]:
-    contents: list[tuple[str, str, Any]] = [("Timing report", "", timing.dump_timing_report)]
+def _contents(made: TimingReport | None = None) -> list[tuple[str, str, Any]]:
+    write = functools.partial(timing.write_report, made) if made else timing.dump_timing_report
+    contents: list[tuple[str, str, Any]] = [("Timing report", "", write)]
     store = imports.loaded("stagespan.signature.store")
     if store is not None and store.get_io_signatures():
         contents.append(("I/O signature", "_io_signature", store.dump_io_signatures))

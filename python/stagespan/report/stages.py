@@ -11,18 +11,19 @@ from stagespan.report.entries import StageEntry
 
 if TYPE_CHECKING:
     from stagespan._core import StageSummary
+    from stagespan.report.merged import StageFigures, Stages
 
 _MS = 1e6
 SEVERAL = "(several)"
 """The name under which all parents beyond the fourth are counted."""
 
 
-def top_level_ns(name: str, stages: Mapping[str, StageSummary]) -> int:
+def top_level_ns(name: str, stages: Stages) -> int:
     """Return the time in ns of runs without a parent, or with a parent that is still running."""
     return sum(ns for _, ns in _at_top(name, stages))
 
 
-def _at_top(name: str, stages: Mapping[str, StageSummary]) -> list[tuple[int, int]]:
+def _at_top(name: str, stages: Stages) -> list[tuple[int, int]]:
     return [
         figures
         for parent, figures in stages[name].parents.items()
@@ -31,7 +32,7 @@ def _at_top(name: str, stages: Mapping[str, StageSummary]) -> list[tuple[int, in
 
 
 def stage_entries(
-    stages: Mapping[str, StageSummary],
+    stages: Stages,
     memory_of: Callable[[str], dict[str, Any] | None],
     signatures: Mapping[str, list[dict[str, Any]]],
 ) -> dict[str, StageEntry]:
@@ -51,7 +52,7 @@ def stage_entries(
 
 
 def _entry(
-    stage: StageSummary,
+    stage: StageSummary | StageFigures,
     percentage: float | None,
     memory: dict[str, Any] | None,
     signatures: list[dict[str, Any]],

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,6 +19,7 @@ from stagespan.errors import ReportError, SettingsError
 from stagespan.live import service
 from stagespan.process import files, forks, imports, run
 from stagespan.report.entries import RequestEntry, RequestStageEntry, TimingReport
+from stagespan.report.merged import Stages, merged
 from stagespan.report.stages import stage_entries, top_level_ns
 from stagespan.text.redaction import without_secrets
 
@@ -120,6 +121,14 @@ def timing_report() -> TimingReport:
             print(name, stage["count"], stage["mean_ms"])
         ```
     """
+    return report_with(())
+
+
+def report_with(others: Sequence[Stages]) -> TimingReport:
+    """Return the same with the stages of other processes, which ran during the whole report.
+
+    Requests, memory and signatures are those of this process.
+    """
     for source in _sources:
         source.collect()
     service.settle()
@@ -128,7 +137,9 @@ def timing_report() -> TimingReport:
     now_ns = snapshot.time_ns
     if report.baseline is not None:
         snapshot = snapshot.since(report.baseline)
-    figures = snapshot.stages()
+    figures: Stages = snapshot.stages()
+    if others:
+        figures = merged([figures, *others])
     entries = stage_entries(figures, memory.stages_memory().get, _signatures())
     began_ns = run.script_begin_ns() if report.begin_ns is None else report.begin_ns
     timestamp = datetime.datetime.fromtimestamp(now_ns / 1e9, datetime.timezone.utc)
@@ -160,8 +171,13 @@ def dump_timing_report(path: str | os.PathLike[str]) -> Path:
 
     Raises ReportError if it cannot be written.
     """
+    return write_report(timing_report(), path)
+
+
+def write_report(made: TimingReport, path: str | os.PathLike[str]) -> Path:
+    """Write a report of this process, as `dump_timing_report` does."""
     report = _report
-    encoded = files.json_bytes(plain(timing_report()), indent=2)
+    encoded = files.json_bytes(plain(made), indent=2)
     try:
         written = files.write_whole(path, encoded + b"\n")
     except (OSError, ValueError, TypeError) as error:

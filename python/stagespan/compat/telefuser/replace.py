@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
-import multiprocessing.spawn
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+
+from stagespan.process import command
 
 MODULES = {
     f"telefuser.{name}": f"stagespan.compat.telefuser.{name.rpartition('.')[2]}"
@@ -56,29 +56,22 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         ours = replacement(name)
         assert ours is not None
         sys.modules[name] = importlib.import_module(ours)
-        self.has_replaced = True
+        has_replaced()
+        command.tell("replaced")
 
 
 _finder = _Finder()
 
 
 def install() -> None:
-    """Replace TeleFuser's modules in this process and in those that multiprocessing starts."""
-    if _finder in sys.meta_path:
-        return
-    sys.meta_path.insert(0, _finder)
-    # A process that is spawned imports TeleFuser while it unpickles its work. It unpickles these
-    # data before.
-    spawn: Any = multiprocessing.spawn
-    prepare: Callable[..., dict[str, Any]] = spawn.get_preparation_data
-    spawn.get_preparation_data = lambda name: {**prepare(name), "stagespan": _Installing()}
+    """Replace TeleFuser's modules in this process."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
 
 
-class _Installing:
-    """Calls `install` where it is unpickled."""
-
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return install, ()
+def has_replaced() -> None:
+    """Note that the program has imported one of the modules, in this process or another one."""
+    _finder.has_replaced = True
 
 
 def not_used() -> list[str]:

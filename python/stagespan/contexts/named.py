@@ -1,8 +1,9 @@
-"""Times the stages that the command line names as ``pkg.mod:Class.method``."""
+"""Times the stages that a command or STAGESPAN_STAGES names as ``pkg.mod:Class.method``."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
 import inspect
@@ -13,13 +14,16 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from stagespan import _core, settings
 from stagespan.errors import SettingsError
+from stagespan.process import command, script
 from stagespan.process.imports import ImportFinder
 
 Decorator = Callable[[Any], Any]
 
 _PATTERN = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<module>\w+(?:\.\w+)*):(?P<path>\w+(?:\.\w+)*)")
 _HOOK_NAME = "__stagespan_stage__"
+_KINDS_OF_METHODS = ("staticmethod", "classmethod", "property")
 
 
 class NamedStage:
@@ -38,6 +42,10 @@ class NamedStage:
         self.name: str = (match["name"] or self.path).strip()
         self.found = False
         self.problem: str | None = None
+        self.problem_elsewhere: str | None = None
+        """A sentence of another process that has not found it."""
+        self.file: str | None = None
+        """The file of its module."""
         self.note: str | None = None
         self.codes: set[CodeType] = set()
         """The code of the function, before and after it got a timer."""
@@ -66,16 +74,17 @@ class Wrapper:
         self, stages: Sequence[NamedStage], decorator_for: Callable[[str], Decorator], main: str
     ) -> None:
         """``main`` is the name of the module that runs as ``__main__``, if it has one."""
+        self.stages = stages
         self._decorator_for = decorator_for
-        self._by_module: dict[str, list[NamedStage]] = {}
-        for stage in stages:
-            module = "__main__" if stage.module in ("__main__", main) else stage.module
-            self._by_module.setdefault(module, []).append(stage)
-        self._main_stages = self._by_module.pop("__main__", [])
+        self._main = main
+
+    def _of_main(self) -> list[NamedStage]:
+        return [stage for stage in self.stages if stage.module in ("__main__", self._main)]
 
     def install(self) -> None:
         """Wrap the stages of loaded modules now, and of other modules when they are loaded."""
-        for name in self._by_module:
+        of_main = self._of_main()
+        for name in dict.fromkeys(stage.module for stage in self.stages if stage not in of_main):
             if name in sys.modules:
                 self.loaded(name)
             callback = functools.partial(self.loaded, name)
@@ -86,70 +95,114 @@ class Wrapper:
     def loaded(self, module_name: str) -> None:
         """Wrap the stages of a module that has just been loaded."""
         module = sys.modules.get(module_name)
-        for stage in self._by_module[module_name]:
-            try:
-                _wrap_in(module, stage, self._decorator_for)
-            except Exception as error:  # an error must not affect the script
-                stage.problem = _reason(error)
+        for stage in self.stages:
+            if stage.module == module_name:
+                self._try(stage, functools.partial(_wrap_in, module, stage, self._decorator_for))
 
-    def prepare_main(self, tree: ast.Module) -> ast.Module:
-        """Decorate the stages of the script itself. Its line numbers do not change."""
-        _Decorating({stage.path for stage in self._main_stages}).visit(tree)
-        return tree
+    def _try(self, stage: NamedStage, wrap: Callable[[], Any]) -> Any:
+        """Wrap a stage, and tell the command so. Returns None if it cannot be wrapped."""
+        wrapped = None
+        try:
+            wrapped = wrap()
+            stage.found = True
+        except Exception as error:  # an error must not affect the program
+            stage.problem = _reason(error)
+        module = sys.modules.get("__main__" if stage in self._of_main() else stage.module)
+        stage.file = getattr(module, "__file__", None)
+        why = None if stage.found else self._why_missing(stage)
+        command.tell("stage", stage.target, why, stage.note, stage.file)
+        return wrapped
 
-    def main_globals(self) -> dict[str, Any]:
-        """Return the names that the decorators of `prepare_main` need in the script."""
-        return {_HOOK_NAME: self._decorate_main} if self._main_stages else {}
+    def learn(self, target: str, problem: str | None, note: str | None, file: str | None) -> None:
+        """Take over what another process has told of a stage."""
+        for stage in self.stages:
+            if stage.target == target:
+                stage.found = stage.found or problem is None
+                stage.problem_elsewhere = problem or stage.problem_elsewhere
+                stage.note = stage.note or note
+                stage.file = stage.file or file
+
+    # --- the main program -----------------------------------------------------------------------
+
+    def prepare_main(self, tree: ast.Module, name: str = "") -> tuple[ast.Module, dict[str, Any]]:
+        """Decorate the stages of the main program, whose line numbers do not change.
+
+        ``name`` is that of its module, if it has one. Returns the tree, and the names that the
+        decorators need.
+        """
+        self._main = name
+        wanted = {stage.path for stage in self._of_main()}
+        _Decorating(wanted).visit(tree)
+        return tree, {_HOOK_NAME: self._decorate_main} if wanted else {}
 
     def _decorate_main(self, path: str) -> Decorator:
-        stage = next(stage for stage in self._main_stages if stage.path == path)
+        stage = next(stage for stage in self._of_main() if stage.path == path)
 
         def decorate(defined: Any) -> Any:
-            try:
-                wrapped = _timed_once(defined, stage, self._decorator_for)
-            except Exception as error:
-                stage.problem = _reason(error)
-                return defined
-            stage.found = True
-            return wrapped
+            wrap = functools.partial(_timed_once, defined, stage, self._decorator_for)
+            wrapped = self._try(stage, wrap)
+            return defined if wrapped is None else wrapped
 
         return decorate
 
-    def has_stages(self) -> bool:
-        """Whether any stages were named."""
-        return bool(self._by_module or self._main_stages)
+    # --- what became of the stages --------------------------------------------------------------
 
     def missing(self) -> list[str]:
         """Return a sentence for each stage that was not found, with similar names."""
-        places = (*self._by_module.items(), ("__main__", self._main_stages))
-        return [
-            _why_missing(module, stage)
-            for module, stages in places
-            for stage in stages
-            if not stage.found
-        ]
+        return [self._why_missing(stage) for stage in self.stages if not stage.found]
 
-    def compiled(self, ran: Collection[str]) -> list[str]:
-        """Return a sentence for each stage that ran, if at all, only inside compiled code.
+    def _why_missing(self, stage: NamedStage) -> str:
+        module = "__main__" if stage in self._of_main() else stage.module
+        if stage.problem_elsewhere is not None and module not in sys.modules:
+            return stage.problem_elsewhere
+        return _why_missing(module, stage)
 
-        ``ran`` are the names of all stages that ran. Spans do nothing inside graphs of
-        torch.compile.
+    def never_ran(self, ran: Collection[str]) -> list[str]:
+        """Return a sentence for each stage that was found and did not run, with a likely reason.
+
+        ``ran`` are the names of all stages that ran, in any process.
         """
+        found = [stage for stage in self.stages if stage.found and stage.name not in ran]
         utils: Any = sys.modules.get("torch._dynamo.utils")
+        # Spans do nothing inside graphs of torch.compile.
         graphs = 0 if utils is None else utils.counters["stats"]["unique_graphs"]
-        if not graphs:
-            return []
-        stages = (stage for found in self._by_module.values() for stage in found)
-        return [
-            _only_compiled(stage, graphs)
-            for stage in (*stages, *self._main_stages)
-            if stage.found and stage.name not in ran
-        ]
+        return [_only_compiled(one, graphs) if graphs else _why_not_called(one) for one in found]
 
     def notes(self) -> list[str]:
         """Return a sentence for each stage that is timed in another way than requested."""
-        stages = (stage for found in self._by_module.values() for stage in found)
-        return [stage.note for stage in (*stages, *self._main_stages) if stage.note is not None]
+        return [stage.note for stage in self.stages if stage.note is not None]
+
+
+def timed(texts: Iterable[str], main: str = "") -> Wrapper:
+    """Time stages from now on, in modules that are loaded or will be.
+
+    They are debug contexts in debug mode, and spans if no stages are named for the profiler.
+    Raises SettingsError if a text does not name a stage.
+    """
+    wrapper = Wrapper(named_stages(texts), _decorator(), main)
+    wrapper.install()
+    return wrapper
+
+
+def _decorator() -> Callable[[str], Decorator]:
+    if _core.is_debug():
+        return _core.ProfilingContext4Debug
+    return _core.ProfilingContext if settings.profiler_names() else _core.span
+
+
+def install() -> None:
+    """Time the stages of STAGESPAN_STAGES, also in the program that this process runs."""
+    texts = []
+    lines = (settings.get("STAGESPAN_STAGES") or "").splitlines()
+    for text in filter(None, map(str.strip, lines)):
+        try:
+            NamedStage(text)
+            texts.append(text)
+        except SettingsError as error:
+            settings.warn_once("STAGESPAN_STAGES", text, f"STAGESPAN_STAGES is not used: {error}")
+    wrapper = timed(texts)
+    of_scripts = any(stage.module == "__main__" for stage in wrapper.stages)
+    script.prepare_main(wrapper.prepare_main, scripts=of_scripts)
 
 
 # --- wrapping -----------------------------------------------------------------------------------
@@ -166,7 +219,6 @@ def _wrap_in(module: Any, stage: NamedStage, decorator_for: Callable[[str], Deco
     timed = _timed_once(raw, stage, decorator_for)
     if timed is not raw:
         setattr(owner, last, timed)
-    stage.found = True
 
 
 def _timed_once(raw: Any, stage: NamedStage, decorator_for: Callable[[str], Decorator]) -> Any:
@@ -321,6 +373,61 @@ def _only_compiled(stage: NamedStage, graphs: int) -> str:
         f"stage {stage.target} did not run outside of graphs of torch.compile ({graphs:,} in this"
         f" program), and no time is measured inside them: if it ran in one, {advice}"
     )
+
+
+def _why_not_called(stage: NamedStage) -> str:
+    """Return why a stage that was found has probably not run, from the source of its module."""
+    sentence = f"stage {stage.target} never ran: "
+    uses = _Uses(stage.path)
+    with contextlib.suppress(OSError, ValueError, SyntaxError):
+        uses.visit(ast.parse(Path(stage.file or "").read_bytes()))
+    advice = "; name what it calls"
+    if uses.decorators:
+        return f"{sentence}@{uses.decorators[-1]} holds the function itself{advice}"
+    if uses.lines:
+        place = f"{Path(stage.file or '').name}:{uses.lines[0]}"
+        return f"{sentence}{place} holds the function itself{advice}"
+    return f"{sentence}nothing has called it"
+
+
+class _Uses(ast.NodeVisitor):
+    """Finds what holds a function before it can be timed, in the code that defines its module."""
+
+    def __init__(self, path: str) -> None:
+        *self._owners, self._name = path.split(".")
+        self._within: list[str] = []
+        self.decorators: list[str] = []
+        """The function's decorators, as they are written without their arguments."""
+        self.lines: list[int] = []
+        """The lines that use the function without a call, such as ``ROUTES = {"/": function}``."""
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._within.append(node.name)
+        self.generic_visit(node)
+        self._within.pop()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._defined(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._defined(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        """Leave out what runs later."""
+
+    def _defined(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        if (self._within, node.name) == (self._owners, self._name):
+            calls = (d.func if isinstance(d, ast.Call) else d for d in node.decorator_list)
+            names = map(ast.unparse, calls)
+            self.decorators = [name for name in names if name not in _KINDS_OF_METHODS]
+
+    def visit_Call(self, node: ast.Call) -> None:
+        for part in (*node.args, *node.keywords):
+            self.visit(part)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load) and (self._within, node.id) == (self._owners, self._name):
+            self.lines.append(node.lineno)
 
 
 def _suggest(close: Sequence[str]) -> str:

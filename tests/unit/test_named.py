@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagespan.cli.named import NamedStage, Wrapper, named_stages
+from stagespan.contexts.named import NamedStage, Wrapper, named_stages
 from stagespan.errors import SettingsError
 
 MODULE = """
@@ -244,8 +244,8 @@ SCRIPT = """
 def test_functions_of_the_script_itself(module: str) -> None:
     paths = ["outer", "Pipe.denoise", "Pipe.cached", "waits"]
     wrapper, counting = wrapper_of(*(f"{module}:{path}" for path in paths), main="my.script")
-    tree = wrapper.prepare_main(ast.parse(textwrap.dedent(SCRIPT)))
-    namespace: dict[str, Any] = {"__name__": "__main__", **wrapper.main_globals()}
+    tree, names = wrapper.prepare_main(ast.parse(textwrap.dedent(SCRIPT)), "my.script")
+    namespace: dict[str, Any] = {"__name__": "__main__", **names}
 
     exec(compile(tree, "script.py", "exec", dont_inherit=True), namespace)
 
@@ -259,7 +259,8 @@ def test_line_numbers_of_the_script_do_not_change() -> None:
     source = textwrap.dedent(SCRIPT)
     plain = compile(source, "s", "exec", dont_inherit=True)
     wrapper, _ = wrapper_of("__main__:outer", "__main__:Pipe.denoise", "__main__:waits")
-    timed = compile(wrapper.prepare_main(ast.parse(source)), "s", "exec", dont_inherit=True)
+    tree, _ = wrapper.prepare_main(ast.parse(source))
+    timed = compile(tree, "s", "exec", dont_inherit=True)
 
     def first_lines(code: Any) -> list[tuple[str, int]]:
         found = [(code.co_name, code.co_firstlineno)]

@@ -1,0 +1,198 @@
+"""`stagespan run` and the processes of its program, which time the same stages.
+
+The command makes a folder and names it in the environment. A Python that the program starts imports
+the `sitecustomize` of this package, and with it stagespan, which times the stages of
+STAGESPAN_STAGES. The recordings of all of these processes get a second name in the folder, so that
+the command can read them after the processes have ended. What else it has to know is a line in the
+folder's log.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stagespan import _core, settings
+from stagespan.process import files, forks, imports, termination, times
+
+_FOLDER = "_STAGESPAN_COMMAND_DIR"  # also read by recording_file.cpp
+_PYTHON = "_STAGESPAN_COMMAND_PYTHON"  # also read by sitecustomize.py
+_OPTIONS = "_STAGESPAN_COMMAND_OPTIONS"
+_PREFIX = ".run-"
+_LOG, _LOCK = "log", "lock"
+FIGURES = ".figures"
+"""The suffix of files with the figures of processes whose recordings cannot be read."""
+_STARTUP = str(Path(__file__).parent / "startup")
+
+_own_pid = 0
+"""The process of the command, in it and in its forked children."""
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+class Command:
+    """The folder of one `stagespan run`, in the process that the user started."""
+
+    def __init__(self, stages: Iterable[str], options: Iterable[str]) -> None:
+        """Make the folder, and pass it on with the stages and options to the next processes.
+
+        It is in the folder of the recordings, so that these can have a name there.
+        """
+        parent = settings.get("STAGESPAN_RECORDING_DIR") or _core.recording_default_folder()
+        if settings.get("STAGESPAN_RECORDING") in ("off", "memfd") or (
+            _core.recording_why_not_in(os.fsencode(os.path.abspath(parent))) is not None
+        ):
+            parent = tempfile.gettempdir()
+        _remove_abandoned(parent)
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=os.path.abspath(parent)))
+        # The system releases the lock when the process ends, however it ends.
+        self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        global _own_pid
+        _own_pid = os.getpid()
+        os.environ[_FOLDER] = str(self.folder)
+        os.environ[_PYTHON] = _this_python()
+        os.environ[_OPTIONS] = " ".join(options)
+        os.environ["STAGESPAN_STAGES"] = "\n".join(stages)
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = _STARTUP + (os.pathsep + before if before else "")
+        _join()
+
+    def lines(self) -> Iterator[tuple[str, list[Any]]]:
+        """Yield what the processes have told: the kind of each line, and its facts."""
+        try:
+            text = (self.folder / _LOG).read_text(errors="replace")
+        except OSError:
+            return
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):  # the disk was full
+                kind, *facts = json.loads(line)
+                yield kind, facts
+
+    def unreached(self) -> int:
+        """Return how many Pythons the program has started that have not imported stagespan."""
+        started: Counter[int] = Counter()
+        for kind, facts in self.lines():
+            if kind in ("started", "reached"):
+                started[facts[0]] += 1 if kind == "started" else -1
+        return sum(count for count in started.values() if count > 0)
+
+    def remove(self) -> None:
+        """Remove the folder. Processes that still run then have nowhere to write to."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _remove_abandoned(parent: str) -> None:
+    """Remove the folders of commands that have been killed."""
+    for path in Path(parent).glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+        except OSError:  # the command runs, or it belongs to another user
+            continue
+
+
+def _this_python() -> str:
+    return f"{sys.hexversion} {getattr(sys, 'abiflags', '')} {sys.prefix}"
+
+
+# --- its processes --------------------------------------------------------------------------------
+
+
+def folder() -> str:
+    """Return the folder of the command that this process works for; "" without one."""
+    return os.environ.get(_FOLDER, "")
+
+
+def has_option(name: str) -> bool:
+    """Whether the command was given an option that its processes must know."""
+    return name in os.environ.get(_OPTIONS, "").split()
+
+
+def tell(kind: str, *facts: object) -> None:
+    """Add a line to the command's log, if this process works for a command."""
+    if not folder():
+        return
+    line = json.dumps([kind, *facts]) + "\n"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with contextlib.suppress(OSError):  # the command has ended
+        handle = os.open(os.path.join(folder(), _LOG), flags, 0o600)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+
+def reached() -> None:
+    """Say that this Python times the stages of the command."""
+    tell("reached", os.getpid())
+    _join()
+
+
+def _join() -> None:
+    """Tell the command of each Python that this process starts, and hand over its figures.
+
+    So do its forked children. The command itself hands over nothing.
+    """
+    import _posixsubprocess
+
+    starts: Any = _posixsubprocess
+    if getattr(starts.fork_exec, "_is_watched_by_stagespan", False):
+        return
+    fork_exec = starts.fork_exec
+
+    @functools.wraps(fork_exec)
+    def watched(*arguments: Any) -> Any:
+        pid = fork_exec(*arguments)
+        if any(map(_is_python, arguments[1])):
+            tell("started", pid)
+        return pid
+
+    watched._is_watched_by_stagespan = True  # type: ignore[attr-defined]
+    starts.fork_exec = watched
+    subprocess: Any = sys.modules.get("subprocess")
+    if getattr(subprocess, "_fork_exec", None) is fork_exec:
+        subprocess._fork_exec = watched
+    atexit.register(_hand_over)
+    # Before the recording of a worker ends.
+    forks.at_worker_exit(_hand_over, priority=1)
+    if settings.get("STAGESPAN_RECORDING") in ("off", "memfd"):
+        termination.watch(_hand_over)
+
+
+def _is_python(path: str | bytes) -> bool:
+    try:
+        found = os.path.realpath(os.fsdecode(path))
+    except (OSError, ValueError):
+        return False
+    return os.path.basename(found).startswith("python") and os.access(found, os.X_OK)
+
+
+def _hand_over() -> None:
+    """Write this process's figures to the folder if the command cannot read its recording."""
+    stages = _core.snapshot().stages()
+    if not folder() or os.getpid() == _own_pid or not stages:
+        return
+    with contextlib.suppress(OSError):
+        place = _core.recording_place()
+        if place["kind"] == "file" and os.stat(place["path"]).st_nlink > 1:
+            return
+    name = f"{os.getpid()}-{times.start_ticks(os.getpid())}{FIGURES}"
+    encoded = imports.load("stagespan.report.merged").encoded(stages)
+    with contextlib.suppress(OSError):  # the command has ended
+        files.write_whole(Path(folder(), name), encoded, private=True)
+        if has_option("write") and not _core.is_debug():
+            imports.load("stagespan.report.exit").write_reports()

@@ -1,0 +1,347 @@
+"""``stagespan run`` of programs whose work is done by other processes: one table of all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+WORK = """
+    def fork(): pass
+    def spawn(): pass
+    def forkserver(): pass
+    def pool(): pass
+    def left(): pass
+    def killed(): pass
+    def command(): pass
+    def loky(): pass
+    def here(): pass
+"""
+"""A module with a function for each way to start a process."""
+
+STARTS = """
+    import multiprocessing, os, signal, subprocess, sys
+    import work
+
+    def times(name, count):
+        for _ in range(count):
+            getattr(work, name)()
+
+    def is_killed():
+        times("killed", 3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def main():
+        times("here", 2)
+        for count, kind in enumerate(("fork", "spawn", "forkserver"), 3):
+            process = multiprocessing.get_context(kind).Process(target=times, args=(kind, count))
+            process.start()
+            process.join()
+        with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+            pool.starmap(times, [("pool", 1)] * 20, chunksize=1)
+        if (child := os.fork()) == 0:
+            times("left", 4)
+            os._exit(0)
+        os.waitpid(child, 0)
+        process = multiprocessing.get_context("fork").Process(target=is_killed)
+        process.start()
+        process.join()
+        call = "import work; work.command(); work.command()"
+        subprocess.run([sys.executable, "-c", call], check=True)
+        try:
+            import joblib
+        except ImportError:
+            times("loky", 5)
+        else:
+            joblib.Parallel(2)(joblib.delayed(times)("loky", 1) for _ in range(5))
+
+    if __name__ == "__main__":
+        main()
+"""
+
+COUNTS = {
+    "here": 2,
+    "fork": 3,
+    "spawn": 4,
+    "forkserver": 5,
+    "pool": 20,
+    "left": 4,
+    "killed": 3,
+    "command": 2,
+    "loky": 5,
+}
+
+
+def run(
+    cwd: Path, *arguments: str, start: Sequence[str] = (sys.executable,), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*start, "-m", "stagespan", "run", *arguments],
+        env={**os.environ, **variables},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def write(folder: Path, **modules: str) -> None:
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(text))
+
+
+def counts_in(folder: Path, pattern: str = "timing*.json") -> dict[str, int]:
+    """Return the runs of each stage in the reports of a folder."""
+    found: dict[str, int] = {}
+    for path in folder.glob(pattern):
+        if "signature" not in path.name:
+            for name, stage in json.loads(path.read_text())["stages"].items():
+                found[name] = found.get(name, 0) + stage["count"]
+    return found
+
+
+def counts_told(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Return the runs of each stage in a table without children."""
+    lines = done.stderr.splitlines()
+    (head,) = (number for number, line in enumerate(lines) if "runs" in line.split())
+    rows = (line.split() for line in lines[head + 2 :] if line.startswith(" "))
+    return {row[0]: int(row[4].replace(",", "")) for row in rows}
+
+
+def stages(*names: str, module: str = "work") -> list[str]:
+    return [part for name in names for part in ("--stage", f"{module}:{name}")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "debug", "off"])
+def test_all_processes_of_a_program_are_in_one_table(mode: str, tmp_path: Path) -> None:
+    # GIVEN a program that starts processes in all ways, and ends them in several
+    write(tmp_path, work=WORK, starts=STARTS)
+    left = os.listdir("/dev/shm")
+    # WHEN it runs with recordings, without them, or in debug mode
+    done = run(
+        tmp_path,
+        *(["--debug"] if mode == "debug" else []),
+        *(*stages(*COUNTS), "--output", "out", "starts.py"),
+        **({"STAGESPAN_RECORDING": "off"} if mode == "off" else {}),
+    )
+    assert done.returncode == 0, done.stderr
+    # THEN each call is in the table, except for processes that ended without a word and without a
+    # recording
+    silent = {"left", "killed"} if mode == "off" else set()
+    expected = {name: count for name, count in COUNTS.items() if name not in silent}
+    assert counts_told(done) == expected
+    # AND in one file, or in those of the processes
+    if mode == "default":
+        assert counts_in(tmp_path / "out", "*") == expected
+    else:
+        silent = {"left", "killed"}
+        files = {name: count for name, count in expected.items() if name not in silent}
+        assert counts_in(tmp_path / "out") == files
+        assert counts_in(tmp_path / "out", "timing.json") == {"here": 2}
+    told = [line for line in done.stderr.splitlines() if line.startswith("stagespan: stage")]
+    assert len(told) == len(silent) * (mode == "off")
+    assert "no stage ran" not in done.stderr
+    assert set(os.listdir("/dev/shm")) - set(left) <= {f"stagespan-{os.geteuid()}"}
+
+
+MAIN = """
+    import multiprocessing, runpy, subprocess, sys
+
+    def step():
+        '''A step.'''
+
+    def steps(count):
+        for _ in range(count):
+            step()
+
+    if __name__ == "__main__":
+        if len(sys.argv) > 1:
+            print(sys.argv, __spec__ is None, __file__, sys.path, step.__doc__)
+            steps(int(sys.argv[1]))
+        else:
+            for kind in ("spawn", "forkserver"):
+                process = multiprocessing.get_context(kind).Process(target=steps, args=(2,))
+                process.start()
+                process.join()
+            for command in (["own.py"], ["-m", "own"], ["-X", "dev", "folder/other.py"]):
+                subprocess.run([sys.executable, *command, "3"], check=True)
+"""
+
+
+@pytest.mark.slow
+def test_functions_of_the_main_program_are_timed_in_its_processes(tmp_path: Path) -> None:
+    # GIVEN a program that starts itself again, and another one with a function of the same name
+    write(tmp_path, own=MAIN)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "other.py").write_text(textwrap.dedent(MAIN))
+    plain = subprocess.run(
+        [sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    # WHEN a function of the main program is a stage
+    done = run(tmp_path, "--stage", "__main__:step", "own.py")
+    # THEN each program runs as before, and its calls are counted
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain.stdout
+    assert counts_told(done) == {"step": 13}
+
+
+@pytest.mark.slow
+def test_the_exceptions_and_the_status_of_a_started_script_are_its_own(tmp_path: Path) -> None:
+    write(tmp_path, fails="def go(): pass\n\ndef fail():\n    go()\n    1 / 0\n\nfail()\n")
+    write(
+        tmp_path,
+        starts="""
+            import subprocess, sys
+            print(subprocess.run([sys.executable, "fails.py"]).returncode)
+        """,
+    )
+    plain = subprocess.run(
+        [sys.executable, "starts.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    done = run(tmp_path, "--stage", "__main__:go", "starts.py")
+    assert (done.stdout, plain.stdout) == ("1\n", "1\n")
+    assert done.stderr.startswith(plain.stderr)
+    assert counts_told(done) == {"go": 1}
+
+
+def test_pythons_that_cannot_be_reached_are_counted(tmp_path: Path) -> None:
+    # GIVEN a program that starts Pythons which import nothing from PYTHONPATH, and other programs
+    write(tmp_path, work=WORK)
+    write(
+        tmp_path,
+        starts="""
+            import subprocess, sys
+            call = "import sys; sys.path.insert(0, '.'); import work; work.here()"
+            for option in ("-I", "-E", "-S", "-u"):
+                subprocess.run([sys.executable, option, "-c", call], check=True)
+            subprocess.run([sys.executable, "-c", call], check=True, env={})
+            subprocess.run(["true"], check=True)
+        """,
+    )
+    # WHEN it is run
+    done = run(tmp_path, *stages("here"), "starts.py")
+    # THEN one sentence says how many there were
+    assert done.returncode == 0, done.stderr
+    assert counts_told(done) == {"here": 1}
+    (sentence,) = (line for line in done.stderr.splitlines() if line.startswith("stagespan: "))
+    assert "4 processes of Python could not be reached" in sentence
+
+
+def test_what_starts_with_the_interpreter_still_starts(tmp_path: Path) -> None:
+    # GIVEN a program that prints what the interpreter has when it starts
+    (tmp_path / "startup").mkdir()
+    write(tmp_path / "startup", sitecustomize="import sys\nsys.own_startup = 'ran'\n")
+    write(
+        tmp_path,
+        prints="""
+            import sys, sitecustomize
+            print(sys.own_startup, sys.path, sitecustomize.__file__)
+        """,
+        starts="import subprocess, sys\nsubprocess.run([sys.executable, 'prints.py'])",
+    )
+    path = {"PYTHONPATH": str(tmp_path / "startup")}
+    plain = subprocess.run(
+        [sys.executable, "prints.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **path},
+        timeout=300,
+    )
+    # WHEN another program under the command starts it
+    done = run(tmp_path, *stages("here"), "starts.py", **path)
+    # THEN it has the same
+    assert plain.stdout.startswith("ran")
+    assert done.stdout == plain.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (
+            """
+            HANDLERS = {}
+            def handles(path):
+                return lambda function: HANDLERS.setdefault(path, function)
+            @handles("/")
+            def handle(): pass
+            def main(): HANDLERS["/"]()
+            """,
+            "@handles holds the function itself; name what it calls",
+        ),
+        (
+            """
+            class Table:
+                def handle(self): pass
+                rows = [handle]
+            def handle(): pass
+            def main(): Table.rows[0](None)
+            HANDLERS = {"/": handle}
+            """,
+            "app.py:7 holds the function itself; name what it calls",
+        ),
+        ("def handle(): pass\ndef main(): pass", "nothing has called it"),
+    ],
+)
+def test_a_stage_that_never_ran_is_named_with_the_likely_reason(
+    module: str, reason: str, tmp_path: Path
+) -> None:
+    # GIVEN a function that the program calls in another way than by its name, or not at all
+    write(tmp_path, app=module)
+    write(
+        tmp_path,
+        starts="""
+            import multiprocessing
+            if __name__ == "__main__":
+                import app
+                app.main()
+                process = multiprocessing.get_context("spawn").Process(target=app.main)
+                process.start()
+                process.join()
+        """,
+    )
+    done = run(tmp_path, *stages("handle", module="app"), "starts.py")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("stagespan: ")]
+    assert told == ["stagespan: no stage ran", f"stagespan: stage app:handle never ran: {reason}"]
+
+
+def test_a_stage_that_only_another_process_looked_for_is_reported(tmp_path: Path) -> None:
+    write(tmp_path, app="def handel(): pass")
+    write(
+        tmp_path,
+        starts="import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import app'])",
+    )
+    done = run(tmp_path, *stages("handle", module="app"), "starts.py")
+    assert "app has no 'handle'; similar names: handel" in done.stderr
+
+
+def test_the_variable_times_stages_without_the_command(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        work=WORK,
+        uses="""
+            import stagespan, work
+            def own(): work.fork(), work.fork()
+            own()
+            print({name: stage.count for name, stage in stagespan.stats().items()})
+        """,
+    )
+    done = subprocess.run(
+        [sys.executable, "uses.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "STAGESPAN_STAGES": "work:fork\n\n nonsense \nload=work:spawn"},
+        timeout=300,
+    )
+    assert done.stdout == "{'fork': 2}\n", done.stderr
+    assert done.stderr.count("STAGESPAN_STAGES") == 1
+    assert "'nonsense' must be written as pkg.mod:Class.method" in done.stderr
