@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import threading
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import ONE_REQUEST, exporter, of, otlp_exporter, scraped, until
+from exporting import ONE_REQUEST, exporter, large_request, of, otlp_exporter, scraped, until
 from recorded_process import end, ready, start
+
+from stagespan.export.requests import AWAITED_OTLP
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="there is no OTLP over gRPC")
@@ -195,24 +198,125 @@ def test_what_a_collector_rejects_is_counted_and_told_once(folder: Path, protoco
     assert "It says: the quota is used up" in errors
 
 
-def test_an_answer_that_is_not_otlp_is_no_loss(folder: Path) -> None:
-    # GIVEN a proxy that answers with a page
+Reply = tuple[int, dict[str, str], bytes]
+"""A status, headers, and a body."""
+
+
+@contextmanager
+def replying(reply: Reply) -> Iterator[tuple[str, list[str]]]:
+    """Answer each request with the same; yield the address, and the paths that were asked for."""
+    status, headers, body = reply
+    paths = []
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            paths.append(self.path)
             self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.send_header("content-length", "6")
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(body))}.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(b"<html>")
+            self.wfile.write(body)
 
         def log_message(self, *arguments: Any) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        rejected = otlp_sending.Rejected()
-        url = f"http://127.0.0.1:{server.server_port}"
-        made = otlp_sending.exporter_for("metrics", url, rejected)
-        assert made.export(otlp.points.MetricsData([])).name == "SUCCESS"
+        yield f"http://127.0.0.1:{server.server_port}", paths
         server.shutdown()
-    assert rejected.number == 0
+
+
+NOT_DELIVERED: dict[str, tuple[Reply, str]] = {
+    "301": ((301, {"Location": "https://user:key@collector.example/v1/traces"}, b""), ""),
+    "302": ((302, {"Location": "https://collector.example:4318"}, b"moved"), ""),
+    "303": ((303, {"Location": "//collector.example/in"}, b""), ""),
+    "307": ((307, {"Location": "/elsewhere/v1/metrics?token=secret"}, b""), ""),
+    "308": ((308, {"Location": "https://collector.example/a\x85b"}, b""), ""),
+    "304": ((304, {}, b""), "the status 304, so nothing is delivered: pass the address of a"),
+    "a page": ((200, {"Content-Type": "text/html; charset=utf-8"}, b"log in"), "a page of HTML"),
+    "a page without a type": ((200, {}, b"  <!DOCTYPE html><p>log in"), "a page of HTML"),
+    "a part of an answer": ((200, {"Content-Type": "application/x-protobuf"}, b"\x0a\x7f"), "OTLP"),
+    "JSON of something else": ((200, {"Content-Type": "application/json"}, b"[1]"), "OTLP"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_DELIVERED)
+def test_only_the_answer_of_a_collector_is_a_delivery(folder: Path, what: str) -> None:
+    reply, sentence = NOT_DELIVERED[what]
+    # GIVEN an address that answers, and is not that of a collector
+    with replying(reply) as (url, paths):
+        recorded = start(ONE_REQUEST, STAGESPAN_JOB="svc")
+        ready(recorded)
+        variables = {"OTEL_METRIC_EXPORT_INTERVAL": "1000"}
+        with exporter("--otlp", url, **variables) as (process, port):
+            # WHEN a request and figures are sent THEN they are counted as not delivered
+            until(lambda: "/v1/traces" in paths)
+            failed = {"cause": "otlp_failed"}
+            until(lambda: (of(scraped(port), "stagespan_lost_total", **failed) or 0) >= 4)
+            process.terminate()
+            _, errors = process.communicate(timeout=20)
+        end(recorded)
+    # THEN one line says so, and names the other address without secrets
+    assert errors.count("\n") == 1
+    assert f"{url} answers with" in errors
+    if location := reply[1].get("Location"):
+        assert f"the status {reply[0]}, and leads to " in errors
+        assert ("/elsewhere" if location.startswith("/e") else "//collector.example") in errors
+        assert not {"token", "secret", "key", "v1", "\x85"} & set(re.split(r"[/:?=@. ]", errors))
+    assert sentence in errors
+    # THEN nothing else was asked, and nothing was sent twice
+    assert set(paths) == {"/v1/traces", "/v1/metrics"}
+    assert paths.count("/v1/traces") == 1
+
+
+DELIVERED: dict[str, tuple[Reply, int]] = {
+    "nothing": ((204, {}, b""), 0),
+    "a text": ((202, {"Content-Type": "text/plain"}, b"accepted"), 0),
+    "JSON": ((200, {"Content-Type": "application/json"}, b'{"partialSuccess":null}'), 0),
+    "JSON that rejects": (
+        (
+            *(200, {"Content-Type": "application/json"}),
+            b'{"partialSuccess":{"rejectedSpans":"1","errorMessage":"no\\nroom"},"more":1}',
+        ),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DELIVERED)
+def test_other_answers_of_a_collector_are_read(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    reply, rejected = DELIVERED[what]
+    with replying(reply) as (url, paths):
+        answers = otlp_sending.Answers()
+        made = otlp_sending.exporter_for("traces", url, answers)
+        assert otlp_sending.deliver(made.export, [], answers) == 0
+        assert otlp_sending.deliver(made.export, [], answers) == 0
+    assert len(paths) == 2
+    assert answers.rejected == 2 * rejected
+    assert len(caplog.messages) == rejected
+    assert not rejected or "It says: no\\nroom" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_request_that_cannot_be_sent_is_lost_alone(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    # GIVEN requests, one of which began at a time that OTLP cannot name, and one without an id
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", collector.PROTOCOLS[protocol])
+    requests = [large_request(number) for number in range(1, 20)]
+    requests[4][0].segment["begin_ns"] = -1
+    requests[9][0].segment["trace_id"] = "no number"
+    for parts in requests:
+        parts[0].awaited = {AWAITED_OTLP}
+    with collector.RECEIVERS[protocol]() as received:
+        sender = otlp.Otlp(received.url)
+        # WHEN they are sent THEN the others arrive
+        sender.put_requests(requests)
+        until(lambda: len(received.spans()) == 17)
+        sender.close()
+        numbers = {int.from_bytes(span.trace_id, "big") for span in received.spans()}
+    assert numbers == {*range(1, 20)} - {5, 10}
+    assert sender.lost()["otlp_failed"] == 2
+    assert not any(part.awaited for parts in requests for part in parts)

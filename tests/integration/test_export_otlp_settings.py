@@ -6,7 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exporting import ONE_REQUEST, exporter, of, otlp_exporter, scraped, until
@@ -19,6 +22,8 @@ otlp = pytest.importorskip("stagespan.export.otlp")
 otlp_sending = pytest.importorskip("stagespan.export.otlp_sending")
 
 pytestmark = pytest.mark.slow
+
+METRICS = "OTEL_EXPORTER_OTLP_METRICS"
 
 
 def test_conventions_without_a_collector_are_refused(folder: Path) -> None:
@@ -56,6 +61,11 @@ def test_an_address_that_is_none_is_refused(folder: Path, url: str) -> None:
         ("OTEL_EXPORTER_OTLP_TIMEOUT=soon", 4317, "correct the variables OTEL_EXPORTER_OTLP_"),
         ("OTEL_EXPORTER_OTLP_CERTIFICATE=/no/such.pem", 4318, "name a file in PEM format"),
         ("OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY=/no/such", 4317, "name a file in PEM format"),
+        (f"{METRICS}_TEMPORALITY_PREFERENCE=deltas", 4318, "to cumulative, delta or lowmemory"),
+        (
+            f"{METRICS}_DEFAULT_HISTOGRAM_AGGREGATION=base2_exponential_bucket_histogram",
+            *(4317, "histograms have fixed bounds"),
+        ),
         ("OTEL_METRIC_EXPORT_INTERVAL=1m", 4318, "set it to a number of milliseconds"),
     ],
 )
@@ -94,6 +104,109 @@ def test_headers_compression_and_attributes_of_the_environment_hold(folder: Path
         assert resource["deployment.environment.name"] == "prod"
         assert resource["service.name"] == "svc"
         assert resource["host.name"] == os.uname().nodename
+
+
+WORKER = """
+import stagespan, sys
+stage = stagespan.span("decode")
+print("ready", flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        with stage as span:
+            span.add(tokens=2)
+    print("done", flush=True)
+"""
+
+
+def sums(received: Any, name: str) -> Counter[str]:
+    """Return the sum of all points of a metric that were sent, by service."""
+    found: Counter[str] = Counter()
+    for request in list(received.metrics):
+        for one in request.resource_metrics:
+            service = collector.attributes(one.resource)["service.name"]
+            for scope in one.scope_metrics:
+                for metric in scope.metrics:
+                    if metric.name == name:
+                        points = getattr(metric, metric.WhichOneof("data")).data_points
+                        kind = type(points[0]).__name__
+                        of_point = "count" if kind == "HistogramDataPoint" else "as_double"
+                        found[service] += sum(getattr(point, of_point) for point in points)
+    return found
+
+
+@pytest.mark.parametrize("preference", ["delta", " LowMemory"])
+def test_differences_sum_to_the_figures(folder: Path, preference: str) -> None:
+    variables = {
+        f"{METRICS}_TEMPORALITY_PREFERENCE": preference,
+        f"{METRICS}_DEFAULT_HISTOGRAM_AGGREGATION": "explicit_bucket_histogram",
+        "OTEL_METRIC_EXPORT_INTERVAL": "300",
+    }
+    process = start(WORKER, STAGESPAN_JOB="svc")
+    ready(process)
+
+    def work(runs: int) -> None:
+        assert process.stdin is not None
+        process.stdin.write(f"{runs}\n")
+        process.stdin.flush()
+        ready(process)
+
+    duration, tokens = "stagespan.stage.duration", "stagespan.stage.work"
+    statuses = cycle([200, 200, 400])
+    with collector.http(lambda: next(statuses)) as received:
+        with otlp_exporter(received.url, **variables):
+            # WHEN figures are sent while a process works, and some calls fail
+            total = 0
+            for runs in (5, 40, 7):
+                work(runs)
+                total += runs
+                # THEN the differences sum to the figures
+                until(lambda of=total: sums(received, duration)["svc"] == of)
+            assert sums(received, tokens)["svc"] == 2 * total
+        # WHEN the next exporter goes on THEN it sends only what is new
+        with otlp_exporter(received.url, **variables):
+            work(3)
+            until(lambda: sums(received, duration)["svc"] >= total + 3)
+            before = len(received.metrics)
+            until(lambda: len(received.metrics) > before + 4)
+            assert sums(received, duration)["svc"] == total + 3
+    end(process)
+    # THEN each begins when the one before it ended, or later
+    ends: dict[str, int] = {}
+    for request in received.metrics:
+        for one in request.resource_metrics:
+            for scope in one.scope_metrics:
+                for metric in scope.metrics:
+                    if metric.name not in (duration, tokens):
+                        continue
+                    data = getattr(metric, metric.WhichOneof("data"))
+                    (point,) = data.data_points
+                    assert data.aggregation_temporality == 1
+                    begin = point.start_time_unix_nano
+                    assert begin >= ends.get(metric.name, 0)
+                    ends[metric.name] = point.time_unix_nano
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_no_metric_is_sent_without_data(folder: Path, protocol: str) -> None:
+    # GIVEN an exporter that sees no process, and then one that has recorded nothing
+    variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": collector.PROTOCOLS[protocol]}
+    with collector.RECEIVERS[protocol]() as received, otlp_exporter(received.url, **variables):
+        until(lambda: len(received.metrics) > 1)
+        assert not received.points("stagespan.process.up")
+        process = start("import stagespan; stagespan.begin('s'); print('ready'); input()")
+        until(lambda: received.points("stagespan.process.up"))
+        end(process)
+        until(lambda: received.points("stagespan.process.up")[0][1].as_int == 0)
+    # THEN each metric that it has sent has data
+    for request in received.metrics:
+        for one in request.resource_metrics:
+            assert one.scope_metrics
+            for scope in one.scope_metrics:
+                assert scope.metrics
+                for metric in scope.metrics:
+                    kind = metric.WhichOneof("data")
+                    assert kind is not None, metric.name
+                    assert getattr(metric, kind).data_points
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -170,7 +283,7 @@ def test_an_address_with_a_path_has_a_path_for_each_signal(
     with collector.http() as received:
         for signal_name in ("traces", "metrics"):
             exporter_of = otlp_sending.exporter_for(
-                signal_name, f"{received.url}/otlp{end}", otlp_sending.Rejected()
+                signal_name, f"{received.url}/otlp{end}", otlp_sending.Answers()
             )
             # WHEN something is sent THEN it arrives where a collector expects it
             exporter_of.export([] if signal_name == "traces" else otlp.points.MetricsData([]))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exporting import exporter, large_request, of, scraped, until
 from recorded_process import command_here, end, ready, start
 
 from stagespan import recording
@@ -86,6 +87,68 @@ def test_only_their_owner_can_read_kept_requests(
     for one, other in ((kept_file, recorded), (kept_file.parent, folder)):
         assert stat.S_IMODE(one.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
     end(process)
+
+
+AMOUNTS = (2**53 + 1, 2**63 - 1, -(2**60) - 1, 1.5e308)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_any_amount_of_work_is_kept(folder: Path, tmp_path: Path, form: str) -> None:
+    if form == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        pytest.importorskip("duckdb", reason="DuckDB is not installed")
+    # GIVEN an exporter, and a process whose spans count more than a float counts exactly
+    process = start(
+        """
+        import stagespan
+        with stagespan.request("r"):
+            for amount in AMOUNTS:
+                with stagespan.span("copy") as span:
+                    span.add(bytes=amount)
+        print("ready", flush=True)
+        input()
+        """.replace("AMOUNTS", repr(AMOUNTS))
+    )
+    ready(process)
+    with exporter("--keep", str(tmp_path / "kept"), "--keep-format", form) as (_, port):
+        until(lambda: list((tmp_path / "kept").glob("requests-*")), 60)
+        assert of(scraped(port), "stagespan_lost_total", cause="keep") == 0
+    end(process)
+    # WHEN they are read THEN each amount is exact
+    found = json.loads(command_here("requests", str(tmp_path / "kept"), "--json").stdout)
+    spans = found["requests"][0]["segments"][0]["spans"]
+    assert [span["work"]["bytes"] for span in spans] == [*AMOUNTS]
+
+
+IMPOSSIBLE = {
+    "a text that is not valid": ("jsonl", {"id": "a\ud800b"}),
+    "a text that is not valid, in Parquet": ("parquet", {"id": "a\ud800b"}),
+    "a time beyond its column": ("parquet", {"begin_ns": 1 << 70}),
+    "a number in place of a text": ("parquet", {"parent_segment": 7}),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_a_request_that_cannot_be_written_is_lost_alone(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    form, change_of = IMPOSSIBLE[what]
+    if form == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        pytest.importorskip("duckdb", reason="DuckDB is not installed")
+    # GIVEN requests of which two cannot be written
+    requests = [large_request(n) for n in range(9)]
+    for n in (2, 7):
+        requests[n][0].segment.update(change_of)  # type: ignore[typeddict-item]
+    keeper = kept.Keeper(tmp_path, 1 << 30, parquet=form == "parquet")
+    keeper.put(requests)
+    keeper.close()
+    # THEN they are counted, the others are in the file, and nothing is awaited any longer
+    assert keeper.lost() == {"keep": 2}
+    found = json.loads(command_here("requests", str(tmp_path), "--json").stdout)
+    assert found["count"] == 7
+    assert not any(part.awaited for parts in requests for part in parts)
+    assert len(caplog.messages) == 1
 
 
 OPTIONS = ([], ["--json"], ["--perfetto", "trace.json"], ["--html", "page.html"])

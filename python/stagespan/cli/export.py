@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import re
 import time
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from stagespan.export.node import Node
     from stagespan.export.otlp import Otlp
 
+_LOGGER = logging.getLogger("stagespan")
 _FROM_ENVIRONMENT = "environment"
 """The value of --otlp without a URL."""
 _LEAST_PAUSE_S = 0.5
@@ -184,6 +186,8 @@ def command(
         ]
         node = Node(state, rules if awaited else None, awaited, ending.is_over)
         ending.limit(node.save)
+        if sender is not None:
+            sender.begin(node)
         closing.callback(node.close)  # the last one, because it writes what was sent
         if keeper is not None:
             closing.callback(keeper.close)
@@ -206,18 +210,28 @@ def command(
             click.echo(f"Requests and figures of {node.folder}: sent to {collector}")
         if keeper is not None:
             click.echo(f"Requests of {node.folder}: kept in {keep}")
+
+        told: set[type[Exception]] = set()
+
+        def step(*, at_end: bool = False) -> None:
+            try:
+                node.poll()
+                _hand_over(node, ending, sender, keeper, at_end=at_end)
+            except Exception as error:  # nothing that a process has recorded ends the exporter
+                if type(error) not in told:
+                    told.add(type(error))
+                    _LOGGER.warning("A reading has failed (%r): the next one follows.", error)
+
         pause_s = _LEAST_PAUSE_S
         longest_s = _LONGEST_PAUSE_S if awaited else math.inf
         while not ending.wait(pause_s):
             began_s = time.process_time()
-            node.poll()
-            _hand_over(node, ending, sender, keeper)
+            step()
             # Reading figures takes at most a twentieth of a core.
             pause_s = max(_LEAST_PAUSE_S, 20 * (time.process_time() - began_s))
             pause_s = min(pause_s, longest_s, node.longest_pause_s())
         ending.allow_work()
-        node.poll()
-        _hand_over(node, ending, sender, keeper, at_end=True)
+        step(at_end=True)
         if sender is not None:
             sender.close(ending.left_s())
         if keeper is not None:

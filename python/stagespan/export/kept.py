@@ -76,13 +76,19 @@ def _kept(part: Part) -> _KeptPart:
     )
 
 
+class _PendingRequest(NamedTuple):
+    parts: list[Part]
+    line: bytes
+
+
 class _PendingFile:
     """Requests that will be written to one file."""
 
-    def __init__(self, lines: list[bytes], parts: list[Part]) -> None:
-        self.lines, self.parts = lines, parts
-        self.size_bytes = sum(map(len, lines))
-        self.is_written = False
+    def __init__(self, requests: list[_PendingRequest]) -> None:
+        self.requests = requests
+        self.size_bytes = sum(len(one.line) for one in requests)
+        self.written = 0
+        """How many of them are in a file."""
 
 
 class Keeper:
@@ -102,8 +108,7 @@ class Keeper:
             kept_parquet.check_writer()
         self._place, self._most_bytes = place, most_bytes
         self._suffix = kept_parquet.SUFFIX if parquet else _SUFFIX
-        self._lines: list[bytes] = []
-        self._parts: list[Part] = []
+        self._requests: list[_PendingRequest] = []
         self._begun_at = time.monotonic()
         self._prefix = f"{_PREFIX}{os.uname().nodename}-"
         self._store = store_of(place)
@@ -128,19 +133,24 @@ class Keeper:
                 break
             trace_id = parts[0].segment["trace_id"] or ""
             kept = _KeptRequest(_SCHEMA_VERSION, trace_id, list(map(_kept, parts)))
-            self._lines.append(msgspec.json.encode(kept))
-            self._parts += parts
+            try:
+                self._requests.append(_PendingRequest(parts, msgspec.json.encode(kept)))
+            except ValueError as error:  # such as a text that is not valid
+                self._tell_of(error)
+                self._lost += 1
+                _forget(parts)
         is_old = time.monotonic() - self._begun_at > _FILE_INTERVAL_S
-        if self._lines and (is_old or sum(map(len, self._lines)) > _FILE_BYTES):
+        is_large = sum(len(one.line) for one in self._requests) > _FILE_BYTES
+        if self._requests and (is_old or is_large):
             self.write()
 
     def write(self) -> None:
         """Write what was put to a new file."""
         self._begun_at = time.monotonic()
-        if not self._lines:
+        if not self._requests:
             return
-        file = _PendingFile(self._lines, self._parts)
-        self._lines, self._parts = [], []
+        file = _PendingFile(self._requests)
+        self._requests = []
         if self._uploads is None:
             self._write(file)
             self._end(file)
@@ -153,41 +163,63 @@ class Keeper:
         else:
             self._uploads.put([file], partial(self._end, file))
 
-    def _upload(self, _: Any, batch: list[_PendingFile]) -> None:
+    def _upload(self, _: Any, batch: list[_PendingFile]) -> int:
         for file in batch:
             self._write(file)
+        return 0
 
     def _write(self, file: _PendingFile) -> None:
         """Write a file, and note that it is written. The first failure is logged."""
         self._number += 1
         name = f"{self._prefix}{time.time_ns() // 1_000_000}-{self._number}{self._suffix}"
-        if self._suffix == _SUFFIX:
-            data = gzip.compress(b"\n".join(file.lines) + b"\n", compresslevel=3)
-        else:
-            whole = ((part, msgspec.json.encode(_kept(part))) for part in file.parts)
-            data = kept_parquet.packed(whole)
+        requests, data = self._packed(file.requests)
+        if not requests:
+            return
         try:
             self._make_room(len(data))
             self._store.write(name, data)
-            file.is_written = True
+            file.written = len(requests)
         except self._store.errors as error:
-            if not self._is_told:
-                self._is_told = True
-                _LOGGER.warning(
-                    "Requests cannot be kept in %s: %s. They are counted as lost.",
-                    self._place,
-                    getattr(error, "strerror", None) or reason_of(error),
-                )
+            self._tell_of(error)
+
+    def _packed(self, requests: list[_PendingRequest]) -> tuple[list[_PendingRequest], bytes]:
+        """Return the content of a file, and the requests that are in it.
+
+        Those that cannot be in one are left out.
+        """
+        if self._suffix == _SUFFIX:
+            return requests, gzip.compress(b"\n".join(one.line for one in requests) + b"\n", 3)
+        try:
+            whole = (
+                (part, msgspec.json.encode(_kept(part))) for one in requests for part in one.parts
+            )
+            return requests, kept_parquet.packed(whole)
+        except Exception as error:  # pyarrow has many, for values that do not fit in a column
+            if len(requests) <= 1:
+                self._tell_of(error)
+                return [], b""
+        half = len(requests) // 2
+        fit = self._packed(requests[:half])[0] + self._packed(requests[half:])[0]
+        return self._packed(fit) if fit else ([], b"")
+
+    def _tell_of(self, error: Exception) -> None:
+        """Log the first failure."""
+        if not self._is_told:
+            self._is_told = True
+            _LOGGER.warning(
+                "Requests cannot be kept in %s: %s. They are counted as lost.",
+                self._place,
+                getattr(error, "strerror", None) or reason_of(error),
+            )
 
     def _end(self, file: _PendingFile) -> None:
-        """Count the requests as lost if the file was not written, and await them no longer."""
+        """Count the requests that were not written as lost, and await none of them any longer."""
         with self._changing:
-            if not file.is_written:
-                self._lost += len(file.lines)
+            self._lost += len(file.requests) - file.written
             if file in self._uploading:
                 self._uploading.remove(file)
-        for part in file.parts:
-            part.awaited.discard(AWAITED_KEEP)
+        for request in file.requests:
+            _forget(request.parts)
 
     def _make_room(self, size_bytes: int) -> None:
         own = self._store.files(self._prefix)
@@ -204,12 +236,17 @@ class Keeper:
         if self._uploads is not None:
             self._uploads.close(longest_s)
             with self._changing:
-                self._lost += sum(len(one.lines) for one in self._uploading if not one.is_written)
+                self._lost += sum(len(one.requests) - one.written for one in self._uploading)
                 self._uploading.clear()
 
     def lost(self) -> dict[str, int]:
         """Return how many requests could not be written."""
         return {"keep": self._lost}
+
+
+def _forget(parts: list[Part]) -> None:
+    for part in parts:
+        part.awaited.discard(AWAITED_KEEP)
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.errors import StagespanError
 from stagespan.export.requests import Part
 from stagespan.process.imports import load
+
+if TYPE_CHECKING:
+    from stagespan.recording.reading import Work
 
 SUFFIX = ".parquet"
 
@@ -57,7 +60,7 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
                     "kind": span.kind,
                     "duration_ns": span.end_ns - span.begin_ns,
                     "failed": span.failed,
-                    "work": None if span.work is None else list(span.work.items()),
+                    "work": None if span.work is None else _floats(span.work),
                 }
                 for span in part.spans
             ],
@@ -79,6 +82,11 @@ def packed(parts: Iterable[tuple[Part, bytes]]) -> bytes:
     table = arrow.Table.from_pylist(rows, schema=arrow.schema(list(types.items())))
     parquet.write_table(table, target, compression="zstd")
     return target.getvalue()
+
+
+def _floats(work: Work) -> list[tuple[str, float]]:
+    """Return amounts for a column of floats, for which Arrow takes no integer beyond 2**53."""
+    return [(unit, float(amount)) for unit, amount in work.items()]
 
 
 class Selection(NamedTuple):

@@ -226,7 +226,7 @@ class Node:
             lost = process.figures.amounts.get("lost", {})
             for cause in UNREAD:
                 if cause in lost:
-                    process.taker.missed[cause] = int(lost[cause][""])
+                    process.taker.missed[cause] = int(lost[cause].get("", 0))
             process.observed = Figures(
                 {key: process.figures.durations.get(key, {}) for key in ("request", "handoff")}, {}
             )
@@ -250,23 +250,35 @@ class Node:
                 copy = process.read(spans=has_requests)
                 if copy.has_gone:  # it may have changed after this copy, and does so no longer
                     copy = process.read(spans=has_requests)
+                # Before hand-offs are counted: the sender's recording may be read after the
+                # receiver's.
+                if process.used is None or not copy.shares_copy_with(process.used):
+                    self._totals.roles.learn(copy)
             except StagespanError as error:
                 # Another program has cut it off. The process does not record any more.
-                self._lost["unreadable"] += 1
-                _LOGGER.warning("%s", error)
-                process.end()
+                self._give_up(process, str(error))
                 continue
-            # Before hand-offs are counted: the sender's recording may be read after the receiver's.
-            if process.used is None or not copy.shares_copy_with(process.used):
-                self._totals.roles.learn(copy)
+            except Exception as error:  # whatever is in it, the others are read
+                self._give_up(process, f"{process.path} cannot be read: {error!r}.")
+                continue
             copies.append((process, copy))
         for process, copy in copies:
             if self._is_over():
                 return
-            self._totals.update(process, copy)
+            try:
+                self._totals.update(process, copy)
+            except Exception as error:  # as above
+                self._give_up(process, f"The figures of {process.path} are impossible: {error!r}.")
+                continue
             if copy.has_gone:
                 process.end()
         self._fold_ended()
+
+    def _give_up(self, process: Process, why: str) -> None:
+        """Read a process no more, because its recording is damaged."""
+        self._lost["unreadable"] += 1
+        _LOGGER.warning("%s", why)
+        process.end()
 
     def _fold_ended(self) -> None:
         """Add the figures of processes that have ended to the totals, once requests are sent."""
@@ -420,9 +432,13 @@ class Node:
     # --- what is shown ----------------------------------------------------------------------------
 
     def totals(self) -> dict[Group, Figures]:
-        """Return the figures by group, of all processes that have been read."""
+        """Return the figures by group, of all processes that this exporter or others have read."""
         with self._lock:
-            return self._totals.sums(self._processes.values())
+            found = self._totals.sums(self._processes.values())
+            for saved in self._resumed.values():
+                rest = saved.figures.without(saved.given)
+                found.setdefault(saved.group, Figures({}, {})).add(rest)
+            return found
 
     def lost(self) -> dict[str, int]:
         """Return what the exporter itself has lost, by cause."""
@@ -435,6 +451,26 @@ class Node:
         for losses in self.losses:
             found.update(losses())
         return dict(found)
+
+    def recordings_of(self, trace_id: str) -> list[Recording]:
+        """Return the recordings that have a part of a trace, with their spans.
+
+        They are those of processes that had one when they were last read, and of processes that
+        have ended and whose file is still there.
+        """
+        with self._lock:
+            latest = [one.latest for one in self._processes.values()]
+            paths = [one.path for one in latest if _has_trace(one, trace_id)]
+            ended = [one.path for one in self._folded.values() if one is not None]
+        found = []
+        for path in paths:
+            with contextlib.suppress(StagespanError):  # it has been removed
+                found.append(Recording(path))
+        for path in ended:
+            with contextlib.suppress(StagespanError):
+                if _has_trace(Recording(path, everything=False), trace_id):
+                    found.append(Recording(path))
+        return found
 
     def exemplars(self) -> Exemplars:
         """Return the latest request of each bucket."""
@@ -520,6 +556,10 @@ def _status(leftover: _Leftover) -> os.stat_result | None:
     except OSError:
         return None
     return status if (status.st_dev, status.st_ino) == leftover.inode else None
+
+
+def _has_trace(recording: Recording, trace_id: str) -> bool:
+    return any(one["trace_id"] == trace_id for one in recording.segments())
 
 
 def _unlink(path: str) -> None:

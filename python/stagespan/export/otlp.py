@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -14,10 +15,17 @@ from typing import Any
 
 from stagespan.device.environment import version
 from stagespan.errors import StagespanError
-from stagespan.export import genai
+from stagespan.export import genai, otlp_deltas
 from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
 from stagespan.export.node import Node
-from stagespan.export.otlp_sending import CAUSES, LONGEST_END_S, Rejected, Sender, exporter_for
+from stagespan.export.otlp_sending import (
+    CAUSES,
+    LONGEST_END_S,
+    Answers,
+    Sender,
+    deliver,
+    exporter_for,
+)
 from stagespan.export.own import Own
 from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource, TimedSpan
 from stagespan.export.totals import LABEL_SEPARATOR, Gauges, Group
@@ -386,15 +394,44 @@ class Otlp:
         self._begin_ns = time.time_ns()
         self._figures_at, self._interval_s = -math.inf, _interval_s()
         self._operation = operation
-        self._rejected = Rejected()
+        self._lost_spans = 0
+        self._deltas = otlp_deltas.Deltas() if otlp_deltas.are_wanted() else None
+        told: set[str] = set()
+        self._of_traces, self._of_metrics = Answers(told), Answers(told)
         self._traces = Sender(
-            lambda: exporter_for("traces", url, self._rejected),
-            lambda exporter, batch: exporter.export(batch),
+            lambda: exporter_for("traces", url, self._of_traces),
+            lambda exporter, batch: deliver(exporter.export, batch, self._of_traces),
         )
         self._metrics = Sender(
-            lambda: exporter_for("metrics", url, self._rejected),
-            lambda exporter, batch: exporter.export(batch[-1]),
+            lambda: exporter_for("metrics", url, self._of_metrics), self._export_figures
         )
+
+    def begin(self, source: Node) -> None:
+        """Take what a source already has as delivered, if differences are sent.
+
+        An earlier exporter has sent it.
+        """
+        if self._deltas is not None:
+            gauges = Gauges(Counter(), Counter(), {}, Counter(), 0)
+            self._deltas.accept(
+                metrics_of(source.totals(), source.lost(), gauges, self._begin_ns, self._operation)
+            )
+
+    def _export_figures(self, exporter: Any, batch: list[points.MetricsData]) -> int:
+        """Export the latest figures. If that fails, all of ``batch`` count as not delivered."""
+
+        def export(rows: list[points.ResourceMetrics]) -> Any:
+            data = otlp_deltas.without_empty(points.MetricsData(rows))
+            sent = data if self._deltas is None else self._deltas.of(data)
+            if not sent.resource_metrics:
+                return points.MetricExportResult.SUCCESS
+            result = exporter.export(sent)
+            if self._deltas is not None and result is points.MetricExportResult.SUCCESS:
+                self._deltas.accept(data)
+            return result
+
+        rows = list(batch[-1].resource_metrics)
+        return len(batch) if deliver(export, rows, self._of_metrics) else 0
 
     def step(self, source: Node | Own, *, at_end: bool = False) -> None:
         """Send the figures of a source that was just read, once a minute."""
@@ -411,9 +448,14 @@ class Otlp:
             if is_over():
                 return
             operation = self._operation
-            of_root = {} if operation is None else genai.attributes_of(parts, operation)
-            for part in parts:
-                spans = spans_of(part, of_root if part.is_root else {})
+            try:
+                of_root = {} if operation is None else genai.attributes_of(parts, operation)
+                made = [list(spans_of(part, of_root if part.is_root else {})) for part in parts]
+            except Exception as error:  # whatever a process has recorded, the others are sent
+                self._of_traces.tell(f"A request cannot be sent, and counts as lost: {error!r}.")
+                self._lost_spans += sum(1 + len(part.spans) for part in parts)
+                made = [[] for _ in parts]
+            for part, spans in zip(parts, made, strict=True):
                 self._traces.put(spans, partial(part.awaited.discard, AWAITED_OTLP))
 
     def put_figures(
@@ -426,7 +468,8 @@ class Otlp:
     def lost(self) -> dict[str, int]:
         """Return what was not delivered, by cause: spans, and times that figures were sent."""
         found = {cause: self._traces.lost[cause] + self._metrics.lost[cause] for cause in CAUSES}
-        return {**found, "otlp_rejected": self._rejected.number}
+        found["otlp_failed"] += self._lost_spans
+        return {**found, "otlp_rejected": self._of_traces.rejected + self._of_metrics.rejected}
 
     def close(self, longest_s: float = LONGEST_END_S) -> None:
         """Deliver what is in the queues, for at most ``longest_s``, and at most 1 s."""

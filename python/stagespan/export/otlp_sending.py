@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -12,9 +11,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 from stagespan.errors import StagespanError
+from stagespan.text.escaping import one_line
 from stagespan.trace.read.remote import reason_of
 
 _LOGGER = logging.getLogger("stagespan")
@@ -24,6 +24,8 @@ _MOST_ITEMS = 20_000
 _BATCH_ITEMS = 512
 _MOST_STUCK = 3
 _SAME_MESSAGE_S = 3600.0
+_LONGEST_REASON = 200
+_PAGE = re.compile(rb"\s*<(!doctype|html)", re.IGNORECASE)
 _GRPC_PORT = 4317
 """The registered port of OTLP over gRPC."""
 CAUSES = ("otlp_queue", "otlp_failed", "otlp_timeout", "otlp_end")
@@ -83,7 +85,14 @@ class _RateLimited(logging.Handler):
         self._logged_at: dict[tuple[str, int], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass a message on, unless one from the same place was passed on lately."""
+        """Pass a message on, unless one from the same place was passed on lately.
+
+        What is wrong with an answer was logged when it was read.
+        """
+        if isinstance(record.args, tuple) and any(
+            isinstance(one, NotDelivered) for one in record.args
+        ):
+            return
         place, now = (record.pathname, record.lineno), time.monotonic()
         if now - self._logged_at.get(place, -math.inf) >= _SAME_MESSAGE_S:
             self._logged_at[place] = now
@@ -99,44 +108,109 @@ def limit_logging() -> None:
     logger.propagate = False
 
 
-class Rejected:
-    """What a collector has rejected of what it was sent (OTLP's "partial success")."""
+class NotDelivered(Exception):
+    """A collector's address has answered, and has not taken what it was sent."""
 
-    def __init__(self) -> None:
-        self.number = 0
-        """Spans and data points."""
-        self._is_told = False
+
+class Answers:
+    """What a collector answers to the requests of an exporter."""
+
+    def __init__(self, told: set[str] | None = None) -> None:
+        """``told`` are the messages that were logged; several objects can share it."""
+        self.rejected = 0
+        """How many spans and data points it has rejected (OTLP's "partial success")."""
+        self.calls = 0
+        """How many requests were made."""
+        self.are_seen = False
+        """Whether `calls` counts all of them."""
+        self._told = set() if told is None else told
+
+    def tell(self, text: str) -> None:
+        """Log a message once."""
+        if text not in self._told:
+            self._told.add(text)
+            _LOGGER.warning("%s", text)
 
     def note(self, answer: Any) -> None:
-        """Count what the answer to an export request names."""
+        """Count what the answer to an export request names as rejected."""
         success = answer.partial_success
-        self.number += getattr(success, "rejected_spans", 0)
-        self.number += getattr(success, "rejected_data_points", 0)
-        if success.error_message and not self._is_told:
-            self._is_told = True
-            _LOGGER.warning(
-                "The collector has not taken everything. It says: %s", success.error_message
-            )
+        rejected = getattr(success, "rejected_spans", 0)
+        rejected += getattr(success, "rejected_data_points", 0)
+        self.rejected += max(rejected, 0)
+        if rejected > 0 or success.error_message:
+            reason = one_line(success.error_message)[:_LONGEST_REASON]
+            self.tell(f"The collector has not taken everything. It says: {reason}")
+
+    def read(self, response: Any, kind: Any) -> None:
+        """Read an answer over HTTP. Raises NotDelivered if it is not one of a collector."""
+        from google.protobuf import json_format
+        from google.protobuf.message import DecodeError
+
+        status, body = response.status_code, response.content
+        place = _shown(response.url)
+        if 300 <= status < 400:
+            location = response.headers.get("Location")
+            leads = f", and leads to {_shown(urljoin(response.url, location))}" if location else ""
+            advice = "that address" if location else "the address of a collector"
+            self.refuse(f"{place} answers with the status {status}{leads}", advice)
+        if not 200 <= status < 300 or not body:
+            return
+        form = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if form in ("text/html", "application/xhtml+xml") or _PAGE.match(body):
+            self.refuse(f"{place} answers with a page of HTML", "the address of a collector")
+        try:
+            if form == "application/json":
+                self.note(json_format.Parse(body, kind(), ignore_unknown_fields=True))
+            elif form in ("", "application/x-protobuf", "application/octet-stream"):
+                self.note(kind.FromString(body))
+        except (DecodeError, json_format.ParseError):
+            self.refuse(f"{place} answers with what OTLP does not know", "that of a collector")
+
+    def refuse(self, what: str, advice: str) -> None:
+        """Log once that nothing is delivered, and what to do. Raises NotDelivered."""
+        self.tell(f"{what}, so nothing is delivered: pass {advice}.")
+        raise NotDelivered(what)
 
 
-def _watch_http(signal: str, rejected: Rejected) -> Any:
-    """Return a session that reads the answers, which the official exporter ignores."""
-    import requests
-    from google.protobuf.message import DecodeError
+def _shown(url: str) -> str:
+    """Return an address without the path of a signal, and without what may be a secret."""
+    parts = urlsplit(url)
+    plain = parts._replace(netloc=parts.netloc.rpartition("@")[2])
+    return one_line(_base(plain))[:_LONGEST_REASON]
 
+
+def deliver(export: Callable[[Any], Any], items: list[Any], answers: Answers) -> int:
+    """Hand items to an exporter, and return how many of them were not delivered.
+
+    If they cannot be encoded, their halves are handed over, so that one item spoils no other.
+    """
+    before = answers.calls
+    try:
+        if getattr(export(items), "name", "") == "SUCCESS":
+            return 0
+    except Exception:  # what the exporter's libraries raise is not known
+        pass
+    was_sent = not answers.are_seen or answers.calls != before
+    if was_sent or len(items) == 1:
+        return len(items)
+    half = len(items) // 2
+    return deliver(export, items[:half], answers) + deliver(export, items[half:], answers)
+
+
+def _answer_of(signal: str) -> Any:
+    """Return the class of a collector's answers for "traces" or "metrics"."""
     if signal == "traces":
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-            ExportTraceServiceResponse as Answer,
-        )
-    else:
-        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-            ExportMetricsServiceResponse as Answer,
-        )
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-    def read(response: requests.Response, **_: Any) -> None:
-        if response.ok and response.content:
-            with contextlib.suppress(DecodeError):  # some proxies answer with a text
-                rejected.note(Answer.FromString(response.content))
+        return trace_service_pb2.ExportTraceServiceResponse
+    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
+
+    return metrics_service_pb2.ExportMetricsServiceResponse
+
+
+def _session() -> Any:
+    """Return a session for the official exporter."""
+    import requests
 
     class Session(requests.Session):  # type: ignore[misc, unused-ignore]
         def merge_environment_settings(
@@ -146,12 +220,31 @@ def _watch_http(signal: str, rejected: Rejected) -> Any:
             verify = self.verify if verify is None else verify
             return super().merge_environment_settings(url, proxies, stream, verify, cert)
 
-    session = Session()
-    session.hooks["response"].append(read)
-    return session
+    return Session()
 
 
-def _watch_grpc(exporter: Any, rejected: Rejected) -> None:
+def _watch_http(signal: str, session: Any, answers: Answers) -> None:
+    """Read the answers to what a session sends, which the official exporter ignores."""
+    kind, send = _answer_of(signal), session.send
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        answers.calls += 1
+        return send(*arguments, **options)
+
+    session.send = counted
+    session.hooks["response"].append(lambda response, **_: answers.read(response, kind))
+    answers.are_seen = True
+
+
+def _session_of(exporter: Any) -> Any:
+    """Return the session of an exporter, which has no public name; None if it is not found."""
+    if (found := getattr(exporter, "_session", None)) is not None:
+        return found
+    transport = getattr(getattr(exporter, "_client", None), "_transport", None)
+    return getattr(transport, "_session", None)
+
+
+def _watch_grpc(exporter: Any, answers: Answers) -> None:
     """Read the answers, which the official exporter ignores. It has no public way to do that."""
     make, channel = getattr(exporter, "_stub", None), getattr(exporter, "_channel", None)
     if make is None or channel is None or not hasattr(exporter, "_client"):
@@ -162,8 +255,9 @@ def _watch_grpc(exporter: Any, rejected: Rejected) -> None:
         export = made.Export
 
         def call(*arguments: Any, **options: Any) -> Any:
+            answers.calls += 1
             answer = export(*arguments, **options)
-            rejected.note(answer)
+            answers.note(answer)
             return answer
 
         made.Export = call
@@ -171,15 +265,16 @@ def _watch_grpc(exporter: Any, rejected: Rejected) -> None:
 
     exporter._stub = stub  # also called when it connects again
     exporter._client = stub(channel)
+    answers.are_seen = True
 
 
 _CREDENTIALS = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_{}CREDENTIAL_PROVIDER"
 
 
-def exporter_for(signal: str, url: str | None, rejected: Rejected) -> Any:
+def exporter_for(signal: str, url: str | None, answers: Answers) -> Any:
     """Return the official exporter for ``"traces"`` or ``"metrics"``.
 
-    What the collector rejects is counted in ``rejected``.
+    What the collector answers is noted in ``answers``.
 
     Without a URL, the endpoint is that of the environment. Raises StagespanError if the URL is not
     one, or if the exporter of the protocol is not installed.
@@ -212,7 +307,7 @@ def exporter_for(signal: str, url: str | None, rejected: Rejected) -> Any:
         # With one of these variables, the exporter makes a session with the user's credentials.
         credentials = (_CREDENTIALS.format(""), _CREDENTIALS.format(f"{signal.upper()}_"))
         if not any(os.environ.get(one) for one in credentials):
-            options["session"] = _watch_http(signal, rejected)
+            options["session"] = _session()
     try:
         exporter = getattr(exporters, name)(**options)
     except Exception as error:  # the classes differ from variable to variable
@@ -221,7 +316,9 @@ def exporter_for(signal: str, url: str | None, rejected: Rejected) -> Any:
             "variables OTEL_EXPORTER_OTLP_*."
         ) from error
     if protocol == "grpc":
-        _watch_grpc(exporter, rejected)
+        _watch_grpc(exporter, answers)
+    elif (session := _session_of(exporter)) is not None:
+        _watch_http(signal, session, answers)
     return exporter
 
 
@@ -241,13 +338,14 @@ class Sender:
     def __init__(
         self,
         make: Callable[[], Any],
-        export: Callable[[Any, Any], Any],
+        export: Callable[[Any, Any], int],
         batch: int = _BATCH_ITEMS,
         longest_call_s: float = _LONGEST_CALL_S,
     ) -> None:
         """``export`` takes what ``make`` returns, and at most ``batch`` items.
 
-        A call that takes longer than ``longest_call_s`` is given up.
+        It returns how many of them were not delivered. A call that takes longer than
+        ``longest_call_s`` is given up.
         """
         self._make, self._export, self._batch = make, export, batch
         self._exporter = make()
@@ -299,24 +397,21 @@ class Sender:
         if len(self._stuck) >= _MOST_STUCK:
             self.lost["otlp_timeout"] += len(batch)
             return
-        outcome: list[bool] = []
+        failed: list[int] = []
         exporter = self._exporter
 
         def call() -> None:
             try:
-                result = self._export(exporter, batch)
-                outcome.append(getattr(result, "name", "") == "SUCCESS")
+                failed.append(self._export(exporter, batch))
             except Exception:  # what the exporter's libraries raise is not known
-                outcome.append(False)
+                failed.append(len(batch))
 
         thread = threading.Thread(target=call, name="stagespan-otlp-call", daemon=True)
         thread.start()
         thread.join(self._deadline_s)
-        if outcome:
-            if outcome[0]:
-                self.sent += len(batch)
-            else:
-                self.lost["otlp_failed"] += len(batch)
+        if failed:
+            self.sent += len(batch) - failed[0]
+            self.lost["otlp_failed"] += failed[0]
             return
         self.lost["otlp_timeout"] += len(batch)
         self._stuck.append(thread)
