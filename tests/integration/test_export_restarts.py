@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
 import socket
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import pytest
 from exporting import exporter, of, scraped, until
 from recorded_process import command_here, end, ready, start
 
+from changed_json import VALUES, places, put
 from stagespan import recording
+from stagespan.export.node import Node
+from stagespan.export.traces import Rules
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
 collector = pytest.importorskip("collector")
@@ -85,6 +90,37 @@ def test_a_killed_exporter_loses_no_request(folder: Path, how: str) -> None:
         assert of(scraped(port), metric, service="svc") == 30
         if how == "live":
             end(process)
+
+
+def test_no_state_keeps_an_exporter_from_a_live_process(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a process, and the state of an exporter that has read it
+    process = start(REQUESTS, "5", STAGESPAN_JOB="svc")
+    ready(process)
+    path = tmp_path / "state.json"
+    first = Node(path, Rules())
+    first.read()
+    first.close()
+    page = json.loads(path.read_bytes())
+    assert len(page["processes"]) == 1
+    page["processes"][0]["figures"]["amounts"]["lost"] = {"requests_unread": {"": 1.0}}
+    reading = [one for one in places(page) if one[:1] == ("processes",) and len(one) > 2]
+    assert len(reading) > 20
+    for place, value in product(reading, VALUES):
+        # WHEN one value of it is another THEN the process is read nevertheless
+        changed = copy.deepcopy(page)
+        put(changed, place, copy.deepcopy(value))
+        path.write_text(json.dumps(changed))
+        node = Node(path, Rules())
+        try:
+            node.read()
+            node.read()
+            totals = node.totals().values()
+            runs = sum(one.durations["stage"]["decode"].below[-1] for one in totals)
+        finally:
+            node.close()
+        assert runs >= 5, (place, value)
+        assert node.lost()["unreadable"] == 0
+    end(process)
 
 
 def test_what_was_sent_before_a_kill_may_come_again_with_the_same_ids(folder: Path) -> None:

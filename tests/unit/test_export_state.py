@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from changed_json import VALUES, places, put
 from stagespan.errors import StagespanError
 from stagespan.export import state
 from stagespan.export.figures import Figures
@@ -234,20 +235,6 @@ def test_states_that_are_set_aside_stay(path: Path) -> None:
     assert [one.read_text() for one in aside(path)] == [*map(str, range(8)), "11"]
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the place of each value in a value of JSON."""
-    yield at
-    items = list(enumerate(value)) if isinstance(value, list) else []
-    for key, one in value.items() if isinstance(value, dict) else items:
-        yield from places(one, (*at, key))
-
-
-VALUES: tuple[Any, ...] = (
-    *(None, True, -1, 0, 1 << 31, 1 << 63, 1 << 64, 10**300, 1e308, -1e308, 0.5),
-    *("", "stage", "\0", "7", "\ud7ff", [], {}, [[0, 1]], {"a": {"b": {"c": 1}}}),
-)
-
-
 @given(st.data())
 def test_no_value_keeps_the_exporter_from_its_figures(data: st.DataObject) -> None:
     import tempfile
@@ -262,10 +249,7 @@ def test_no_value_keeps_the_exporter_from_its_figures(data: st.DataObject) -> No
         # GIVEN a state in which some values are others
         for _ in range(data.draw(st.integers(1, 3))):
             place = data.draw(st.sampled_from([one for one in places(page) if one]))
-            parent = page
-            for key in place[:-1]:
-                parent = parent[key]
-            parent[place[-1]] = copy.deepcopy(data.draw(st.sampled_from(VALUES)))
+            put(page, place, copy.deepcopy(data.draw(st.sampled_from(VALUES))))
         target.write_text(json.dumps(page))
         logging.getLogger("stagespan").disabled = True
         try:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import deque
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
 from stagespan.export.node import Node
+from stagespan.export.serving import Answer, HttpServer, text
 from stagespan.export.totals import Group
 
 _WINDOW_S = 10.0
+_INTERVAL_S = 1.0
 _MOST_REQUESTS = 10
 _PAGE = Path(__file__).with_name("page.html")
 _FAMILIES = {"stage": "", "batch": "batch", "queue": "queue"}
@@ -42,16 +45,22 @@ class Live:
         self._node = node
         self._lock = threading.Lock()
         self._past: deque[tuple[float, dict[Group, Figures]]] = deque()
+        self._latest = ""
 
-    def data(self) -> dict[str, Any]:
-        """Return what the page shows."""
+    def data(self) -> str:
+        """Return what the page shows as JSON. All that ask within a second get the same."""
+        with self._lock:
+            if not self._past or time.monotonic() - self._past[-1][0] >= _INTERVAL_S:
+                self._latest = json.dumps(self._data())
+            return self._latest
+
+    def _data(self) -> dict[str, Any]:
         self._node.read()
         now, totals = time.monotonic(), self._node.totals()
-        with self._lock:
-            self._past.append((now, totals))
-            while len(self._past) > 2 and now - self._past[1][0] >= _WINDOW_S:
-                self._past.popleft()
-            began, earlier = self._past[0]
+        self._past.append((now, totals))
+        while len(self._past) > 2 and now - self._past[1][0] >= _WINDOW_S:
+            self._past.popleft()
+        began, earlier = self._past[0]
         gauges = self._node.gauges()
         window_s = max(now - began, 1e-9)
         stages = []
@@ -100,17 +109,12 @@ class Live:
         ]
 
 
-def _timeline(trace_id: str) -> str:
+def _timeline(node: Node, trace_id: str) -> str:
     """Return the page of a request. Raises StagespanError if it is in no recording any more."""
-    from stagespan.recording import finding, requests_page
+    from stagespan.recording import requests_page
     from stagespan.recording.timelines import timelines
 
-    read = [
-        one
-        for one in finding.recordings(spans=True)
-        if any(segment["trace_id"] == trace_id for segment in one.segments())
-    ]
-    found = [one for one in timelines(read) if one.trace_id == trace_id]
+    found = [one for one in timelines(node.recordings_of(trace_id)) if one.trace_id == trace_id]
     if not found:
         raise StagespanError(f"The request of the trace {trace_id} is in no recording any more.")
     return requests_page.page(found, found, {})
@@ -121,50 +125,30 @@ class PageServer:
 
     def __init__(self, node: Node, host: str, port: int) -> None:
         """Open the port. Raises StagespanError if that is not possible."""
-        live = Live(node)
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                """Answer with the page, its data, or the timeline of a request."""
-                if self.path == "/":
-                    self._answer(200, "text/html", _PAGE.read_text("utf-8"))
-                elif self.path == "/data.json":
-                    self._answer(200, "application/json", json.dumps(live.data()))
-                elif self.path.startswith("/request/"):
-                    try:
-                        self._answer(200, "text/html", _timeline(self.path.rpartition("/")[2]))
-                    except StagespanError as error:
-                        self._answer(404, "text/plain", f"{error}\n")
-                else:
-                    self._answer(404, "text/plain", "There is no such page.\n")
-
-            def _answer(self, status: int, kind: str, text: str) -> None:
-                body = text.encode()
-                self.send_response(status)
-                self.send_header("Content-Type", f"{kind}; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("X-Content-Type-Options", "nosniff")
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *arguments: Any) -> None:
-                """Write nothing."""
-
-        try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
-        except OSError as error:
-            raise StagespanError(
-                f"The page cannot be served at {host}:{port}: {error.strerror}. Pass another "
-                "address, as in --page 127.0.0.1:9466."
-            ) from None
-        self._server.daemon_threads = True
-        self.port: int = self._server.server_port
+        self._node = node
+        self._live = Live(node)
+        self._reading = threading.Lock()
+        self._server = HttpServer(
+            host, port, self._answer, what="The page", option="--page 127.0.0.1:9466"
+        )
+        self.port: int = self._server.port
         """The port; a free one if 0 was asked for."""
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+
+    def _answer(self, path: str, _: Message) -> Answer:
+        """Return the page, its data, or the timeline of a request."""
+        if path == "/":
+            return text(200, "text/html", _PAGE.read_text("utf-8"))
+        if path == "/data.json":
+            return text(200, "application/json", self._live.data())
+        trace = re.fullmatch(r"/request/([0-9a-f]{32})", path)
+        if trace is None:
+            return text(404, "text/plain", "There is no such page.\n")
+        try:
+            with self._reading:
+                return text(200, "text/html", _timeline(self._node, trace[1]))
+        except StagespanError as error:
+            return text(404, "text/plain", f"{error}\n")
 
     def close(self) -> None:
         """Close the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(1)
+        self._server.close()

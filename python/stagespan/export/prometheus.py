@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import socket
+import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from email.message import Message
+from typing import NamedTuple
 
 from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, Figures
 from stagespan.export.node import Node
 from stagespan.export.own import Own
+from stagespan.export.serving import Answer, HttpServer
 from stagespan.export.totals import LABEL_SEPARATOR, Exemplar, Exemplars, Gauges, Group
 
 try:
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry, make_wsgi_app
     from prometheus_client.core import (
         REGISTRY,
         CounterMetricFamily,
@@ -27,10 +29,6 @@ except ImportError as error:
         "Metrics for Prometheus need prometheus_client (the extra 'export'): install it with "
         "`pip install prometheus_client`."
     ) from error
-
-if TYPE_CHECKING:
-    from threading import Thread
-    from wsgiref.simple_server import WSGIServer
 
 _GROUP = ("service", "pipeline", "rank")
 _BOUNDS = (*(repr(bound / 1e9) for bound in BOUNDS_NS), "+Inf")
@@ -213,20 +211,27 @@ class Server:
         """Open the port. Raises StagespanError if that is not possible."""
         registry = CollectorRegistry()
         registry.register(RecordingCollector(node))
-        self._server: WSGIServer
-        self._thread: Thread
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except (OSError, socket.gaierror) as error:
-            raise StagespanError(
-                f"Metrics cannot be served at {host}:{port}: {error.strerror}. Pass another "
-                "address, as in --prometheus 127.0.0.1:9465."
-            ) from None
-        self.port: int = self._server.server_port
+        self._application = make_wsgi_app(registry)
+        self._reading = threading.Lock()
+        self._server = HttpServer(
+            host, port, self._answer, what="Metrics", option="--prometheus 127.0.0.1:9465"
+        )
+        self.port: int = self._server.port
         """The port; a free one if 0 was asked for."""
+
+    def _answer(self, path: str, headers: Message) -> Answer:
+        """Return the metrics in the format that the headers ask for, one answer at a time."""
+        place, _, query = path.partition("?")
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": place, "QUERY_STRING": query}
+        for name in ("Accept", "Accept-Encoding"):
+            if (value := headers.get(name)) is not None:
+                environ[f"HTTP_{name.upper().replace('-', '_')}"] = value
+        begun: list[tuple[str, list[tuple[str, str]]]] = []
+        with self._reading:
+            body = self._application(environ, lambda *arguments: begun.append(arguments))
+        status, fields = begun[0]
+        return Answer(int(status.partition(" ")[0]), dict(fields), b"".join(body))
 
     def close(self) -> None:
         """Close the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(1)
+        self._server.close()
