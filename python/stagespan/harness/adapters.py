@@ -88,14 +88,15 @@ class LoopAdapter(StepAdapter):
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
         """Return a callable that runs the stage up to the end of the wanted step."""
-        from stagespan.harness.standalone.own_loop import loop_step
+        from stagespan.harness.standalone import own_loop
 
-        return loop_step(stage, inputs, self.name, config.step, config.optional)
+        make = own_loop.loop_step if self.name == "loop" else own_loop.generate_step
+        return make(stage, inputs, config.step, config.optional)
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
         """Return the source of the same step."""
         return ScriptStep(
-            f'loop_step(stage, inputs, "{self.name}", step, OPTIONAL)',
+            f"{self.name}_step(stage, inputs, step, OPTIONAL)",
             what="one step of the stage's own loop",
             loop=shown_loop(step_calls(stage)) or _usual_loop_of(stage),
         )

@@ -1,4 +1,4 @@
-"""Combines the modules of `standalone` into the one module that generated scripts import."""
+"""Combines what a generated script needs of `standalone` into the one module that it imports."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import graphlib
 import hashlib
 import inspect
 import re
-import symtable
 from collections.abc import Iterable
 from importlib import resources
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from stagespan.harness import standalone
 
@@ -20,8 +19,9 @@ PREFIX = "_stagespan_replay_"
 
 _HEAD = '''"""Makes inputs, and runs and measures steps, for scripts profile_*.py in this folder.
 
-Written by stagespan, which it does not need. It needs torch. Its name contains a hash of this text,
-so scripts of different versions of stagespan can be in one folder, and run in one process.
+Written by stagespan, which it does not need: the parts of stagespan.harness.standalone that a
+script uses, without their docstrings. It needs torch. Its name contains a hash of this text, so
+scripts with different needs can be in one folder, and run in one process.
 """
 
 from __future__ import annotations
@@ -45,11 +45,59 @@ class ReplayModule(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)
-def replay_module(more: tuple[ModuleType, ...] = ()) -> ReplayModule:
-    """Return the modules of `standalone`, and ``more`` modules, as one module.
+def replay_module(script: str | None = None, more: tuple[ModuleType, ...] = ()) -> ReplayModule:
+    """Return what a script needs of the modules of `standalone`, and of ``more`` modules.
 
-    Imports of stagespan are left out, because what they import is in the same module.
+    It is all of them if ``script`` is None. Imports of stagespan are left out, because what they
+    import is in the same module.
     """
+    sources = _sources(more)
+    needed = None
+    if script is not None:
+        needed = _needed([source.tree for source in sources], ast.parse(script))
+    sections: list[str] = []
+    defined: set[str] = set()
+    for source in sources:
+        lines: list[str] = []
+        was_definition = True
+        for node in source.tree.body:
+            names = _defined(node)
+            if not names or (needed is not None and not names & needed.names):
+                continue
+            is_definition = isinstance(node, _DEFINITIONS)
+            lines += ["", ""] if is_definition or was_definition else []
+            lines += _shown(source, node, needed)
+            was_definition = is_definition
+            defined |= names
+        if lines:
+            sections.append("\n".join([f"# --- {source.title}", *lines]))
+    body = "\n\n\n".join(sections) + "\n"
+    imports = _import_block([source.tree for source in sources], names_used(body))
+    text = f"{_HEAD}{imports}\n{body}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return ReplayModule(PREFIX + digest, text, frozenset(defined))
+
+
+class _Source(NamedTuple):
+    """The source of one module."""
+
+    title: str
+    tree: ast.Module
+    lines: list[str]
+
+
+class _Needed(NamedTuple):
+    """What a script needs, directly or not."""
+
+    names: set[str]
+    """Functions, classes and constants of modules."""
+    attributes: set[str]
+    """Attributes, among which are the names of methods."""
+
+
+@functools.lru_cache(maxsize=16)
+def _sources(more: tuple[ModuleType, ...]) -> list[_Source]:
+    """Return the modules, each after those from which it imports: base classes come first."""
     texts = {
         f"{standalone.__name__}.{file.name.removesuffix('.py')}": file.read_text("utf-8")
         for file in sorted(resources.files(standalone).iterdir(), key=lambda file: file.name)
@@ -57,17 +105,118 @@ def replay_module(more: tuple[ModuleType, ...] = ()) -> ReplayModule:
     }
     texts.update((module.__name__, inspect.getsource(module)) for module in more)
     trees = {name: ast.parse(text) for name, text in texts.items()}
-    # A module comes after those from which it imports, as base classes must be defined first.
     imported = {name: sorted(_imported(tree) & trees.keys()) for name, tree in trees.items()}
-    parts = [
-        _without_imports(texts[name], trees[name])
+    return [
+        _Source(
+            (ast.get_docstring(trees[name]) or "").partition("\n")[0],
+            trees[name],
+            texts[name].splitlines(),
+        )
         for name in graphlib.TopologicalSorter(imported).static_order()
     ]
-    text = _HEAD + _import_block(trees.values()) + "".join(parts).rstrip("\n") + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    symbols = symtable.symtable(text, PREFIX, "exec").get_symbols()
-    defined = (each.get_name() for each in symbols if each.is_assigned() and not each.is_imported())
-    return ReplayModule(PREFIX + digest, text, frozenset(defined))
+
+
+def _needed(trees: list[ast.Module], script: ast.Module) -> _Needed:
+    """Follow the names from those that a script uses."""
+    defining = {name: node for tree in trees for node in tree.body for name in _defined(node)}
+    # The methods whose arguments a script passes, see `MockInputs.tensor`.
+    keywords = {node.arg for node in ast.walk(script) if isinstance(node, ast.keyword)}
+    found = _Needed(set(), {f"with_{keyword}" for keyword in keywords})
+    waiting: list[ast.AST] = [script]
+    methods: dict[str, list[ast.AST]] = {}
+    """The methods of needed classes that nothing has named yet."""
+    while waiting:
+        names, attributes = _uses(waiting.pop())
+        for name in names & defining.keys() - found.names:
+            node = defining[name]
+            found.names.update(_defined(node))
+            if not isinstance(node, ast.ClassDef):
+                waiting.append(node)
+                continue
+            waiting += (*node.bases, *node.decorator_list)
+            for member in node.body:
+                if _is_optional(member) and member.name not in found.attributes:
+                    methods.setdefault(member.name, []).append(member)
+                else:
+                    waiting.append(member)
+        for name in attributes - found.attributes:
+            waiting += methods.pop(name, ())
+        found.attributes.update(attributes)
+    return found
+
+
+def _is_optional(member: ast.stmt) -> TypeGuard[ast.FunctionDef]:
+    """Whether a member of a class is a method that is needed only if its name is used."""
+    return isinstance(member, ast.FunctionDef) and not member.name.startswith("__")
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    """Return the names that a statement of a module defines; none for imports."""
+    if isinstance(node, _DEFINITIONS):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    parts = (part for target in targets if target is not None for part in ast.walk(target))
+    return {part.id for part in parts if isinstance(part, ast.Name)}
+
+
+def _uses(node: ast.AST) -> tuple[set[str], set[str]]:
+    """Return the names of modules, and the attributes, that source may use."""
+    names: set[str] = set()
+    local: set[str] = set()
+    attributes: set[str] = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            (names if isinstance(each.ctx, ast.Load) else local).add(each.id)
+        elif isinstance(each, ast.arg):
+            local.add(each.arg)
+        elif isinstance(each, ast.Attribute):
+            attributes.add(each.attr)
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            attributes.add(each.value)  # of getattr
+    return names - local if isinstance(node, ast.FunctionDef) else names, attributes
+
+
+def _shown(source: _Source, node: ast.stmt, needed: _Needed | None) -> list[str]:
+    """Return the lines of a statement, without docstrings and methods that are not needed."""
+    first, last = _lines_of(source, node)
+    dropped: set[int] = set()
+    passed: dict[int, str] = {}
+    for each in ast.walk(node):
+        if not isinstance(each, _DEFINITIONS):
+            continue
+        for member in each.body:
+            is_text = isinstance(member, ast.Expr) and isinstance(member.value, ast.Constant)
+            if is_text and len(each.body) == 1:
+                dropped.update(range(member.lineno, (member.end_lineno or 0) + 1))
+                passed[member.lineno] = " " * member.col_offset + "pass"
+            elif is_text or (
+                isinstance(each, ast.ClassDef)
+                and needed is not None
+                and _is_optional(member)
+                and member.name not in needed.attributes
+            ):
+                begin, end = _lines_of(source, member)
+                is_field = is_text and member is not each.body[0]
+                while not is_field and end < last and not source.lines[end].strip():
+                    end += 1  # blank lines after it
+                dropped.update(range(begin, end + 1))
+    kept = (
+        passed.get(number, source.lines[number - 1])
+        for number in range(first, last + 1)
+        if number not in dropped or number in passed
+    )
+    return "\n".join(kept).rstrip().split("\n")
+
+
+def _lines_of(source: _Source, node: ast.stmt) -> tuple[int, int]:
+    """Return the first and the last line of a statement with its decorators and comments above."""
+    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    while first > 1 and source.lines[first - 2].lstrip().startswith("#"):
+        first -= 1
+    return first, node.end_lineno or node.lineno
 
 
 def replay_file_of(script: str) -> str | None:
@@ -96,31 +245,18 @@ def _imported(tree: ast.Module) -> set[str]:
     return {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)}
 
 
-def _without_imports(text: str, tree: ast.Module) -> str:
-    """Return the source of a module below its name, without its imports and its docstring."""
-    lines: list[str | None] = [*text.splitlines()]
-    title, *_ = (ast.get_docstring(tree) or "").splitlines() or [""]
-    for at, node in enumerate(tree.body):
-        is_docstring = at == 0 and ast.get_docstring(tree) is not None
-        if is_docstring or isinstance(node, (ast.Import, ast.ImportFrom)):
-            lines[node.lineno - 1 : node.end_lineno] = [None] * (
-                (node.end_lineno or node.lineno) - node.lineno + 1
-            )
-    body = "\n".join(line for line in lines if line is not None).strip("\n")
-    return f"\n# {f'--- {title} '.ljust(98, '-')}\n\n\n{body}\n\n"
-
-
-def _import_block(trees: Iterable[ast.Module]) -> str:
-    """Return the imports: first those of the standard library, sorted, then torch."""
+def _import_block(trees: Iterable[ast.Module], used: set[str]) -> str:
+    """Return the imports of names that are used: first the standard library, sorted, then torch."""
     plain: set[str] = set()
     named: dict[str, set[str]] = {}
     for node in (node for tree in trees for node in tree.body):
         if isinstance(node, ast.Import):
-            plain |= set(map(ast.unparse, node.names))
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            named.setdefault(node.module, set()).update(map(ast.unparse, node.names))
+            plain |= {ast.unparse(each) for each in node.names if each.name.split(".")[0] in used}
+        elif isinstance(node, ast.ImportFrom):
+            names = {each.name for each in node.names if (each.asname or each.name) in used}
+            named.setdefault(str(node.module), set()).update(names)
     named = {name: found for name, found in named.items() if name.partition(".")[0] != "stagespan"}
     named.pop("__future__", None)
     lines = [f"import {name}" for name in sorted(plain - {"torch"})]
-    lines += [import_of(name, named[name]) for name in sorted(named)]
+    lines += [import_of(name, names) for name, names in sorted(named.items()) if names]
     return "\n".join(lines) + "\n\nimport torch\n"

@@ -12,10 +12,10 @@ from typing import Any
 
 from stagespan.errors import HarnessError
 from stagespan.harness.adapters import StepAdapter
-from stagespan.harness.bundle import ReplayModule, replay_module
+from stagespan.harness.bundle import ReplayModule
 from stagespan.harness.config import HarnessConfig, HarnessResult
 from stagespan.harness.loop_source import Place, shown_loop
-from stagespan.harness.script import script_text
+from stagespan.harness.script import module_of, script_text
 from stagespan.process import run
 from stagespan.process.files import module_name, safe_name, write_whole
 from stagespan.signature.model import StageSignature
@@ -131,7 +131,7 @@ def script_of(
     if step is not None and (loop := shown_loop(places)) is not None:
         step = replace(step, loop=loop)
     text = script_text(signature, step, config, stem=stem, module=file, live=live)
-    return text, replay_module(() if step is None else step.modules)
+    return text, module_of(text, step)
 
 
 def write_replay_module(folder: Path, module: ReplayModule) -> Path:

@@ -12,9 +12,8 @@ from typing import Any
 from stagespan.device.environment import machine
 from stagespan.errors import StagespanError
 from stagespan.harness.adapters import ScriptStep
-from stagespan.harness.bundle import import_of, names_used, replay_module
+from stagespan.harness.bundle import ReplayModule, import_of, names_used, replay_module
 from stagespan.harness.config import HarnessConfig
-from stagespan.harness.standalone.fidelity import COMPARED
 from stagespan.signature import source
 from stagespan.signature.capture import capture
 from stagespan.signature.hiding import without_secrets
@@ -145,7 +144,7 @@ def profile_stage(
             trace_path = folder / f"{{FILE_STEM}}_script_trace.json.gz"
             profiler.export_chrome_trace(str(trace_path))
     live = LIVE if variant == VARIANT else None
-    return report(replay, first, runs, trace_path, live=live, threads=CONTEXT.get("threads"))
+    return report(replay, first, runs, trace_path, live=live)
 '''
 
 _TAIL = """
@@ -219,32 +218,30 @@ def script_text(
             _TAIL,
         )
     )
-    used = names_used(body)
-    beside = replay_module(() if step is None else step.modules)
     module = module or f"profile_{stem}"
     load = f"from {module} import profile_stage"
     if not module.isidentifier():  # the name is not an identifier, so `import` cannot be used
         load = f'profile_stage = runpy.run_path("{module}.py")["profile_stage"]'
-    head = _HEAD.format(
-        module=module,
-        load=load,
-        replay=beside.name,
-        from_replay=import_of(beside.name, used & beside.defined, indent=" " * 4),
-    )
-    return head + body
+
+    def head(name: str, from_replay: str) -> str:
+        return _HEAD.format(module=module, load=load, replay=name, from_replay=from_replay)
+
+    beside = module_of(head("", "    pass") + body, step)
+    names = names_used(body) & beside.defined
+    return head(beside.name, import_of(beside.name, names, indent=" " * 4)) + body
+
+
+def module_of(text: str, step: ScriptStep | None = None) -> ReplayModule:
+    """Return the module that the script with this text and step imports."""
+    return replay_module(text, () if step is None else step.modules)
 
 
 _LIVE = ("p50_ms", "cpu_p50_ms", "count", "missing")
 
 
 def _live(live: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of the live runs, and what of their environment explains a difference."""
-    found = {key: value for key, value in live.items() if key in _LIVE}
-    environment = live.get("environment")
-    if isinstance(environment, dict):
-        texts = {name: environment.get(name) for name in COMPARED}
-        found["environment"] = {k: v for k, v in texts.items() if isinstance(v, str)}
-    return found
+    """Return the figures of the live runs with which a script compares its own."""
+    return {key: value for key, value in live.items() if key in _LIVE}
 
 
 def _variants_source(variants: Mapping[str, StageSignature], overrides: Mapping[str, Any]) -> str:

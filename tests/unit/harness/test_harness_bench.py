@@ -26,7 +26,7 @@ import stagespan
 from stagespan.device.environment import machine
 from stagespan.errors import HarnessError
 from stagespan.harness import HarnessConfig, StageBenchHarness
-from stagespan.harness.bundle import replay_module
+from stagespan.harness.bundle import replay_file_of
 from stagespan.harness.host_peaks import measured_peaks
 from stagespan.signature import SignatureFile, StageSignature
 
@@ -91,7 +91,7 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
         f"[Harness] Median iteration time: {spread(results['timing_ms'])}",
     ]
     # AND the files are there and complete, and their figures add up
-    beside = tmp_path / replay_module().file_name
+    beside = tmp_path / (replay_file_of(script.read_text()) or "")
     assert sorted(p.name for p in tmp_path.iterdir() if p != path) == sorted(
         p.name for p in (trace, table, script, beside, result)
     )
@@ -159,7 +159,8 @@ def test_files_can_be_named(tmp_path: Path) -> None:
     bench = harness(lambda x: x, signature_of("s", x=1), tmp_path, **config)
     results = bench.profile()
 
-    written = {p.name for p in tmp_path.iterdir()} - {replay_module().file_name}
+    beside = replay_file_of(results.script_path.read_text())
+    written = {p.name for p in tmp_path.iterdir()} - {beside}
     assert sorted(written) == ["b.json", "my script.py", "t.json.gz"]
     assert results.bench_path is None
     assert results.trace_path == bench.output_path("trace") == tmp_path / "t.json.gz"

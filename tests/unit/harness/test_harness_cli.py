@@ -19,7 +19,7 @@ import preloaded
 import stagespan
 from stagespan.cli import command
 from stagespan.harness import StageBenchHarness
-from stagespan.harness.bundle import replay_module
+from stagespan.harness.bundle import replay_file_of
 from stagespan.signature import SignatureFile, StageSignature, capture
 
 torch = pytest.importorskip("torch")
@@ -103,7 +103,7 @@ def test_bench_writes_the_files_and_prints_the_breakdown(folder: Path, factory: 
     assert "[Harness] Running 2 warmup iteration(s)...\n" in done.stderr
     assert f"[Harness] Test script saved to: {Path('out', 'profile_denoise.py')}\n" in done.stderr
     assert sorted(path.name for path in Path("out").iterdir()) == [
-        replay_module().file_name,
+        replay_file_of(Path("out", "profile_denoise.py").read_text()),
         "denoise_bench.json",
         "denoise_breakdown.json",
         "denoise_trace.json.gz",

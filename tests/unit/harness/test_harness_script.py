@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ from stagespan.signature.capture import capture_arguments
 
 torch = pytest.importorskip("torch")
 
-from stagespan.harness.bundle import replay_module  # noqa: E402
+from stagespan.harness.bundle import replay_file_of, replay_module  # noqa: E402
 from stagespan.harness.output import write_replay_module, write_script  # noqa: E402
 from stagespan.harness.script import script_text  # noqa: E402
 
@@ -383,7 +384,7 @@ def script_of_a_number(folder: Path) -> Path:
     """Write the script of a stage ``s`` that is called with one number; return its path."""
     step = CallAdapter().script(lambda x: x, {})
     text = script_text(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem="s")
-    return write_script(folder / "profile_s.py", text, replay_module())
+    return write_script(folder / "profile_s.py", text, replay_module(text))
 
 
 def test_a_stage_that_runs_out_of_memory_is_reported_in_one_sentence(tmp_path: Path) -> None:
@@ -437,7 +438,7 @@ def test_the_script_is_formatted(stages: Any, tmp_path: Path) -> None:
     for name in ("denoise", "encode"):
         harness_of(stages, name, tmp_path).profile()
     paths = sorted({*tmp_path.glob("*.py")} - {tmp_path / "stages.py"})
-    assert len(paths) == 3
+    assert len(paths) == 4  # each script has a module of its own
 
     # WHEN they are checked
     options = ["--isolated", "--line-length", "100", "--target-version", "py310"]
@@ -577,6 +578,14 @@ def test_a_script_whose_stage_fails_ends_its_profiler(tmp_path: Path) -> None:
 
 # --- the script and the module beside it ----------------------------------------------------------
 
+
+def module_name_of(script: Path) -> str:
+    """Return the name of the file that a script imports."""
+    name = replay_file_of(script.read_text())
+    assert name is not None
+    return name
+
+
 ELSEWHERE = """
 import runpy, sys
 sys.modules["stagespan"] = None
@@ -604,7 +613,7 @@ def test_both_files_run_in_another_folder(script: Path, tmp_path: Path) -> None:
     moved, working = tmp_path / "moved", tmp_path / "working"
     moved.mkdir()
     working.mkdir()
-    module = script.with_name(replay_module().file_name)
+    module = script.with_name(module_name_of(script))
     for path in (script, module):
         path.rename(moved / path.name)
 
@@ -623,10 +632,10 @@ def test_a_missing_module_is_reported_in_one_sentence(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a script without the module that it imports
-    module = replay_module()
-    monkeypatch.delitem(sys.modules, module.name, raising=False)
-    script.with_name(module.file_name).unlink()
-    sentence = f"{module.file_name} is missing in {tmp_path}: copy it from"
+    file_name = module_name_of(script)
+    monkeypatch.delitem(sys.modules, file_name.removesuffix(".py"), raising=False)
+    script.with_name(file_name).unlink()
+    sentence = f"{file_name} is missing in {tmp_path}: copy it from"
     before = list(sys.path)
 
     # WHEN it is run as a program, and imported
@@ -659,7 +668,7 @@ def test_scripts_of_two_versions_run_in_one_process(
     steps = {"one": CallAdapter().script(None, {}), "two": ScriptStep(expression, (steps_of_mine,))}
     for stem, step in steps.items():
         text = script_text(StageSignature("s", {"x": 1}), step, HarnessConfig(), stem=stem)
-        write_script(tmp_path / f"profile_{stem}.py", text, replay_module(step.modules))
+        write_script(tmp_path / f"profile_{stem}.py", text, replay_module(text, step.modules))
     modules = [*tmp_path.glob("_stagespan_replay_*.py")]
     assert len(modules) == 2
 
@@ -712,6 +721,23 @@ def test_the_name_of_the_module_depends_only_on_its_text() -> None:
     }
     # THEN their scripts share a module
     assert names == {replay_module().name}
+
+
+@pytest.mark.parametrize("name", ["denoise", "encode"])
+def test_the_module_has_only_what_its_script_needs(stages: Any, tmp_path: Path, name: str) -> None:
+    # GIVEN the scripts of a step of a model and its scheduler, and of a whole call
+    script = harness_of(stages, name, tmp_path).profile().script_path
+    text = script.with_name(module_name_of(script)).read_text()
+    defined = {part.name for part in ast.parse(text).body if hasattr(part, "name")}
+
+    # THEN each module lacks what only the other one needs, or neither
+    needed = {"denoise": {"DenoiseStep"}, "encode": {"CallStep", "instance", "make_content"}}
+    others = set().union(*(names for key, names in needed.items() if key != name))
+    assert needed[name] <= defined
+    assert not defined & (others | {"LoopStep", "sparse_tensor", "jagged_tensor"})
+    # AND nothing in it is unused
+    used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    assert defined <= used | set(re.findall(r"\w+", script.read_text()))
 
 
 def test_many_numbers_take_few_lines() -> None:

@@ -610,11 +610,22 @@ def title_of(function: Any) -> str:
 def loop_step(
     stage: Any,
     inputs: Mapping[str, Any],
-    kind: str,
     step: int | str | None = None,
     optional: Collection[str] = (),
 ) -> LoopStep:
-    """Return a step of the stage's own loop; ``kind`` is ``loop`` or ``generate``."""
+    """Return a step of the stage's own loop, which a scheduler's ``step`` ends."""
     function = function_of(stage)
-    watched = SchedulerReturns if kind == "loop" else ForwardReturns
-    return LoopStep(function, inputs, watched(stage, function), step=step, optional=optional)
+    returns = SchedulerReturns(stage, function)
+    return LoopStep(function, inputs, returns, step=step, optional=optional)
+
+
+def generate_step(
+    stage: Any,
+    inputs: Mapping[str, Any],
+    step: int | str | None = None,
+    optional: Collection[str] = (),
+) -> LoopStep:
+    """Return a step of the stage's own loop, which a model's ``forward`` ends."""
+    function = function_of(stage)
+    returns = ForwardReturns(stage, function)
+    return LoopStep(function, inputs, returns, step=step, optional=optional)

@@ -15,13 +15,7 @@ from typing import Any
 
 import torch
 
-from stagespan.harness.standalone.fidelity import (
-    COMPARED,
-    differences,
-    fidelity,
-    fidelity_line,
-    likely_reasons,
-)
+from stagespan.harness.standalone.fidelity import COMPARED, fidelity, fidelity_line
 from stagespan.harness.standalone.figures import (
     Run,
     clock_change,
@@ -98,12 +92,11 @@ def report(
     trace_path: Path | None,
     *,
     live: Mapping[str, Any] | None = None,
-    threads: Any = None,
 ) -> dict[str, Any]:
     """Print the figures of a replay, and return them. Times are in ms.
 
     ``first`` are the runs of the warm-up, and ``runs`` those that were measured. ``live`` contains
-    the figures of the live runs, and ``threads`` is the number of torch's threads in them.
+    the figures of the live runs. The harness also gives the reasons for a difference from them.
     """
     timing = summary(
         runs,
@@ -133,10 +126,7 @@ def report(
             say(sentence)
     step = step_of(replay.step, runs)
     found = fidelity(live, timing, step, on_host=replay.device.startswith("cpu"))
-    there = (live or {}).get("environment") or {}
-    differing = differences(there, environment_here(), (threads, torch.get_num_threads()))
-    reasons = likely_reasons(found, timing, differing, step)
-    reasons = reasons or list((live or {}).get("missing", "").splitlines())
+    reasons = list((live or {}).get("missing", "").splitlines())
     say(fidelity_line(found, reasons, timing))
     return {
         "timing_ms": timing,

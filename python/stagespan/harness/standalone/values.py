@@ -21,6 +21,7 @@ from stagespan.harness.standalone.loaded import find_loaded, is_harmless, part_a
 
 # Content is repeated beyond this many elements, because creating it would take too long.
 RANDOM_BLOCK = 1 << 24
+TENSOR_OPTIONS = {"values", "value_range", "true_fraction", "content", "storage", "subclass"}
 WORDS = "the small grey cat looks out of the window while rain falls on the quiet street below "
 
 
@@ -54,52 +55,62 @@ class MockInputs:
         dtype: str,
         device: str = "cpu",
         *,
-        values: Sequence[Any] | None = None,
-        value_range: Sequence[float] | None = None,
-        true_fraction: float = 0.5,
-        content: dict[str, Any] | None = None,
         strides: Sequence[int] | None = None,
         requires_grad: bool = False,
-        storage: Sequence[Any] | None = None,
-        subclass: str | None = None,
+        **more: Any,
     ) -> Any:
-        """Return a tensor with the given values, or with random values.
+        """Return a tensor with random values, or with those that ``more`` describes.
 
-        ``storage`` is the name of shared memory, its size, and the offset of the tensor.
-        ``subclass`` is the path of its class. Raises LookupError if that is not loaded.
+        Random values are in ``value_range``; those of bool tensors are true with the probability
+        ``true_fraction``. The others of ``more`` are arguments of a method: ``values`` of
+        `with_values`, and so on. A script has only the methods whose arguments it passes.
         """
+        if unknown := more.keys() - TENSOR_OPTIONS:
+            raise TypeError(f"tensor() has no argument {', '.join(sorted(unknown))}")
         captured = dtype
         if self.dtype is not None and dtype.startswith(("float", "bfloat")):
             dtype = self.dtype
-        if values is not None:
-            kind = getattr(torch, dtype)
-            exact = torch.float64 if "float" in dtype else kind
-            made = torch.tensor(list(values), dtype=exact).to(kind).reshape(tuple(shape))
-            if strides is not None:
-                made = lay_out(made, strides)
-        elif content is not None:
-            source = torch.Generator().manual_seed(self._seed(name))
-            exact = make_content(content, shape, value_range or (0, 1), source)
-            made = exact.to(getattr(torch, dtype))
+        kind = next((kind for kind in ("values", "content") if more.get(kind) is not None), None)
+        if kind is not None:
+            made = getattr(self, f"with_{kind}")(name, shape, dtype, more)
             if strides is not None:
                 made = lay_out(made, strides)
         else:
             size = storage_size(shape, strides)
-            flat = self._random(name, size, dtype, value_range, true_fraction)
+            flat = self._random(
+                name, size, dtype, more.get("value_range"), more.get("true_fraction", 0.5)
+            )
             made = flat.as_strided(tuple(shape), tuple(strides or dense_strides(shape)))
-        if storage is not None and dtype == captured:
-            made = self._in_storage(made, storage, strides, self.place(device))
-        else:
+        if more.get("storage") is None or dtype != captured:
             made = made.to(self.place(device))
-        if subclass is not None:
-            made = of_subclass(made, subclass)
+            more.pop("storage", None)
+        for kind in ("storage", "subclass"):
+            if more.get(kind) is not None:
+                made = getattr(self, f"with_{kind}")(made, more[kind], strides, self.place(device))
         self.made[name] = made.requires_grad_() if requires_grad else made
         return self.made[name]
 
-    def _in_storage(
+    def with_values(self, name: str, shape: Sequence[int], dtype: str, more: dict[str, Any]) -> Any:
+        """Return a tensor on the host with the given values."""
+        kind = getattr(torch, dtype)
+        exact = torch.float64 if "float" in dtype else kind
+        return torch.tensor(list(more["values"]), dtype=exact).to(kind).reshape(tuple(shape))
+
+    def with_content(
+        self, name: str, shape: Sequence[int], dtype: str, more: dict[str, Any]
+    ) -> Any:
+        """Return a tensor on the host with values as a content describes them."""
+        source = torch.Generator().manual_seed(self._seed(name))
+        exact = make_content(more["content"], shape, more.get("value_range") or (0, 1), source)
+        return exact.to(getattr(torch, dtype))
+
+    def with_storage(
         self, tensor: Any, storage: Sequence[Any], strides: Sequence[int] | None, device: str
     ) -> Any:
-        """Copy the tensor to memory that other tensors share, and return it."""
+        """Copy a tensor to memory that other tensors share, and return it.
+
+        ``storage`` is the name of the memory, its size, and the offset of the tensor.
+        """
         name, size, begin = storage
         key = (device, name)
         if key not in self.storages or self.storages[key].numel() < size:
@@ -108,6 +119,12 @@ class MockInputs:
         end = begin + storage_size(tensor.shape, steps) * tensor.element_size()
         flat = self.storages[key][begin:end].view(tensor.dtype)
         return write_into(flat.as_strided(tuple(tensor.shape), tuple(steps)), tensor)
+
+    def with_subclass(
+        self, tensor: Any, subclass: str, strides: Sequence[int] | None, device: str
+    ) -> Any:
+        """Return a tensor as one of a class. Raises LookupError if the class is not loaded."""
+        return of_subclass(tensor, subclass)
 
     def shared(self, name: str) -> Any:
         """Return the tensor that was created before under this name."""

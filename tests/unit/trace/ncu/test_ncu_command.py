@@ -158,9 +158,9 @@ def test_the_script_can_be_elsewhere(breakdown: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_ncu")
 def test_the_module_of_the_script_is_named(breakdown: Path) -> None:
     # GIVEN a script and the module that it imports
-    module = replay_module()
     script = breakdown.with_name("profile_denoise.py")
     text = script_text(StageSignature("denoise"), None, HarnessConfig(), stem="denoise")
+    module = replay_module(text)
     write_script(script, text, module)
     # WHEN the commands for another machine are printed
     status, _, error = run(breakdown, "--factory", "m:f", "--dry-run")
