@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import io
 import re
 import shutil
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +94,59 @@ def test_an_archive_that_is_damaged(path: Path) -> None:
     whole.write_bytes(content)
     with pytest.raises(TraceError, match=r"The archive .*run.zip cannot be unpacked: "):
         stagespan.analyze(whole)
+
+
+def zip_of_zeros(path: Path) -> Path:
+    target = path.parent / "zeros.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for number in range(6):
+            archive.writestr(f"{number}.json", bytes(100 << 20))
+    return target
+
+
+def zip_of_many_files(path: Path) -> Path:
+    target = path.parent / "many.zip"
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr("0.json", b"")
+        # The same entry again and again, so that the archive is made quickly.
+        archive.filelist *= 140_000
+    return target
+
+
+def tar_of(path: Path, kind: bytes, size: int) -> Path:
+    """Return an archive that says that it contains a large file, or a header of this size."""
+    member = tarfile.TarInfo("trace.json")
+    member.type, member.size = kind, size
+    target = path.parent / "large.tar.gz"
+    with gzip.open(target, "wb", 1) as file:
+        file.write(member.tobuf())
+        file.write(bytes(1 << 20))
+    return target
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        zip_of_zeros,
+        zip_of_many_files,
+        lambda path: tar_of(path, tarfile.REGTYPE, 600 << 20),
+        lambda path: tar_of(path, tarfile.XHDTYPE, 700 << 20),
+    ],
+)
+def test_an_archive_out_of_proportion_to_its_size_is_refused(
+    kind: Callable[[Path], Path], path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN an archive whose content is far larger than 50 times its size
+    archive = kind(path)
+    assert archive.stat().st_size < 16 << 20
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    # WHEN it is analysed
+    with pytest.raises(TraceError, match=r"contains more than [\d,]+ MiB"):
+        stagespan.analyze(archive)
+    # THEN nothing is left of it
+    assert list(temporary.iterdir()) == []
 
 
 def test_files_outside_of_an_archive_are_not_written(path: Path) -> None:
