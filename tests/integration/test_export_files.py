@@ -215,16 +215,17 @@ def test_parquet_without_its_libraries_is_refused_in_one_sentence(
 def test_the_oldest_of_the_kept_requests_are_removed(tmp_path: Path) -> None:
     # GIVEN a folder that may have 100 KiB, and large requests
     keeper = kept.Keeper(tmp_path, 100 << 10)
+    other_host = f"requests-{os.uname().nodename}-other"
     for number in range(40):
-        (tmp_path / f"requests-other-{number}.jsonl.gz").touch()
+        (tmp_path / f"{other_host}-{number}-1.jsonl.gz").touch()
         keeper.put([large_request(number)])
         keeper.write()
     # THEN the newest of this machine remain, and those of others
     own = [one for one in tmp_path.iterdir() if "other" not in one.name]
     assert sum(one.stat().st_size for one in own) <= 100 << 10
     assert len(own) >= 9
-    assert len(list(tmp_path.glob("requests-other-*"))) == 40
-    for other in tmp_path.glob("requests-other-*"):
+    assert len(list(tmp_path.glob(f"{other_host}-*"))) == 40
+    for other in tmp_path.glob(f"{other_host}-*"):
         other.unlink()
     remaining = requests_in(str(tmp_path), "--slowest", "1000")["requests"]
     traces = sorted(int(one["trace_id"], 16) for one in remaining)

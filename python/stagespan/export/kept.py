@@ -6,6 +6,7 @@ import errno
 import gzip
 import logging
 import os
+import re
 import threading
 import time
 import zlib
@@ -111,6 +112,9 @@ class Keeper:
         self._requests: list[_PendingRequest] = []
         self._begun_at = time.monotonic()
         self._prefix = f"{_PREFIX}{os.uname().nodename}-"
+        # Another host's name may begin with the name of this one and a hyphen.
+        suffixes = "|".join(map(re.escape, (_SUFFIX, kept_parquet.SUFFIX)))
+        self._own = re.compile(rf"{re.escape(self._prefix)}\d+-\d+(?:{suffixes})")
         self._store = store_of(place)
         self._lost = 0
         self._number = 0
@@ -222,7 +226,7 @@ class Keeper:
             _forget(request.parts)
 
     def _make_room(self, size_bytes: int) -> None:
-        own = self._store.files(self._prefix)
+        own = self._store.files(self._own)
         total_bytes = size_bytes + sum(one.size_bytes for one in own)
         for one in own:
             if total_bytes <= self._most_bytes:

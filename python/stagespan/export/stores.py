@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -28,8 +29,8 @@ class Store(Protocol):
     errors: tuple[type[Exception], ...]
     """What its methods can raise."""
 
-    def files(self, prefix: str) -> list[StoredFile]:
-        """Return the files whose names begin with a prefix, the oldest first."""
+    def files(self, named: re.Pattern[str]) -> list[StoredFile]:
+        """Return the files whose whole names match a pattern, the oldest first."""
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file whole."""
@@ -67,12 +68,13 @@ class Folder:
                 "may write to."
             ) from None
 
-    def files(self, prefix: str) -> list[StoredFile]:
-        """Return the files whose names begin with a prefix, the oldest first."""
+    def files(self, named: re.Pattern[str]) -> list[StoredFile]:
+        """Return the files whose whole names match a pattern, the oldest first."""
         found = []
-        for path in self._path.glob(f"{prefix}*"):
-            status = path.stat()
-            found.append(StoredFile(status.st_mtime_ns, status.st_size, path.name))
+        for path in self._path.iterdir():
+            if named.fullmatch(path.name):
+                status = path.stat()
+                found.append(StoredFile(status.st_mtime_ns, status.st_size, path.name))
         return sorted(found)
 
     def write(self, name: str, data: bytes) -> None:
@@ -96,7 +98,7 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         self._system, path = file_system(url)
         self._path = path.rstrip("/")
-        self._files: dict[str, list[StoredFile]] = {}
+        self._files: dict[re.Pattern[str], list[StoredFile]] = {}
         probe = f"{self._path}/{_PROBE}-{os.uname().nodename}-{os.getpid()}"
         try:
             self._system.pipe_file(probe, b"")
@@ -107,30 +109,30 @@ class ObjectStore:
                 "write and remove files, and pass the credentials that its package reads."
             ) from None
 
-    def files(self, prefix: str) -> list[StoredFile]:
-        """Return the files whose names begin with a prefix, the oldest first."""
-        if prefix not in self._files:
+    def files(self, named: re.Pattern[str]) -> list[StoredFile]:
+        """Return the files whose whole names match a pattern, the oldest first."""
+        if named not in self._files:
             try:
                 rows = self._system.ls(self._path, detail=True)
             except FileNotFoundError:
                 rows = []
-            named = ((row["name"].rpartition("/")[2], row["size"] or 0) for row in rows)
+            found = ((row["name"].rpartition("/")[2], row["size"] or 0) for row in rows)
             # Not all stores know when a file was written. The names contain that time.
-            self._files[prefix] = [
-                StoredFile(0, size, name) for name, size in sorted(named) if name.startswith(prefix)
+            self._files[named] = [
+                StoredFile(0, size, name) for name, size in sorted(found) if named.fullmatch(name)
             ]
-        return self._files[prefix]
+        return self._files[named]
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file whole."""
         self._system.pipe_file(f"{self._path}/{name}", data)
-        for prefix, files in self._files.items():
-            if name.startswith(prefix):
+        for named, files in self._files.items():
+            if named.fullmatch(name):
                 files.append(StoredFile(0, len(data), name))
 
     def remove(self, name: str) -> None:
         """Remove a file, which may have gone."""
         with contextlib.suppress(FileNotFoundError):
             self._system.rm_file(f"{self._path}/{name}")
-        for prefix, files in self._files.items():
-            self._files[prefix] = [one for one in files if one.name != name]
+        for named, files in self._files.items():
+            self._files[named] = [one for one in files if one.name != name]
