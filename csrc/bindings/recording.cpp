@@ -12,11 +12,13 @@
 #include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "object.h"
 #include "reading.h"
 #include "stagespan/cut_off.h"
 #include "stagespan/process_info.h"
+#include "stagespan/process_life.h"
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
 #include "stagespan/recording_reader.h"
@@ -61,6 +63,7 @@ py::dict recording_place() {
   py::dict result;
   result["kind"] = kind_name(place.kind);
   result["path"] = place.path.empty() ? py::object(py::none()) : text_of(place.path);
+  result["is_fault"] = place.is_fault;
   result["why"] = place.why.empty() ? py::object(py::none()) : text_of(place.why);
   result["reserved_bytes"] = place.reserved_bytes;
   result["refused_bytes"] = place.refused_bytes;
@@ -113,10 +116,25 @@ void describe_process(std::int32_t rank, std::uint32_t world_size) {
   describe(info);
 }
 
+PyObject* g_tell_fault = nullptr;  // called once a recording that should be in a file is not
+
+// A pending call, because a span may open in any thread and at any moment.
+int tell_fault(void*) noexcept {
+  const Ref done(PyObject_CallNoArgs(g_tell_fault));
+  if (!done) {
+    if (PyErr_ExceptionMatches(PyExc_Exception) == 0) return -1;  // an interrupt
+    PyErr_Clear();
+    Recorder::get().lose(kLostHookErrors);
+  }
+  return 0;
+}
+
 // A thread without the interpreter's lock does not read the environment: the earlier values stay.
 void on_recording() {
   try {
-    if (Recorder::get().recording_place().kind == RecordingKind::kFile) watch_stops_of_recording();
+    const RecordingPlace place = Recorder::get().recording_place();
+    if (place.kind == RecordingKind::kFile) watch_stops_of_recording();
+    if (place.is_fault && g_tell_fault != nullptr && Py_IsInitialized() != 0) Py_AddPendingCall(tell_fault, nullptr);
     if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
     describe(process_info_from_environment());
   } catch (const std::exception&) {
@@ -382,6 +400,10 @@ void define_recording(py::module_& module) {
   module.def("recording_describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0);
   module.def("recording_describe_worker", describe_worker, py::arg("rank"));
   module.def("recording_is_cut_off", is_cut_off);
+  module.def(
+      "recording_set_tell_fault",
+      [](py::object tell) { Py_XDECREF(std::exchange(g_tell_fault, tell.release().ptr())); }, py::arg("tell"));
+  module.def("recording_reserve_for_marks", reserve_for_marks, py::arg("fd"));
   module.def(
       "recording_program_name",
       [](const py::bytes& arguments) { return text_of(program_name(std::string(arguments))); }, py::arg("arguments"));

@@ -11,6 +11,7 @@
 #include "execution_context.h"
 #include "object.h"
 #include "stage_names.h"
+#include "stagespan/process_life.h"
 #include "stagespan/recorder.h"
 
 namespace stagespan::python {

@@ -221,7 +221,7 @@ std::unordered_map<std::uint64_t, DeviceCopy> read_device_spans(ArenaView arena)
   for (std::uint64_t number = std::max(floor, head > kDeviceSpans ? head - kDeviceSpans : 0); number < head; ++number) {
     const DeviceRecord& record = arena.device_ring()[number & (kDeviceSpans - 1)];
     const auto wanted = static_cast<std::uint32_t>(number + 1);
-    if (record.commit.load(std::memory_order_acquire) != wanted) continue;
+    if (wanted == 0 || record.commit.load(std::memory_order_acquire) != wanted) continue;
     const std::uint64_t id = record.id.load(relaxed);
     const DeviceCopy copy{record.elapsed_ns.load(relaxed), record.queue_ns.load(relaxed), record.tail_ns.load(relaxed),
                           record.device.load(relaxed)};

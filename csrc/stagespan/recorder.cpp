@@ -17,6 +17,7 @@
 #include "cut_off.h"
 #include "figures_move.h"
 #include "process_info.h"
+#include "process_life.h"
 #include "text.h"
 #include "variables.h"
 

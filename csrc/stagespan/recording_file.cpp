@@ -27,15 +27,12 @@
 
 #include "clock.h"
 #include "cut_off.h"
+#include "process_life.h"
 #include "reader.h"
 #include "recording_reader.h"
 #include "text.h"
 #include "variables.h"
 
-#ifndef F_OFD_SETLK
-#define F_OFD_GETLK 36
-#define F_OFD_SETLK 37
-#endif
 #ifndef MFD_CLOEXEC
 #define MFD_CLOEXEC 1U
 #define MFD_ALLOW_SEALING 2U
@@ -53,28 +50,12 @@ constexpr long kTmpfs = 0x01021994;
 constexpr std::uint64_t kLeastFreeBytes = 256ULL << 20;  // a container's small /dev/shm is needed by its data loader
 constexpr int kMostTries = 16;
 constexpr int kMostNames = 10;
+constexpr off_t kBytesForMarks = 64 << 10;
 constexpr std::string_view kSuffix = ".stagespan";
 // An exporter holds a lock on this file of the folder. Processes add the names of recordings that they remove then.
 constexpr const char* kExporterFile = ".exporter";
 // The folder of the `stagespan run` that this process works for: process/command.py.
 constexpr const char* kCommandFolder = "_STAGESPAN_COMMAND_DIR";
-
-/// A file that is open while this object exists.
-class Open {
- public:
-  explicit Open(int fd) noexcept : fd_(fd) {}
-  ~Open() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Open(const Open&) = delete;
-  Open& operator=(const Open&) = delete;
-  int get() const noexcept { return fd_; }
-  explicit operator bool() const noexcept { return fd_ >= 0; }
-  int release() noexcept { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 /// Blocks signals while this object exists: a signal would interrupt the reservation of space, which would then start
 /// again.
@@ -95,60 +76,21 @@ class WithoutSignals {
 
 std::string why(int error) { return std::strerror(error); }
 
-std::size_t read_small(const char* path, char* text, std::size_t most) noexcept {
-  const Open file(open(path, O_RDONLY | O_CLOEXEC));
-  if (!file) return 0;
-  std::size_t length = 0;
-  while (length < most) {
-    const ssize_t got = read(file.get(), text + length, most - length);
-    if (got <= 0) break;
-    length += static_cast<std::size_t>(got);
-  }
-  return length;
-}
-
-std::uint64_t start_ticks_in(const char* path) noexcept {
-  char text[1024];
-  const std::size_t length = read_small(path, text, sizeof(text) - 1);
-  text[length] = '\0';
-  // The second field is the command in parentheses, which may contain spaces and parentheses.
-  const char* at = std::strrchr(text, ')');
-  for (int field = 2; at != nullptr && field < 22; ++field) at = std::strchr(at + 1, ' ');
-  return at != nullptr ? std::strtoull(at + 1, nullptr, 10) : 0;
-}
-
-/// As other processes read it. In /proc/self/stat, qemu-user shows a time of its own.
-std::uint64_t own_start_ticks() noexcept {
-  char path[64];
-  std::snprintf(path, sizeof(path), "/proc/self/task/%d/stat", static_cast<int>(getpid()));
-  const std::uint64_t ticks = start_ticks_in(path);
-  // In a container with the /proc of another one, the process has another number there.
-  return ticks != 0 ? ticks : start_ticks_in("/proc/self/stat");
-}
-
-bool lock_whole(int fd) noexcept {
-  struct flock lock{};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
-}
-
-std::optional<bool> is_locked(int fd) noexcept {
-  struct flock lock{};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  if (fcntl(fd, F_OFD_GETLK, &lock) != 0) return std::nullopt;
-  return lock.l_type != F_UNLCK;
-}
-
 std::string file_name(pid_t pid, std::uint64_t start_ticks, int number) {
   std::string name = std::to_string(pid) + "-" + std::to_string(start_ticks);
   if (number != 0) name.append("-").append(std::to_string(number));
   return name.append(kSuffix);
 }
 
-/// Opens the folder for our files. `reason` says why it cannot be used.
-int open_folder(const std::string& folder, bool is_default, std::string& reason) {
+/// Why a folder is not used.
+struct FolderRefusal {
+  std::string why;
+  bool is_normal = false;  // in a container with a small /dev/shm
+};
+
+/// Opens the folder for our files, or says why it cannot be used.
+int open_folder(const std::string& folder, bool is_default, FolderRefusal& refusal) {
+  std::string& reason = refusal.why;
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     reason =
         "the folder " + folder + " cannot be made (" + why(errno) + "): set STAGESPAN_RECORDING_DIR to another one";
@@ -156,8 +98,10 @@ int open_folder(const std::string& folder, bool is_default, std::string& reason)
   }
   Open found(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!found) {
-    reason = folder + " is not a folder that can be opened (" + why(errno) +
-             "; links are not followed): set STAGESPAN_RECORDING_DIR to another one";
+    const int error = errno;
+    reason = is_shortage(error) ? "the folder " + folder + " cannot be opened (" + why(error) + ")"
+                                : folder + " is not a folder that can be opened (" + why(error) +
+                                      "; links are not followed): set STAGESPAN_RECORDING_DIR to another one";
     return -1;
   }
   struct stat status{};
@@ -183,60 +127,92 @@ int open_folder(const std::string& folder, bool is_default, std::string& reason)
   if (is_default &&
       static_cast<std::uint64_t>(system.f_bavail) * static_cast<std::uint64_t>(system.f_bsize) < kLeastFreeBytes) {
     reason = "the tmpfs of " + folder + " has less than 256 MiB free: set STAGESPAN_RECORDING_DIR to use it anyway";
+    refusal.is_normal = true;
     return -1;
   }
   return found.release();
 }
 
+/// A folder that is open for reading.
+class Folder {
+ public:
+  explicit Folder(const std::string& path) : folder_(opendir(path.c_str())) {}
+  ~Folder() {
+    if (folder_ != nullptr) closedir(folder_);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  explicit operator bool() const { return folder_ != nullptr; }
+  DIR* get() const { return folder_; }
+  int fd() const { return dirfd(folder_); }
+
+ private:
+  DIR* folder_;
+};
+
+/// The exporter of a folder's recordings, if there is one.
+class Exporter {
+ public:
+  explicit Exporter(int folder) noexcept
+      : file_(openat(folder, kExporterFile, O_WRONLY | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) {
+    const int error = errno;
+    // An exporter neither follows links nor opens anything but a regular file.
+    if (!file_ && (error == ENOENT || error == ELOOP || error == EISDIR || error == ENXIO)) is_there_ = false;
+    if (file_) is_there_ = is_locked(file_.get());
+  }
+  /// Empty if that is unknown.
+  std::optional<bool> is_there() const noexcept { return is_there_; }
+  /// Tells it that it cannot read a recording any more, or never could. Returns whether it will learn of it.
+  bool tell(std::string name) const noexcept {
+    if (!is_there_.value_or(false)) return false;
+    name.push_back('\n');
+    return write(file_.get(), name.data(), name.size()) == static_cast<ssize_t>(name.size());
+  }
+
+ private:
+  Open file_;
+  std::optional<bool> is_there_;
+};
+
 }  // namespace
-
-std::uint64_t start_ticks_of(pid_t pid) noexcept {
-  if (pid == getpid()) return own_start_ticks();
-  char path[64];
-  std::snprintf(path, sizeof(path), "/proc/%d/stat", static_cast<int>(pid));
-  return start_ticks_in(path);
-}
-
-ProcessIdentity identity_of_this_process() noexcept {
-  ProcessIdentity identity;
-  identity.start_ticks = own_start_ticks();
-  struct stat space{};
-  if (stat("/proc/self/ns/pid", &space) == 0) identity.pid_namespace = space.st_ino;
-  char boot[64];
-  const std::size_t length = read_small("/proc/sys/kernel/random/boot_id", boot, sizeof(boot));
-  if (length != 0) identity.boot = fnv1a({boot, length});
-  struct stat time_space{};
-  const std::uint64_t offset_of_clock = stat("/proc/self/ns/time", &time_space) == 0 ? time_space.st_ino : 0;
-  // 0 means unknown: without a boot id, no two processes are known to share a clock.
-  if (length != 0)
-    identity.clock =
-        fnv1a({boot, length}) ^ fnv1a({reinterpret_cast<const char*>(&offset_of_clock), sizeof(offset_of_clock)});
-  return identity;
-}
 
 std::string default_recording_folder() { return "/dev/shm/stagespan-" + std::to_string(geteuid()); }
 
 std::string why_not_in(const std::string& folder) {
-  std::string reason;
-  const Open found(open_folder(folder, folder == default_recording_folder(), reason));
-  return reason;
+  FolderRefusal refusal;
+  const Open found(open_folder(folder, folder == default_recording_folder(), refusal));
+  return refusal.why;
+}
+
+// Creates the file under a name that only this process has, and stores the name.
+int RecordingFile::open_hidden(int folder) {
+  for (int number = 0; number < kMostNames; ++number) {
+    hidden_ = std::string(1, '.').append(file_name(owner_, own_start_ticks(), number));
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      const int fd = openat(folder, hidden_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+      if (fd >= 0 || errno != EEXIST) return fd;
+      // Left over from the program that this process ran before it called exec, unless it is being made by a process
+      // of another container with the same pid and start time.
+      const Open other(openat(folder, hidden_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+      if (!other && errno != ENOENT) return -1;
+      if (other && is_locked(other.get()).value_or(false)) break;
+      unlinkat(folder, hidden_.c_str(), 0);
+    }
+  }
+  errno = EEXIST;
+  return -1;
 }
 
 bool RecordingFile::open_file(const RecordingWish& wish, std::uint64_t size) noexcept {
   try {
-    const bool is_default = wish.folder.empty();
-    folder_ = is_default ? default_recording_folder() : wish.folder;
-    const Open folder(open_folder(folder_, is_default, place_.why));
-    if (!folder) return false;
-    hidden_ = std::string(1, '.').append(file_name(owner_, own_start_ticks(), 0));
-    const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    int fd = openat(folder.get(), hidden_.c_str(), flags, 0600);
-    if (fd < 0 && errno == EEXIST) {
-      // Left over from the program that this process ran before it called exec.
-      unlinkat(folder.get(), hidden_.c_str(), 0);
-      fd = openat(folder.get(), hidden_.c_str(), flags, 0600);
+    FolderRefusal refusal;
+    const Open folder(open_folder(folder_, wish.folder.empty(), refusal));
+    if (!folder) {
+      place_.why = refusal.why;
+      is_normal_ = refusal.is_normal;
+      return false;
     }
-    Open file(fd);
+    Open file(open_hidden(folder.get()));
     if (!file || ftruncate(file.get(), static_cast<off_t>(size)) != 0) {
       place_.why = "no file can be made in " + folder_ + " (" + why(errno) + ")";
       if (file) unlinkat(folder.get(), hidden_.c_str(), 0);
@@ -290,10 +266,11 @@ bool RecordingFile::publish(const ArenaHeader& header) noexcept {
         // A file of the same process from before it called exec is replaced. A container with the same pid and start
         // time has its own pids.
         ArenaHeader before{};
-        const Open file(openat(folder.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+        const Open file(openat(folder.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+        if (!file && errno != ENOENT) break;
         const bool is_whole = file && pread(file.get(), &before, sizeof(before), 0) == ssize_t{sizeof(before)};
         if (is_whole && before.layout_version == kLayoutVersion && before.pid_namespace != header.pid_namespace) break;
-        if (is_whole && is_locked(file.get()).value_or(false)) break;  // a second recorder in this process
+        if (file && is_locked(file.get()).value_or(false)) break;  // a second recorder in this process
         unlinkat(folder.get(), name.c_str(), 0);
       }
     }
@@ -317,11 +294,31 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
   place_ = {};
   owner_ = getpid();
   keep_ = wish.keep;
+  is_told_ = is_normal_ = false;
   if (!wish.is_on) {
     place_.kind = RecordingKind::kOff;
     return;
   }
   place_.kind = RecordingKind::kMemory;
+  try {
+    folder_ = wish.folder.empty() ? default_recording_folder() : wish.folder;
+    make(arena, wish, pieces, count);
+    // An exporter that reads a folder of its own does not look for others.
+    is_unread_ =
+        place_.kind == RecordingKind::kMemory || (place_.kind == RecordingKind::kMemfd && !wish.folder.empty());
+    place_.is_fault = is_unread_ || (place_.kind == RecordingKind::kMemfd && wish.may_be_file && !is_normal_);
+    if (is_unread_) tell_unread();
+  } catch (const std::exception&) {  // too little memory
+  }
+}
+
+// Tells the exporter of the folder that it cannot read this process, by the name that the file would have.
+void RecordingFile::tell_unread() {
+  const Folder folder(folder_);
+  if (folder) is_told_ = Exporter(folder.fd()).tell(file_name(owner_, own_start_ticks(), 0));
+}
+
+void RecordingFile::make(ArenaView arena, const RecordingWish& wish, const Piece* pieces, std::size_t count) noexcept {
   ArenaHeader& header = arena.header();
   const std::uint64_t size = header.size_bytes;
   rlimit limit{};
@@ -348,10 +345,12 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
     // Space is reserved for all pieces before any is moved, because a mapping cannot be undone without readers
     // noticing.
     bool has_space = true;
+    int error = 0;
     {
       const WithoutSignals none;
       for (std::size_t i = 0; has_space && i < count; ++i)
         has_space = fallocate(fd_, 0, static_cast<off_t>(pieces[i].offset), static_cast<off_t>(pieces[i].bytes)) == 0;
+      if (!has_space) error = errno;
     }
     // If the system cannot exclude the arena from children, they would write to it. In that case it is not shared.
     const bool is_kept_from_children = has_space && madvise(arena.base(), size, MADV_DONTFORK) == 0;
@@ -373,12 +372,17 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
       // It is mapped by now, so others can find it through /proc/PID/fd, like a memfd.
       unlink((folder_ + "/" + hidden_).c_str());
       place_.kind = RecordingKind::kMemfd;
+      try {
+        place_.why = "its file in " + folder_ + " cannot be completed";
+      } catch (const std::exception&) {
+      }
       return;
     }
     try {
       if (is_file) {
         place_.why = has_space ? "the system cannot leave memory out of forked children (MADV_DONTFORK)"
-                               : "the tmpfs of " + folder_ + " is full";
+                               : "the tmpfs of " + folder_ + " has no space for it (" + why(error) +
+                                     "): it takes 1.6 MiB, and 0.6 MiB for each further thread";
         unlink((folder_ + "/" + hidden_).c_str());
       }
     } catch (const std::exception&) {
@@ -441,6 +445,7 @@ bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_conten
 
 void RecordingFile::forget_after_fork() noexcept {
   close_file();
+  is_unread_ = false;
   // The strings can be in the middle of a change only while the lock is held, and the fork waited for the lock.
   place_.kind = RecordingKind::kNotYet;
   place_.reserved_bytes = place_.refused_bytes = 0;
@@ -449,23 +454,6 @@ void RecordingFile::forget_after_fork() noexcept {
 // --- leftovers --------------------------------------------------------------------------------------------
 
 namespace {
-
-/// A folder that is open for reading.
-class Folder {
- public:
-  explicit Folder(const std::string& path) : folder_(opendir(path.c_str())) {}
-  ~Folder() {
-    if (folder_ != nullptr) closedir(folder_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  explicit operator bool() const { return folder_ != nullptr; }
-  DIR* get() const { return folder_; }
-  int fd() const { return dirfd(folder_); }
-
- private:
-  DIR* folder_;
-};
 
 struct Leftover {
   std::string name;
@@ -507,39 +495,33 @@ std::optional<std::pair<pid_t, std::uint64_t>> process_in(std::string_view name)
   return std::pair(pid, start);
 }
 
-bool is_of_dead_process(int folder, const std::string& name, std::uint64_t own_namespace) {
+/// Whether the process lives whose recording a file is. A process is only taken for dead if it has no lock on the file.
+Life life_of_owner(int folder, const std::string& name, std::uint64_t own_namespace) {
   const auto process = process_in(name);
-  if (!process) return false;
+  if (!process) return Life::kUnknown;
   const Open file(openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!file) return false;
-  std::uint64_t space = 0;
-  const bool has_header = pread(file.get(), &space, sizeof(space), offsetof(ArenaHeader, pid_namespace)) == ssize_t{8};
-  // 0: the process could not read /proc, and may be in another container.
-  if (has_header && space != own_namespace) return !is_locked(file.get()).value_or(true);
-  const std::uint64_t start = start_ticks_of(process->first);
-  // A process that cannot read /proc writes 0.
-  return start == 0 || (process->second != 0 && process->second != start);
+  if (!file) return Life::kUnknown;
+  const std::optional<bool> lock = is_locked(file.get());
+  if (lock.value_or(false)) return Life::kAlive;
+  alignas(ArenaHeader) std::byte bytes[offsetof(ArenaHeader, is_locked) + sizeof(ArenaHeader::is_locked)];
+  const auto field = [&]<class T>(T, std::size_t offset) {
+    T value;
+    std::memcpy(&value, bytes + offset, sizeof(value));
+    return value;
+  };
+  const ssize_t got = pread(file.get(), bytes, sizeof(bytes), 0);
+  if (got < 0) return Life::kUnknown;
+  // Without it, the process has not completed the file.
+  const bool has_header = got == ssize_t{sizeof(bytes)} &&
+                          field(std::uint64_t{}, offsetof(ArenaHeader, magic)) == kMagic &&
+                          field(std::uint32_t{}, offsetof(ArenaHeader, layout_version)) == kLayoutVersion;
+  const bool can_lock = !has_header || field(std::uint32_t{}, offsetof(ArenaHeader, is_locked)) != 0;
+  if (can_lock && !lock) return Life::kUnknown;
+  const std::uint64_t space = has_header ? field(std::uint64_t{}, offsetof(ArenaHeader, pid_namespace)) : own_namespace;
+  // The process may be in another container, where its id means another process than here.
+  if (space != own_namespace || own_namespace == 0) return has_header && can_lock ? Life::kDead : Life::kUnknown;
+  return life_of(process->first, process->second);
 }
-
-/// The exporter of a folder's recordings, if there is one.
-class Exporter {
- public:
-  explicit Exporter(int folder) noexcept
-      : file_(openat(folder, kExporterFile, O_WRONLY | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)),
-        is_there_(file_ && is_locked(file_.get()).value_or(false)) {}
-  bool is_there() const noexcept { return is_there_; }
-  /// Tells it that a recording that it may not have read has been removed.
-  void tell_removed(std::string name) const noexcept {
-    if (!is_there_) return;
-    name.push_back('\n');
-    const ssize_t written = write(file_.get(), name.data(), name.size());
-    static_cast<void>(written);  // nothing else can be done
-  }
-
- private:
-  Open file_;
-  bool is_there_;
-};
 
 /// The recordings of dead processes.
 std::vector<Leftover> leftovers_in(const Folder& folder) {
@@ -550,7 +532,7 @@ std::vector<Leftover> leftovers_in(const Folder& folder) {
     std::string name = entry->d_name;
     struct stat status{};
     if (fstatat(folder.fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode) ||
-        !is_of_dead_process(folder.fd(), name, own.st_ino))
+        life_of_owner(folder.fd(), name, own.st_ino) != Life::kDead)
       continue;
     found.push_back({std::move(name), std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
                      static_cast<std::uint64_t>(status.st_blocks) * 512});
@@ -567,7 +549,12 @@ std::uint64_t bytes_of(const std::vector<Leftover>& leftovers) {
 
 void RecordingFile::end(ArenaHeader& header) noexcept {
   // Not in a child that shares only the file descriptors with this process.
-  if (!is_active() || getpid() != owner_) return;
+  if (getpid() != owner_) return;
+  try {
+    if (is_unread_ && !is_told_) tell_unread();  // an exporter may have begun since
+  } catch (const std::exception&) {              // too little memory
+  }
+  if (!is_active()) return;
   header.end_unix_ns.store(realtime_ns(), std::memory_order_release);
   if (keep_ || place_.kind != RecordingKind::kFile) return;
   // Set before the others are examined: of two that end at the same time, each may see the other one alive. Both files
@@ -577,25 +564,26 @@ void RecordingFile::end(ArenaHeader& header) noexcept {
     const Folder folder(folder_);
     if (!folder) return;
     const Exporter exporter(folder.fd());
-    if (exporter.is_there()) {  // it removes those of other processes itself, after it has read them
+    if (!exporter.is_there()) return;
+    if (*exporter.is_there()) {  // it removes those of other processes itself, after it has read them
       if (bytes_of(leftovers_in(folder)) + place_.reserved_bytes <= kLeftoverBytes) return;
     } else if (job_goes_on(header)) {
       return;
     }
     struct stat status{};
     if (lstat(place_.path.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_) return;
-    if (unlink(place_.path.c_str()) == 0) exporter.tell_removed(place_.path.substr(folder_.size() + 1));
+    if (unlink(place_.path.c_str()) == 0) exporter.tell(place_.path.substr(folder_.size() + 1));
   } catch (const std::exception&) {  // too little memory
   }
 }
 
-// Whether another process of the same job lives. If not, removes the files of those that have ended before.
+// Whether another process of the same job may live. If not, removes the files of those that have ended before.
 bool RecordingFile::job_goes_on(const ArenaHeader& header) noexcept {
   const std::string_view job = text_in(header.info.job, sizeof(header.info.job));
   if (job.empty()) return false;
   try {
     const Folder folder(folder_);
-    if (!folder) return false;
+    if (!folder) return true;
     struct stat own{};
     stat("/proc/self/ns/pid", &own);
     std::vector<std::string> ended;
@@ -603,6 +591,7 @@ bool RecordingFile::job_goes_on(const ArenaHeader& header) noexcept {
       const std::string name = entry->d_name;
       if (name.front() == '.' || !process_in(name)) continue;
       const Open file(openat(folder.fd(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+      if (!file && is_shortage(errno)) return true;
       const auto other = std::make_unique<ArenaHeader>();
       struct stat status{};
       if (!file || fstat(file.get(), &status) != 0 || (status.st_dev == device_ && status.st_ino == inode_) ||
@@ -612,19 +601,20 @@ bool RecordingFile::job_goes_on(const ArenaHeader& header) noexcept {
         continue;
       if (other->end_unix_ns.load() != 0) {
         if (other->is_deferred.load() != 0) ended.push_back(name);
-      } else if (!is_of_dead_process(folder.fd(), name, own.st_ino)) {
+      } else if (life_of_owner(folder.fd(), name, own.st_ino) != Life::kDead) {
         return true;
       }
     }
+    // They have left their files to the last one of the job, which may still exit itself.
     for (const std::string& name : ended) unlinkat(folder.fd(), name.c_str(), 0);
   } catch (const std::exception&) {  // too little memory
+    return true;
   }
   return false;
 }
 
 void RecordingFile::tidy() noexcept {
   if (place_.kind != RecordingKind::kFile) return;
-  if (start_ticks_of(getpid()) == 0) return;  // without /proc, all processes would look dead
   try {
     const Folder folder(folder_);
     if (!folder) return;
@@ -634,7 +624,8 @@ void RecordingFile::tidy() noexcept {
     std::sort(dead.begin(), dead.end(), is_newer);
     // An exporter itself removes those that it has read.
     const Exporter exporter(fd);
-    const std::size_t most_files = exporter.is_there() ? dead.size() : kLeftoverFiles;
+    if (!exporter.is_there()) return;
+    const std::size_t most_files = *exporter.is_there() ? dead.size() : kLeftoverFiles;
     const bool has_many = dead.size() > most_files || bytes_of(dead) > kLeftoverBytes;
     if (has_many) {
       // Normal stops, such as those of each deployment of a service, do not push out crashes.
@@ -651,10 +642,15 @@ void RecordingFile::tidy() noexcept {
       // A file without its final name was never completed.
       const bool is_complete = dead[i].name.front() != '.';
       if (i < most_files && bytes <= kLeftoverBytes && is_complete) continue;
-      if (unlinkat(fd, dead[i].name.c_str(), 0) == 0 && is_complete) exporter.tell_removed(dead[i].name);
+      if (unlinkat(fd, dead[i].name.c_str(), 0) == 0 && is_complete) exporter.tell(dead[i].name);
     }
   } catch (const std::exception&) {
   }
+}
+
+bool reserve_for_marks(int fd) noexcept {
+  struct stat status{};
+  return fstat(fd, &status) == 0 && fallocate(fd, FALLOC_FL_KEEP_SIZE, status.st_size, kBytesForMarks) == 0;
 }
 
 }  // namespace stagespan

@@ -42,23 +42,12 @@ struct RecordingWish {
 
 struct RecordingPlace {
   RecordingKind kind = RecordingKind::kNotYet;
-  std::string path;  // of a file
-  std::string why;   // empty if it is a file
+  std::string path;       // of a file
+  std::string why;        // empty if it is a file
+  bool is_fault = false;  // it should have been a file, or it is where the exporter of the folder does not look
   std::uint64_t reserved_bytes = 0;
   std::uint64_t refused_bytes = 0;  // of pieces that stayed in the process's memory
 };
-
-/// Facts about a process for the header, which are read once.
-struct ProcessIdentity {
-  std::uint64_t start_ticks = 0;
-  std::uint64_t pid_namespace = 0;
-  std::uint64_t boot = 0;
-  std::uint64_t clock = 0;  // of the boot and the time namespace
-};
-ProcessIdentity identity_of_this_process() noexcept;
-
-/// Field 22 of /proc/PID/stat; 0 if the process does not exist.
-std::uint64_t start_ticks_of(pid_t pid) noexcept;
 
 /// The default folder for this user's recordings.
 std::string default_recording_folder();
@@ -70,6 +59,9 @@ std::string why_not_in(const std::string& folder);
 /// The limits for leftovers of dead processes that are kept for a user: their bytes and their number.
 inline constexpr std::uint64_t kLeftoverBytes = 256ULL << 20;
 inline constexpr std::uint32_t kLeftoverFiles = 16;
+
+/// Reserves space behind the end of an exporter's file, so that processes can write to it while the tmpfs is full.
+bool reserve_for_marks(int fd) noexcept;
 
 class RecordingFile {
  public:
@@ -99,10 +91,14 @@ class RecordingFile {
   void forget_after_fork() noexcept;
 
   /// Removes the leftovers of dead processes except the newest ones, crashes before normal stops. Never removes the
-  /// file of a live process. While an exporter holds its lock on the folder, only their bytes are limited.
+  /// file of a process that is alive, or of which it cannot find out whether it is. While an exporter holds its lock on
+  /// the folder, only their bytes are limited.
   void tidy() noexcept;
 
  private:
+  void make(ArenaView arena, const RecordingWish& wish, const Piece* pieces, std::size_t count) noexcept;
+  void tell_unread();
+  int open_hidden(int folder);
   bool open_file(const RecordingWish& wish, std::uint64_t size) noexcept;
   bool open_memfd(std::uint64_t size) noexcept;
   bool publish(const ArenaHeader& header) noexcept;
@@ -115,6 +111,9 @@ class RecordingFile {
   ino_t inode_ = 0;
   pid_t owner_ = 0;
   bool keep_ = false;
+  bool is_normal_ = false;  // that no file was made
+  bool is_unread_ = false;  // no exporter finds the recording
+  bool is_told_ = false;    // and an exporter knows that
   std::string folder_;
   std::string hidden_;  // the file's name until it is complete
   RecordingPlace place_;

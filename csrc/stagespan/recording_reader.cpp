@@ -14,8 +14,8 @@
 #include <new>
 #include <thread>
 
+#include "process_life.h"
 #include "recorder.h"
-#include "recording_file.h"
 #include "stage_stats.h"
 #include "text.h"
 

@@ -908,7 +908,15 @@ def recording_is_cut_off() -> bool:
 
 def recording_place() -> dict[str, Any]:
     """Where this process's recording lies: kind ("not yet", "off", "file", "memfd", "memory"),
-    path (of a file), why (it is not a file), reserved_bytes and refused_bytes (so far)."""
+    path (of a file), why (it is not a file), is_fault (it should have been a file, or it is where
+    the exporter of the folder does not look), reserved_bytes and refused_bytes (so far)."""
+
+def recording_set_tell_fault(tell: Callable[[], object]) -> None:
+    """Set what the main thread calls once a recording has begun whose place has ``is_fault``."""
+
+def recording_reserve_for_marks(fd: int) -> bool:
+    """Reserve space behind the end of an exporter's file, to which processes write the names of
+    recordings that it cannot read; return False if there is none."""
 
 def recording_describe_program(version: str, arguments: bytes) -> None:
     """Write to the recording the versions of stagespan and Python, and the name of the program from

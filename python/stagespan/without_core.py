@@ -206,6 +206,7 @@ hooks_set_contexts = hooks_set_decorator = hooks_set_torch_callback = memory_set
 profiler_set_names = profiler_set_annotated_names = service_set_start = _nothing
 recording_describe_program = recording_describe_process = recording_describe_worker = _nothing
 recording_end = _nothing
+recording_set_tell_fault = recording_reserve_for_marks = _nothing
 recording_why_not_in = device_drop_completions = memory_forget_peak_rss = _nothing
 innermost_stage = request_inheritance = segment_wait = timed_by = memory_never_free = _nothing
 request_set_finders = request_set_pipeline = _nothing

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from stagespan import __version__
-from stagespan.errors import StagespanError
+from stagespan.errors import StagespanError, cannot_open, is_shortage
 
 _COMMANDS = {
     "analyze": "Show where the time of a trace went, and why the device was idle.",
@@ -105,6 +105,10 @@ class _Commands(click.Group):
                 "permissions and those of its folders."
             ) from error
         except OSError as error:
+            if is_shortage(error) and ctx.invoked_subcommand not in ("run", "bench"):
+                raise _Refused(
+                    str(cannot_open(os.fsdecode(error.filename or "A file"), error))
+                ) from error
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             # Otherwise the interpreter would try to write the rest again when it ends.

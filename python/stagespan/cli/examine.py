@@ -119,7 +119,7 @@ def _recording() -> tuple[str, State, str]:
     name, kind, why = "recording", place["kind"], place["why"]
     size = f"{place['reserved_bytes'] / 2**20:,.1f} MiB"
     if kind == "file":
-        return name, "works", f"{place['path']}, {size} so far"
+        return name, "works", f"{place['path']}, {size} so far{_room(place)}"
     if kind == "off":
         return name, "note", "turned off by STAGESPAN_RECORDING=off"
     if kind == "not yet":
@@ -128,6 +128,18 @@ def _recording() -> tuple[str, State, str]:
     if kind == "memfd":
         return name, "note", f"in memory, {size}, lost when the process dies{reason}"
     return name, "note", f"not readable by other processes{reason}"
+
+
+def _room(place: dict[str, Any]) -> str:
+    """Return how many more processes have room for a recording like that of this one."""
+    try:
+        found = os.statvfs(os.path.dirname(place["path"]))
+    except OSError:
+        return ""
+    number = found.f_bavail * found.f_frsize // place["reserved_bytes"]
+    if found.f_files:
+        number = min(number, found.f_favail)
+    return f"; there is room for {number:,} more processes"
 
 
 def _exporter() -> tuple[str, State, str]:

@@ -160,6 +160,7 @@ def command(
     from stagespan.export.ending import Ending
 
     ending = Ending()
+    from stagespan.export import descriptors
     from stagespan.export.node import Node
     from stagespan.export.requests import AWAITED_KEEP, AWAITED_OTLP
     from stagespan.export.traces import Rules
@@ -178,6 +179,7 @@ def command(
             from stagespan.export.kept import Keeper
 
             keeper = Keeper(keep, keep_mb << 20, parquet=keep_format == "parquet")
+        descriptors.raise_limit()
         rules = Rules(sample, slowest, failed)
         awaited = [
             name

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import math
 import os
+import stat
 import struct
 import threading
 import time
@@ -15,9 +16,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from stagespan import settings
-from stagespan.errors import StagespanError
-from stagespan.export import state
+from stagespan import _core, settings
+from stagespan.errors import ShortageError, StagespanError, is_shortage
+from stagespan.export import descriptors, state
 from stagespan.export.figures import Figures, Names
 from stagespan.export.requests import UNREAD, Part, Taker
 from stagespan.export.totals import (
@@ -31,7 +32,7 @@ from stagespan.export.totals import (
 )
 from stagespan.export.traces import Requests, Rules
 from stagespan.recording.finding import EXPORTER_FILE, recording_folders, recording_paths
-from stagespan.recording.reading import Recording
+from stagespan.recording.reading import Recording, open_file
 
 _LOGGER = logging.getLogger("stagespan")
 
@@ -43,7 +44,8 @@ _STATE_INTERVAL_S = 5.0
 _MEMORY_INTERVAL_S = 5.0
 """Between two searches for recordings without a file, which examine all processes."""
 _F_OFD_SETLK = 37
-_MOST_REMOVED_BYTES = 1 << 20
+_MOST_LINE_BYTES = 1 << 20
+_WARNING_INTERVAL_S = 60.0
 
 
 class _Leftover(NamedTuple):
@@ -82,7 +84,7 @@ class Node:
         self._lock = threading.RLock()
         self._is_over = is_over
         self._locks: dict[str, int] = {}
-        self._removed_at: dict[str, int] = {}
+        self._marks: dict[str, _Marks] = {}
         self._processes: dict[str, Process] = {}
         self._totals = Totals(None if rules is None else Requests(rules, awaited))
         self._folded: dict[str, _Leftover | None] = {}
@@ -94,6 +96,11 @@ class Node:
         self._resumed: dict[str, state.SavedProcess] = {}
         self._unreadable: dict[str, int] = {}
         """How often the recordings that cannot be read were tried."""
+        self._is_partial = False
+        """Whether the latest reading has left out recordings, so that others may exist."""
+        self._unwarned: list[str] = []
+        self._warned_at = -1e9
+        self._most_open = descriptors.for_recordings()
         self._lost: Counter[str] = Counter()
         self.losses: list[Callable[[], dict[str, int]]] = []
         """Functions that return what others have lost, by cause."""
@@ -119,36 +126,35 @@ class Node:
                     os.mkdir(folder, 0o700)
             try:
                 self._locks[folder] = _locked(os.path.join(folder, EXPORTER_FILE))
-                self._removed_at[folder] = 0
+                self._marks[folder] = _Marks(self._locks[folder])
             except BlockingIOError:
                 if must and folder == self.folder:
                     raise StagespanError(
                         f"Another `stagespan export` reads the recordings in {folder}: stop it "
                         "first, or let it export everything."
                     ) from None
+            except StagespanError as error:
+                if must and folder == self.folder:
+                    raise
+                self._note_unreadable(os.path.join(folder, EXPORTER_FILE), str(error))
             except OSError as error:
                 if must and folder == self.folder:
+                    advice = (
+                        "Let the exporter have more open files (`ulimit -n`)."
+                        if is_shortage(error)
+                        else "Run the exporter as the user of the processes, or as root."
+                    )
                     raise StagespanError(
-                        f"The recordings in {folder} cannot be read: {error.strerror}. Run the "
-                        "exporter as the user of the processes, or as root."
+                        f"The recordings in {folder} cannot be read: {error.strerror}. {advice}"
                     ) from None
 
-    def _count_removed(self) -> None:
-        """Count the recordings that processes have removed before they were read."""
+    def _count_marks(self) -> None:
+        """Count the recordings that were removed before they were read, or never had a file."""
         paths = [one.path for one in self._processes.values()]
         paths += [one.path for one in self._folded.values() if one is not None]
         seen = set(map(os.path.basename, paths))
-        for folder, handle in self._locks.items():
-            try:
-                text = os.pread(handle, _MOST_REMOVED_BYTES, self._removed_at[folder])
-            except OSError:
-                continue
-            lines, _, _ = text.rpartition(b"\n")
-            if not lines:
-                continue
-            self._removed_at[folder] += len(lines) + 1
-            names = lines.decode(errors="replace").split("\n")
-            self._lost["recording"] += sum(name not in seen for name in names)
+        for marks in self._marks.values():
+            self._lost["recording"] += sum(name not in seen for name in marks.read())
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -162,11 +168,17 @@ class Node:
         known = {one.inode for one in self._processes.values()}
         done = {one.inode for one in self._folded.values() if one is not None}
         folders = set(_folders())
-        paths = [
-            path
-            for path in recording_paths(memory=memory)
-            if path.startswith("/proc/") or os.path.dirname(path) in folders
-        ]
+        self._is_partial = True  # until all have been looked at
+        try:
+            paths = [
+                path
+                for path in recording_paths(memory=memory)
+                if path.startswith("/proc/") or os.path.dirname(path) in folders
+            ]
+        except ShortageError as error:
+            self._note_unreadable(self.folder, str(error))
+            return
+        is_partial = False
         for path in paths:
             if self._is_over():
                 return
@@ -177,18 +189,26 @@ class Node:
             inode = status.st_dev, status.st_ino
             if inode in known or inode in done:
                 continue
-            handle = _opened(path)
-            if handle is None:
-                continue
+            try:
+                self._open(path, known | done)
+            except StagespanError as error:
+                is_partial = is_partial or isinstance(error, ShortageError)
+                self._note_unreadable(path, str(error))
+        self._is_partial = is_partial
+        kept = {*paths, *(os.path.join(folder, EXPORTER_FILE) for folder in folders)}
+        self._unreadable = {path: n for path, n in self._unreadable.items() if path in kept}
+
+    def _open(self, path: str, known: set[tuple[int, int]]) -> None:
+        """Take the recording at a path, unless its device and inode are among those known."""
+        handle = open_file(path)
+        must_stay_open = False
+        try:
             inode = _inode(handle)
-            if inode not in done and inode not in known:
-                try:
-                    if self._add(path, handle, inode):
-                        continue
-                except StagespanError as error:
-                    self._note_unreadable(path, str(error))
-            os.close(handle)
-        self._unreadable = {path: n for path, n in self._unreadable.items() if path in paths}
+            if inode not in known:
+                must_stay_open = self._add(path, handle, inode)
+        finally:
+            if not must_stay_open:
+                os.close(handle)
 
     def _add(self, path: str, handle: int, inode: tuple[int, int]) -> bool:
         """Take a recording that was found, and return whether its file must stay open."""
@@ -201,20 +221,33 @@ class Node:
             return False
         if first.identity in self._processes:
             return False
-        process = Process(first, handle)
+        # A file in a folder can be opened again, because its process leaves it to the exporter.
+        held = sum(one.handle >= 0 for one in self._processes.values())
+        must_stay_open = path.startswith("/proc/") or held < self._most_open
+        process = Process(first, handle if must_stay_open else -1)
         process.inode = inode
         self._totals.roles.learn(first)
         process.group = self._totals.admitted(process.group)
         self._processes[first.identity] = self._resume(process)
-        return True
+        return must_stay_open
 
     def _note_unreadable(self, path: str, why: str) -> None:
         """Count a recording that cannot be read, unless its process is just starting or ending."""
         times = self._unreadable.get(path, 0) + 1
         self._unreadable[path] = times
-        if times == 2 and os.path.exists(path):
+        if times == 2 and os.path.lexists(path):
             self._lost["unreadable"] += 1
-            _LOGGER.warning("%s", why)
+            self._unwarned.append(why)
+
+    def _warn(self) -> None:
+        """Log at most one warning a minute about recordings that cannot be read."""
+        now = time.monotonic()
+        if not self._unwarned or now - self._warned_at < _WARNING_INTERVAL_S:
+            return
+        first, *others = self._unwarned
+        number = f"{len(others):,} other recordings" if len(others) > 1 else "Another recording"
+        _LOGGER.warning("%s", f"{first} {number} cannot be read either." if others else first)
+        self._unwarned, self._warned_at = [], now
 
     def _resume(self, process: Process) -> Process:
         saved = self._resumed.pop(process.identity, None)
@@ -254,13 +287,22 @@ class Node:
                 # receiver's.
                 if process.used is None or not copy.shares_copy_with(process.used):
                     self._totals.roles.learn(copy)
+            except (ShortageError, OSError, MemoryError) as error:  # it is read again
+                self._is_partial = True
+                self._note_unreadable(process.path, f"{process.path} cannot be read: {error}")
+                continue
             except StagespanError as error:
-                # Another program has cut it off. The process does not record any more.
-                self._give_up(process, str(error))
+                # Another program has cut it off, and the process does not record any more. Or it
+                # was removed while it was not open here.
+                is_gone = process.handle < 0 and not _is_there(process.path, process.inode)
+                self._give_up(process, str(error), "recording" if is_gone else "unreadable")
                 continue
             except Exception as error:  # whatever is in it, the others are read
                 self._give_up(process, f"{process.path} cannot be read: {error!r}.")
                 continue
+            if copy.is_partly_in_file and not process.is_partial:
+                process.is_partial = True
+                self._lost["recording"] += 1
             copies.append((process, copy))
         for process, copy in copies:
             if self._is_over():
@@ -274,10 +316,10 @@ class Node:
                 process.end()
         self._fold_ended()
 
-    def _give_up(self, process: Process, why: str) -> None:
-        """Read a process no more, because its recording is damaged."""
-        self._lost["unreadable"] += 1
-        _LOGGER.warning("%s", why)
+    def _give_up(self, process: Process, why: str, cause: str = "unreadable") -> None:
+        """Read a process no more, because its recording is damaged or gone."""
+        self._lost[cause] += 1
+        self._unwarned.append(why)
         process.end()
 
     def _fold_ended(self) -> None:
@@ -307,11 +349,12 @@ class Node:
         self._began_at = time.monotonic()
         before = self._processes.keys() | self._folded.keys()
         self._discover()
-        self._count_removed()
+        self._count_marks()
         self._read_all()
-        if not self._is_over():  # otherwise some may not have been found yet
+        if not (self._is_over() or self._is_partial):  # otherwise some may not have been found yet
             self._are_folded_known = True
             self._add_resumed()
+        self._warn()
         self._read_at = time.monotonic()
         # What is shown is written before, so that no counter falls if this process is killed.
         has_changed = before != self._processes.keys() | self._folded.keys()
@@ -350,20 +393,27 @@ class Node:
 
         In each folder, at most 16 recordings and 256 MiB stay: first those of crashes, then the
         newest. A recording that only the other processes of its job still need is removed once
-        none of them is alive.
+        none of them is alive, if all recordings could be read.
         """
         live = [one for one in self._processes.values() if not one.has_ended]
         jobs = {one.latest.job for one in live if one.latest.job}
         by_folder: defaultdict[str, list[tuple[bool, int, int, str]]] = defaultdict(list)
         for identity, leftover in list(self._folded.items()):
-            status = None if leftover is None else _status(leftover)
-            if leftover is None or status is None:
+            if leftover is None:
+                if not self._is_partial:
+                    del self._folded[identity]
+                continue
+            if not _is_there(leftover.path, leftover.inode):
                 del self._folded[identity]
+                continue
+            try:
+                status = os.lstat(leftover.path)
+            except OSError:
                 continue
             folder = os.path.dirname(leftover.path)
             if folder not in self._locks:
                 continue
-            if leftover.is_deferred and leftover.job not in jobs:
+            if leftover.is_deferred and leftover.job not in jobs and not self._is_partial:
                 _unlink(leftover.path)
                 continue
             by_folder[folder].append(
@@ -513,17 +563,30 @@ def _folders() -> list[str]:
 
 
 def _locked(path: str) -> int:
-    """Open a file and lock it. Raises BlockingIOError if another process has the lock."""
+    """Open a file and lock it.
+
+    Raises BlockingIOError if another process has the lock, and StagespanError if the file may not
+    belong to the folder: as root, this function changes its owner and its content.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     handle = os.open(path, flags, 0o600)
     try:
+        status, owner = os.fstat(handle), os.stat(os.path.dirname(path)).st_uid
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_nlink != 1
+            or status.st_uid not in (owner, 0)
+        ):
+            raise StagespanError(
+                f"{path} is not a regular file with one name that belongs to the owner of its "
+                "folder: remove it."
+            )
         request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         try:
             fcntl.fcntl(handle, _F_OFD_SETLK, request)
         except PermissionError as error:  # the system may say EACCES instead of EAGAIN
             raise BlockingIOError(*error.args) from None
-        owner = os.stat(os.path.dirname(path)).st_uid
-        if os.fstat(handle).st_uid != owner:
+        if status.st_uid != owner:
             os.fchown(handle, owner, -1)  # so that the owner's processes can see the lock
         os.ftruncate(handle, 0)
     except BaseException:
@@ -532,12 +595,34 @@ def _locked(path: str) -> int:
     return handle
 
 
-def _opened(path: str) -> int | None:
-    follow = 0 if path.startswith("/proc/") else os.O_NOFOLLOW
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
-    except OSError:
-        return None
+class _Marks:
+    """The names of recordings that processes write to the file that an exporter has locked."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._at = 0
+        self._is_in_long_line = False
+        _core.recording_reserve_for_marks(handle)
+
+    def read(self) -> list[str]:
+        """Return what was written since the last call. Lines of more than 1 MiB are left out."""
+        try:
+            text = os.pread(self._handle, _MOST_LINE_BYTES, self._at)
+        except OSError:
+            return []
+        lines, newline, _ = text.rpartition(b"\n")
+        if not newline and len(text) == _MOST_LINE_BYTES:
+            self._is_in_long_line = True
+            self._at += len(text)
+        if not newline:
+            return []
+        self._at += len(lines) + 1
+        _core.recording_reserve_for_marks(self._handle)
+        names = lines.decode(errors="replace").split("\n")
+        if self._is_in_long_line:
+            self._is_in_long_line = False
+            del names[0]
+        return names
 
 
 def _inode(handle: int) -> tuple[int, int]:
@@ -549,13 +634,15 @@ def _leftover(copy: Recording, inode: tuple[int, int]) -> _Leftover:
     return _Leftover(copy.path, inode, copy.job, copy.is_deferred, copy.state == "died")
 
 
-def _status(leftover: _Leftover) -> os.stat_result | None:
-    """Return the status of a file; None if it has been removed or replaced."""
+def _is_there(path: str, inode: tuple[int, int]) -> bool:
+    """Whether a file has neither been removed nor replaced, as far as is known."""
     try:
-        status = os.lstat(leftover.path)
+        status = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError:
-        return None
-    return status if (status.st_dev, status.st_ino) == leftover.inode else None
+        return True
+    return (status.st_dev, status.st_ino) == inode
 
 
 def _has_trace(recording: Recording, trace_id: str) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from stagespan import _core
+from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, OTHER, Figures, Names, figures_of
 from stagespan.export.requests import (
     QUIET_NS,
@@ -23,7 +24,7 @@ from stagespan.export.requests import (
     durations,
 )
 from stagespan.export.traces import Requests
-from stagespan.recording.reading import Recording, Segment
+from stagespan.recording.reading import Recording, Segment, open_file
 
 MOST_STAGES = 200
 """The most stages that are exported by name; the others are summed."""
@@ -77,7 +78,7 @@ class Process:
         self.handle = handle
         """Its open file, which stays readable after it was removed; -1 if it is not held open."""
         self.inode = (0, 0)
-        """The device and the number of the file, if it is held open."""
+        """The device and the number of the file."""
         self.path = first.path
         # Rounded far below the width of a bucket, so that it is the same for all processes.
         self.ns_per_tick = float(f"{first.snapshot().ns_per_tick:.4g}")
@@ -91,6 +92,8 @@ class Process:
         self.used: Recording | None = None
         """The latest copy that `Totals.update` has taken."""
         self.taker = Taker()
+        self.is_partial = False
+        """Whether a part of its figures is not in its file."""
         self.has_ended = False
         """Whether it was read for the last time. It stays until its requests are sent."""
         self.observed = Figures({}, {})
@@ -106,13 +109,21 @@ class Process:
 
         If nothing was recorded since the latest copy, and it was used completely, it is that one.
         """
-        marks = _core.recording_marks(self.handle)
-        if marks and marks == self._marks and self.used is not None and self.taker.is_settled:
-            reused = self.used.reuse(self.handle)
-            if reused is not None and reused.is_exact:
-                return reused
-        self._read_marks = marks
-        return Recording(self.path, everything=spans, handle=self.handle)
+        handle = self.handle if self.handle >= 0 else open_file(self.path)
+        try:
+            status = os.fstat(handle)
+            if self.handle < 0 and (status.st_dev, status.st_ino) != self.inode:
+                raise StagespanError(f"{self.path} was removed before it was read to its end.")
+            marks = _core.recording_marks(handle)
+            if marks and marks == self._marks and self.used is not None and self.taker.is_settled:
+                reused = self.used.reuse(handle)
+                if reused is not None and reused.is_exact:
+                    return reused
+            self._read_marks = marks
+            return Recording(self.path, everything=spans, handle=handle)
+        finally:
+            if handle != self.handle:
+                os.close(handle)
 
     def accept(self, copy: Recording) -> None:
         """Take what `read` has returned as the latest copy."""

@@ -16,11 +16,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stagespan import _core
+from stagespan.errors import ShortageError, cannot_open, is_shortage
 from stagespan.process import forks, times
 from stagespan.process.imports import importing
 
 _KEPT_S = 86_400
 """How long the claims of ended processes are kept, in seconds."""
+
+_IMPORTED_TICKS = times.now_ticks()
 
 # A decision is one call of setdefault, so threads and signal handlers agree on it.
 _chosen: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -32,15 +35,19 @@ def first_free(folder: Path, suffixes: Iterable[str], reruns: Iterable[str] = ()
     """Return the first suffix that no other program uses for its files in a folder.
 
     A suffix is in use if its process is alive, or used it after this process began. The answer does
-    not change while this process lives. If all are in use, the last one is returned. If a program
-    that has ended used the first suffix, and there are ``reruns``, the first of these is returned
-    that no program has used, so that its files stay.
+    not change while this process lives. If all are in use, or if this process lacks descriptors to
+    find out, the last one is returned. If a program that has ended used the first suffix, and there
+    are ``reruns``, the first of these is returned that no program has used, so that its files stay.
     """
     where = os.path.realpath(folder)
     wanted = tuple(suffixes)
     found = _chosen.get((where, wanted))
     if found is None:
-        found = _chosen.setdefault((where, wanted), _first_free(where, wanted, tuple(reruns)))
+        try:
+            free = _first_free(where, wanted, tuple(reruns))
+        except ShortageError:
+            free = wanted[-1]
+        found = _chosen.setdefault((where, wanted), free)
     path = _path(where, found)
     if path in _held and _is_ours(*_held[path]):
         _note_use(_held[path][0])
@@ -69,8 +76,10 @@ def _claim(where: str, suffix: str, only_unused: bool = False) -> bool | None:
     try:
         is_new = not os.path.exists(path)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:  # without a folder for claims, nobody can claim
-        return True
+    except OSError as error:
+        if is_shortage(error):
+            raise cannot_open(path, error) from None
+        return True  # without a folder for claims, nobody can claim
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,12 +104,10 @@ def _is_used_meanwhile(handle: int) -> bool:
     """Whether another process has used the claim since this one began."""
     boot, _, used_ticks = os.pread(handle, 100, 0).decode("ascii", "replace").partition(" ")
     began_ticks = times.start_ticks(os.getpid())
+    if began_ticks is None:  # /proc cannot be read
+        began_ticks = _IMPORTED_TICKS
     try:
-        return (
-            began_ticks is not None
-            and boot == str(_core.recording_boot())
-            and int(used_ticks) > began_ticks
-        )
+        return boot == str(_core.recording_boot()) and int(used_ticks) > began_ticks
     except ValueError:  # it is new
         return False
 

@@ -13,9 +13,28 @@ def install(version: str) -> None:
     forks.after_in_child(run.describe_worker)
     if settings.get("STAGESPAN_RECORDING") != "off":
         termination.watch_signal_calls()
+    _core.recording_set_tell_fault(_tell_fault)
     # This runs after the exit handler of the service, which still writes spans.
     forks.at_worker_exit(_end, priority=0)
 
 
 def _end() -> None:
     _core.recording_end()
+
+
+def _tell_fault() -> None:
+    """Say once that this process and those that it forks have no file that others can read."""
+    place = _core.recording_place()
+    why = place["why"] or "STAGESPAN_RECORDING=memfd is set"
+    what = "is in no file" if place["kind"] == "memfd" else "cannot be read by other programs"
+    settings.warn_once(
+        "STAGESPAN_RECORDING",
+        "no file",
+        f"The recording of this process {what} because {why}. "
+        + (
+            "`stagespan export` does not find it if STAGESPAN_RECORDING_DIR is set, and it is lost "
+            "when the process dies."
+            if place["kind"] == "memfd"
+            else "`stagespan ps` and `stagespan export` do not see the process."
+        ),
+    )

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from stagespan import _core, settings
-from stagespan.errors import StagespanError
+from stagespan.errors import ShortageError, StagespanError, TooLargeError, cannot_open, is_shortage
 from stagespan.process.times import stat_folder
 from stagespan.recording.reading import (
     ENDED_STATES,
@@ -54,13 +54,16 @@ def recordings(*, spans: bool = False) -> list[Recording]:
 
     Files that are not recordings, and those that are removed meanwhile, are left out. So are
     recordings of ended processes except for the newest 256 in each folder.
+
+    Raises ShortageError if this process lacks descriptors or memory to read them.
     """
     found = []
     for path in recording_paths():
         try:
             found.append(Recording(path, everything=spans))
-        except StagespanError:
-            continue
+        except StagespanError as error:
+            if isinstance(error, ShortageError) and not isinstance(error, TooLargeError):
+                raise
     return sorted(found, key=lambda recording: (recording.begin_ns, recording.pid))
 
 
@@ -86,11 +89,21 @@ def folders_of_others() -> list[str]:
 def _default_folders() -> list[str]:
     """Return the folders of all users that record by default."""
     parent = os.path.dirname(_core.recording_default_folder())
-    try:
-        names = sorted(os.listdir(parent))
-    except OSError:
-        return []
+    names = sorted(_listed_names(parent))
     return [os.path.join(parent, name) for name in names if re.fullmatch(r"stagespan-\d+", name)]
+
+
+def _listed_names(folder: str) -> list[str]:
+    """Return the names in a folder; none if it does not exist or is not for this user.
+
+    Raises ShortageError if this process lacks descriptors or memory.
+    """
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        if is_shortage(error):
+            raise cannot_open(folder, error) from None
+        return []
 
 
 def _files() -> Iterator[tuple[str, int, int]]:
@@ -98,20 +111,21 @@ def _files() -> Iterator[tuple[str, int, int]]:
     for folder in recording_folders():
         if os.path.islink(folder):
             continue
-        try:
-            names = sorted(os.listdir(folder))
-        except OSError:
-            continue
-        for name in names:
+        for name in sorted(_listed_names(folder)):
             match = _FILE.fullmatch(name)
             if match is not None:
                 yield os.path.join(folder, name), int(match[1]), int(match[2])
 
 
 def is_exported(folder: str) -> bool:
-    """Whether an exporter reads the recordings in a folder."""
+    """Whether an exporter reads the recordings in a folder.
+
+    Raises ShortageError if this process lacks descriptors or memory to find out.
+    """
     try:
         handle = open_file(os.path.join(folder, EXPORTER_FILE))
+    except ShortageError:
+        raise
     except StagespanError:
         return False
     try:
@@ -147,11 +161,7 @@ def recording_paths(*, memory: bool = True) -> Iterator[str]:
         yield from (path for _, path in heapq.nlargest(_MOST_ENDED, found))
     if not memory:
         return
-    try:
-        processes = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
-    except OSError:
-        return
-    for pid in processes:
+    for pid in sorted(int(name) for name in _listed_names("/proc") if name.isdigit()):
         held = _held_by(pid, pid, without_a_name=True)
         if held is not None:
             yield held
@@ -182,26 +192,23 @@ def _held_by(pid: int, inner: int, *, without_a_name: bool) -> str | None:
     that has been deleted counts.
     """
     folder = f"/proc/{pid}/fd"
-    try:
-        for number in os.listdir(folder):
-            path = f"{folder}/{number}"
-            try:
-                target = os.readlink(path)
-            except OSError:
-                continue
-            if target == MEMFD:
+    for number in _listed_names(folder):
+        path = f"{folder}/{number}"
+        try:
+            target = os.readlink(path)
+        except OSError:  # it has been closed meanwhile
+            continue
+        if target == MEMFD:
+            return path
+        # The target may be the former name of a file that has been deleted.
+        match = _FILE.fullmatch(os.path.basename(target).removesuffix(_DELETED).lstrip("."))
+        if match is None or int(match[1]) != inner:  # others may have it open for reading
+            continue
+        try:
+            if not without_a_name or os.stat(path).st_nlink == 0:
                 return path
-            # The target may be the former name of a file that has been deleted.
-            match = _FILE.fullmatch(os.path.basename(target).removesuffix(_DELETED).lstrip("."))
-            if match is None or int(match[1]) != inner:  # others may have it open for reading
-                continue
-            try:
-                if not without_a_name or os.stat(path).st_nlink == 0:
-                    return path
-            except OSError:
-                continue
-    except OSError:
-        return None
+        except OSError:
+            continue
     return None
 
 
@@ -216,7 +223,8 @@ def of_pid(pid: int, *, spans: bool = True) -> list[Recording]:
     none, those of ended processes of this namespace are returned. If no live process has the id,
     those of all namespaces are returned.
 
-    Raises StagespanError if there is none, or if the only one cannot be read.
+    Raises StagespanError if there is none, or if the only one cannot be read; ShortageError if this
+    process lacks descriptors or memory to find out.
     """
     process = _live_process(pid)
     inner = pid if process is None else process.pid
@@ -227,6 +235,8 @@ def of_pid(pid: int, *, spans: bool = True) -> list[Recording]:
     for path in paths:
         try:
             found.append(Recording(path, everything=spans))
+        except ShortageError:
+            raise
         except StagespanError as error:
             reason = error
     if process is not None:
@@ -290,7 +300,9 @@ def _live_process(pid: int) -> LiveProcess | None:
         with open(f"{folder}/status", encoding="utf-8", errors="replace") as file:
             ids = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [str(pid)])
         start_ticks, inner = int(fields[19]), int(ids[-1])
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError) as error:
+        if isinstance(error, OSError) and is_shortage(error):
+            raise cannot_open(folder, error) from None
         return None
     if fields[0] in ENDED_STATES:
         return None

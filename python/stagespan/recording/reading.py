@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from stagespan import _core
 from stagespan.contexts.requests import STATUSES
-from stagespan.errors import StagespanError
+from stagespan.errors import StagespanError, TooLargeError, cannot_open
 from stagespan.live import statistics
 from stagespan.live.kinds import KINDS
 from stagespan.process.times import stat_folder
@@ -32,7 +32,7 @@ State = Literal["alive", "exited", "stopped", "died", "unknown"]
 """`exited`: the process ended by its own exit. `stopped`: it was stopped by SIGTERM, SIGHUP or
 SIGINT, or ended by a signal or os._exit while no span was open. `died`: it was killed, crashed, or
 called os._exit inside a span. `unknown`: it belongs to another container, or /proc cannot be read,
-and the system gives no other information about it."""
+for example because this process has no free descriptor, and nothing else tells."""
 
 MEMFD = "/memfd:stagespan (deleted)"
 _F_OFD_GETLK = 36
@@ -167,19 +167,18 @@ class Recording:
             self._copy = _core.recording_read(handle, os.fsencode(path), everything)
             self._is_deleted = _is_deleted(path, handle)
             info: dict[str, Any] = self._copy.info()
-            self.state: State = _state(info, handle)
-            """Whether the process is alive, or how it ended."""
+            life = _life(info, handle)
             # Its last threads may still record after the end that it has written.
-            self._has_gone = self.state == "died" or (
-                self.state == "exited" and not is_locked(handle)
-            )
+            self._has_gone = life == "dead"
+            self.state: State = "exited" if info["end_ns"] else ("died" if life == "dead" else life)
+            """Whether the process is alive, or how it ended."""
             self.stop_signal: str | None = _stop_signal(info, self._copy.open_spans())
             """The signal, such as ``SIGTERM``, that ended the process or asked it to end; None if
             there was none that is known."""
         except ValueError as error:
             raise StagespanError(f"{error}.") from None
         except MemoryError:
-            raise StagespanError(f"{path} is too large to be read.") from None
+            raise TooLargeError(f"{path} is too large to be read.") from None
         finally:
             if is_own:
                 os.close(handle)
@@ -358,6 +357,11 @@ class Recording:
         return not (self._info["is_moving"] or self._info["missing_bytes"])
 
     @property
+    def is_partly_in_file(self) -> bool:
+        """Whether there was no space in the file for all of the figures."""
+        return bool(self._info["threads_not_in_file"] or self._info["blocks_not_in_file"])
+
+    @property
     def is_deferred(self) -> bool:
         """Whether the process has ended cleanly and has left its file to others to be removed."""
         return bool(self._info["is_deferred"])
@@ -415,7 +419,7 @@ class Recording:
                 f"The file is damaged: {damaged:,} of its numbers are impossible and were left "
                 "out, so figures may be wrong."
             )
-        if self._info["threads_not_in_file"] or self._info["blocks_not_in_file"]:
+        if self.is_partly_in_file:
             bits = self._info["refusals"]
             causes = [cause for bit, cause in enumerate(_REFUSALS) if bits >> bit & 1]
             found.append(
@@ -507,7 +511,8 @@ def _program(info: dict[str, Any]) -> str:
 def open_file(path: str) -> int:
     """Open a file for reading, and return its descriptor.
 
-    Raises StagespanError if it is not a regular file, or cannot be opened.
+    Raises StagespanError if it is not a regular file, or cannot be opened; ShortageError if this
+    process lacks descriptors or memory for it.
     """
     # The entries of /proc/PID/fd are links without a real path. All other links are refused.
     follow = 0 if re.fullmatch(r"/proc/\d+/fd/\d+", path) else os.O_NOFOLLOW
@@ -520,7 +525,7 @@ def open_file(path: str) -> int:
             raise StagespanError(
                 f"There is no file {path}: the path is wrong, or the process has ended."
             ) from None
-        raise StagespanError(f"{path} cannot be opened: {error.strerror}.") from None
+        raise cannot_open(path, error) from None
     except ValueError as error:
         raise StagespanError(f"{path!r} is not the name of a file: {error}.") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -543,28 +548,36 @@ def _is_deleted(path: str, handle: int) -> bool:
 # --- processes ------------------------------------------------------------------------------------
 
 
-def _state(info: dict[str, Any], handle: int) -> State:
-    """Return the state of a process; "died" for every end that is not its own exit."""
-    if info["end_ns"]:
-        return "exited"
+Life = Literal["alive", "dead", "unknown"]
+
+
+def _life(info: dict[str, Any], handle: int) -> Life:
+    """Return whether the process of a recording lives.
+
+    It is only dead if it has no lock on the file, and if /proc says so or cannot know it: an error
+    of this process, such as a lack of descriptors, says nothing about it.
+    """
     boots = info["boot"], _core.recording_boot()
     if 0 not in boots and boots[0] != boots[1]:
-        return "died"
+        return "dead"
+    held = is_locked(handle) if info["is_locked"] else None
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         namespace = 0
-    held = is_locked(handle) if info["is_locked"] else None
-    is_running = runs(info["pid"], info["start_ticks"])
-    if namespace != info["pid_namespace"] or is_running is None or not shows_this_namespace():
+    if namespace == 0 or namespace != info["pid_namespace"] or not shows_this_namespace():
         # Process ids of another container cannot be compared with those here, but the lock can be
         # checked.
-        return "unknown" if held is None else ("alive" if held else "died")
-    if not is_running:
-        return "died"
-    if held is False and not _maps(info["pid"], os.fstat(handle)):
-        return "died"  # the process has called exec and runs another program
-    return "alive"
+        return "unknown" if held is None else ("alive" if held else "dead")
+    is_running = runs(info["pid"], info["start_ticks"])
+    if held:
+        return "unknown" if is_running is False else "alive"
+    if is_running and held is False:
+        # Unless it maps the file, the process has called exec and runs another program.
+        is_running = _maps(info["pid"], os.fstat(handle))
+    if is_running is None:
+        return "unknown"
+    return "alive" if is_running else "dead"
 
 
 def shows_this_namespace() -> bool:
@@ -607,12 +620,16 @@ def is_locked(handle: int) -> bool | None:
 
 
 def runs(pid: int, start_ticks: int) -> bool | None:
-    """Return whether a process of this container runs; None if /proc cannot be read."""
+    """Return whether a process of this container runs; None if that cannot be found out."""
     try:
         fields = stat_fields(stat_folder(pid))
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return False if os.path.exists("/proc/self/stat") else None
-    return len(fields) > 19 and fields[0] not in ENDED_STATES and fields[19] == str(start_ticks)
+    except OSError:
+        return None
+    if len(fields) < 20 or start_ticks == 0:
+        return None
+    return fields[0] not in ENDED_STATES and fields[19] == str(start_ticks)
 
 
 def stat_fields(folder: str) -> list[str]:
@@ -621,10 +638,13 @@ def stat_fields(folder: str) -> list[str]:
         return file.read().rpartition(")")[2].split()
 
 
-def _maps(pid: int, status: os.stat_result) -> bool:
+def _maps(pid: int, status: os.stat_result) -> bool | None:
+    """Return whether a process has mapped a file; None if that cannot be found out."""
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
             return any(line.split()[3:5] == [device, str(status.st_ino)] for line in file)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    except OSError:
+        return None

@@ -67,14 +67,16 @@ def _tag(report: Path) -> str:
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether another process has written the file since this process began."""
+    """Whether another process may have written the file since this process began."""
     if timing.holds_current_report(path):
         return False
     began_s = run.process_start_s(os.getpid())
     try:
         return began_s is not None and path.stat().st_mtime >= began_s
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
+    except OSError:
+        return True
 
 
 def leave_out() -> None:

@@ -1,0 +1,157 @@
+"""Processes for whose recording there is no file: they say so, and the exporter counts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from exporting import exporter, of, scraped, until
+from recorded_process import start
+
+WORKER = """
+import os
+import stagespan
+
+def work():
+    with stagespan.span("work"):
+        pass
+
+work()
+pid = os.fork()
+if pid == 0:
+    work()
+    os._exit(0)
+os.waitpid(pid, 0)
+work()
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 4 MiB with 40 inodes, which recordings are written to."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=40,mode=0700", "tmpfs", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs: run as root ({mounted.stderr.strip()})")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True, timeout=60)
+
+
+def use_up_space(folder: Path) -> None:
+    with (folder / "large").open("wb", buffering=0) as file:
+        for size in (65536, 4096):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+def use_up_inodes(folder: Path) -> None:
+    for number in range(40):
+        try:
+            (folder / f"{number}").touch()
+        except OSError:
+            return
+
+
+@pytest.mark.parametrize(
+    ("use_up", "reason"), [(use_up_space, "has no space"), (use_up_inodes, "No space left")]
+)
+def test_processes_without_room_for_a_file_are_counted(
+    use_up: object, reason: str, small: Path
+) -> None:
+    # GIVEN an exporter of a folder in which nothing else fits
+    assert callable(use_up)
+    folder = str(small)
+    with exporter(STAGESPAN_RECORDING_DIR=folder) as (_, port):
+        use_up(small)
+        # WHEN a process and its child record there, after the last room was used up
+        for number in (1, 2):
+            process = start(WORKER, STAGESPAN_RECORDING_DIR=folder)
+            _, errors = process.communicate(timeout=60)
+            # THEN it says so in one sentence, and the child does not repeat it
+            assert process.returncode == 0
+            assert errors.count("\n") == 1, errors
+            assert reason in errors
+            # THEN the exporter counts both of them
+            until(
+                lambda n=number: (
+                    of(scraped(port), "stagespan_lost_total", cause="recording") == 2 * n
+                )
+            )
+
+
+def test_a_recording_in_memory_beside_a_folder_of_recordings_is_counted(folder: Path) -> None:
+    # GIVEN an exporter that reads one folder only
+    with exporter() as (_, port):
+        # WHEN a process records in memory
+        process = start(WORKER, STAGESPAN_RECORDING="memfd")
+        _, errors = process.communicate(timeout=60)
+        # THEN it says that the exporter does not find it, and the exporter counts it
+        assert errors.count("\n") == 1, errors
+        assert "STAGESPAN_RECORDING_DIR" in errors
+        until(lambda: of(scraped(port), "stagespan_lost_total", cause="recording") == 2)
+        assert of(scraped(port), "stagespan_stage_duration_seconds_count") is None
+
+
+def test_an_exporter_that_begins_later_learns_of_it_at_the_end(folder: Path) -> None:
+    # GIVEN a process that records in memory
+    program = (
+        "import stagespan\nwith stagespan.span('x'): pass\nprint('ready', flush=True)\ninput()"
+    )
+    process = start(program, STAGESPAN_RECORDING="memfd")
+    assert process.stdout is not None
+    process.stdout.readline()
+    with exporter() as (_, port):
+        assert of(scraped(port), "stagespan_lost_total") == 0
+        # WHEN it ends
+        process.communicate("\n", timeout=60)
+        # THEN the exporter that has begun since counts it
+        until(lambda: of(scraped(port), "stagespan_lost_total", cause="recording") == 1)
+
+
+def test_figures_that_do_not_fit_in_a_file_are_counted(small: Path) -> None:
+    # GIVEN a process whose recording is in a file, before the rest of the tmpfs is used up
+    program = """
+        import threading
+        import stagespan
+
+        def work(n):
+            with stagespan.span(f"work {n}"):
+                pass
+
+        work(0)
+        print("ready", flush=True)
+        input()
+        for n in range(1, 40):
+            work(n)
+        print("done", flush=True)
+        input()
+    """
+    folder = str(small)
+    with exporter(STAGESPAN_RECORDING_DIR=folder) as (_, port):
+        process = start(program, STAGESPAN_RECORDING_DIR=folder)
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.readline()
+        assert of(scraped(port), "stagespan_lost_total") == 0
+        use_up_space(small)
+        # WHEN it needs more room
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        # THEN the exporter counts once that something of it is missing
+        until(lambda: of(scraped(port), "stagespan_lost_total", cause="recording") == 1)
+        process.communicate("\n", timeout=60)
+        assert of(scraped(port), "stagespan_lost_total", cause="recording") == 1
+        assert os.path.exists(folder)

@@ -1,0 +1,109 @@
+"""The file `.exporter` in a folder of recordings, and what else may be in this folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from exporting import exporter, of, scraped, until
+from recorded_process import command, ready
+
+
+def hard_link(marker: Path, victim: Path) -> None:
+    os.link(victim, marker)
+
+
+def file_of_another_user(marker: Path, victim: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    marker.write_text("theirs")
+    os.chown(marker, 12345, 12345)
+
+
+def fifo(marker: Path, victim: Path) -> None:
+    os.mkfifo(marker)
+
+
+@pytest.mark.parametrize("make", [hard_link, file_of_another_user, fifo])
+def test_a_file_that_may_not_be_the_exporters_is_refused(
+    make: Callable[[Path, Path], None], folder: Path
+) -> None:
+    # GIVEN a folder with something else in the place of the exporter's file
+    victim = folder.with_name(f"{folder.name}-victim")
+    victim.write_text("of root")
+    victim.chmod(0o640)
+    marker = folder / ".exporter"
+    try:
+        make(marker, victim)
+        before = victim.stat(), marker.lstat()
+        # WHEN an exporter begins
+        done = command("export", "--prometheus", "0")
+        # THEN it refuses in one sentence, and changes neither content, owner nor mode
+        assert done.returncode != 0
+        assert "Traceback" not in done.stderr
+        assert "remove it" in done.stderr
+        after = victim.stat(), marker.lstat()
+        for old, new in zip(before, after, strict=True):
+            assert (old.st_size, old.st_uid, old.st_mode) == (new.st_size, new.st_uid, new.st_mode)
+        assert victim.read_text() == "of root"
+    finally:
+        victim.unlink()
+
+
+def test_recordings_are_counted_as_lost_after_a_line_that_is_too_long(folder: Path) -> None:
+    with exporter() as (_, port), (folder / ".exporter").open("ab", buffering=0) as file:
+
+        def lost() -> float | None:
+            return of(scraped(port), "stagespan_lost_total", cause="recording")
+
+        # GIVEN a line of more than 2 MiB, which is written in two parts
+        file.write(b"x" * (5 << 19))
+        assert lost() == 0
+        file.write(b"y" * (1 << 19))
+        # WHEN names of recordings follow
+        file.write(b"\n1-1.stagespan\n2-2.stagespan\n")
+        # THEN they are counted, and the long line is not
+        until(lambda: lost() == 2)
+        file.write(b"3-3.stagespan\n")
+        until(lambda: lost() == 3)
+
+
+def test_many_files_that_are_not_recordings_give_one_warning(folder: Path, tmp_path: Path) -> None:
+    # GIVEN files of several kinds with the names of recordings
+    for number in range(100):
+        name = folder / f"{os.getpid()}-{number}.stagespan"
+        if number % 3 == 0:
+            name.write_bytes(os.urandom(5000))
+        elif number % 3 == 1:
+            os.mkfifo(name)
+        else:
+            name.symlink_to("nowhere")
+    with (tmp_path / "errors").open("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stagespan", "export", "--prometheus", "0"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        try:
+            port = int(ready(process).partition("/metrics")[0].rpartition(":")[2])
+            # WHEN an exporter has read them, and a further one comes
+            lost = "stagespan_lost_total"
+            until(lambda: (of(scraped(port), lost, cause="unreadable") or 0) == 100)
+            (folder / f"{os.getpid()}-1000.stagespan").write_bytes(b"x")
+            until(lambda: of(scraped(port), lost, cause="unreadable") == 101)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.communicate()
+        # THEN all of them are counted, and there is one line
+        errors.seek(0)
+        lines = errors.read().splitlines()
+    assert len(lines) == 1, lines
+    assert "other recordings cannot be read" in lines[0]

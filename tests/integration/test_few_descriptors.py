@@ -1,0 +1,245 @@
+"""Programs that have hardly any free file descriptor take nobody for dead, and remove nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from exporting import exporter, of, scraped, until
+from recorded_process import end, ready, start
+
+from stagespan import recording
+from stagespan.errors import ShortageError
+
+# Leaves `free` descriptors, in the program itself or before it executes another one.
+LIMIT = """
+import os, resource, sys
+
+def leave(free):
+    used = [int(name) for name in os.listdir("/proc/self/fd")]
+    highest = max(n for n in used if os.path.exists(f"/proc/self/fd/{n}"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + free,) * 2)
+"""
+
+WORKERS = """
+import os, sys, time
+import stagespan
+
+def record():
+    for _ in range(5):
+        with stagespan.span("work"):
+            pass
+
+number = int(sys.argv[1])
+children = []
+for _ in range(number):
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write)
+        with stagespan.span("serve"):
+            record()
+            os.read(read, 1)
+            record()
+            os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    children.append(write)
+print("ready", flush=True)
+for line in sys.stdin:
+    for write in children:
+        os.write(write, b"x")
+    print("told", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def workers(number: int, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run live processes of one user, which end with the block."""
+    process = start(WORKERS, str(number), STAGESPAN_JOB="svc")
+    try:
+        ready(process)
+        until(lambda: len(files_in(folder)) == number)
+        yield process
+    finally:
+        end(process)
+
+
+def files_in(folder: Path) -> set[str]:
+    names = (path.name for path in folder.iterdir())
+    return {name for name in names if name.endswith(".stagespan") and not name.startswith(".")}
+
+
+def run_with(free: int, program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that calls ``leave(free)`` itself."""
+    return subprocess.run(
+        [sys.executable, "-c", f"{LIMIT}\nfree = {free}\n{program}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def stagespan_with(free: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that has so many free descriptors from its begin on."""
+    program = "from stagespan.cli import main\nsys.argv[1:] = sys.argv[1:]\nleave(free)\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", f"{LIMIT}\nfree = {free}\n{program}", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+# --- processes that record ------------------------------------------------------------------------
+
+
+def test_a_process_that_begins_to_record_removes_nothing_of_live_processes(folder: Path) -> None:
+    # GIVEN more live processes than leftovers are kept
+    with workers(20, folder):
+        live = files_in(folder)
+        # WHEN others with few free descriptors begin to record and die
+        for free in range(1, 8):
+            run_with(
+                free,
+                "import stagespan\nleave(free)\nwith stagespan.span('x'): os._exit(1)",
+            )
+            # THEN the recordings of the live ones stay
+            assert live <= files_in(folder), free
+
+
+def test_a_process_that_ends_leaves_its_recording_to_an_exporter_that_it_cannot_see(
+    folder: Path,
+) -> None:
+    # GIVEN an exporter that is not reading at the moment
+    with exporter() as (process, _):
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            for free in range(4):
+                before = files_in(folder)
+                # WHEN a process ends while hardly any descriptor is free
+                done = run_with(
+                    free, "import stagespan\nwith stagespan.span('x'): pass\nleave(free)"
+                )
+                # THEN the exporter can still read its recording
+                assert done.returncode == 0, done.stderr
+                assert len(files_in(folder) - before) == 1, free
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def free_descriptors(number: int) -> Iterator[None]:
+    """Leave so many free descriptors in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    limit = max(used) + number + 1
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(limit - number - len(used) + 1)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(*used, *held) + 1 + number, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for handle in held:
+            os.close(handle)
+
+
+def test_a_live_process_is_not_said_to_have_died(folder: Path) -> None:
+    with workers(1, folder):
+        (name,) = files_in(folder)
+        path = folder / name
+        for free in range(4):
+            with free_descriptors(free):
+                try:
+                    state = recording.open(path).state
+                except ShortageError as error:
+                    state = str(error)
+            assert state == "alive" or (free == 0 and "Too many open files" in state), free
+
+
+def test_a_reader_that_cannot_read_proc_does_not_know_whether_a_process_is_dead(
+    folder: Path,
+) -> None:
+    # GIVEN the recording of a process that was killed
+    with workers(1, folder):
+        (name,) = files_in(folder)
+        pid = int(name.partition("-")[0])
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: recording.open(folder / name).state == "died")
+        # WHEN a reader can open the file, but not /proc
+        with free_descriptors(1):
+            state = recording.open(folder / name).state
+        # THEN it says that it does not know
+        assert state == "unknown"
+
+
+def test_all_recordings_are_listed_or_an_error_is_raised(folder: Path) -> None:
+    with workers(3, folder):
+        for free in range(4):
+            with free_descriptors(free):
+                try:
+                    found = {Path(one.path).name for one in recording.recordings()}
+                except ShortageError:
+                    continue
+            assert files_in(folder) <= found, free
+            assert free > 0
+
+
+# --- the exporter ---------------------------------------------------------------------------------
+
+
+def limited(soft: int, hard: int) -> tuple[str, ...]:
+    """Return the begin of a command that runs the rest of it with limits of descriptors."""
+    program = (
+        "import os, resource, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return sys.executable, "-c", program
+
+
+@pytest.mark.parametrize(("soft", "hard"), [(40, 40), (32, 200)])
+def test_an_exporter_reads_more_processes_than_it_may_have_open_files(
+    folder: Path, soft: int, hard: int
+) -> None:
+    # GIVEN more live processes than the exporter's limit of open files
+    number = 50
+    with (
+        workers(number, folder) as process,
+        exporter(prefix=limited(soft, hard)) as (_, port),
+    ):
+        live = files_in(folder)
+
+        def counted(stage: str) -> float | None:
+            return of(scraped(port), "stagespan_stage_duration_seconds_count", stage=stage)
+
+        until(lambda: counted("work") == 5 * number)
+        # WHEN they go on
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        ready(process)
+        # THEN all that they record is counted, and none of their files is removed
+        until(lambda: counted("work") == 10 * number)
+        samples = scraped(port)
+        assert of(samples, "stagespan_process_up") == number
+        assert of(samples, "stagespan_lost_total") == 0
+        assert files_in(folder) == live
+        # WHEN they end
+        process.stdin.write("\n")
+        process.stdin.flush()
+        # THEN nothing is counted twice or lost
+        until(lambda: of(scraped(port), "stagespan_process_up") == 0)
+        assert counted("serve") == number
+        assert counted("work") == 10 * number
+        assert of(scraped(port), "stagespan_lost_total") == 0
