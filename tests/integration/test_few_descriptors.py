@@ -89,7 +89,7 @@ def run_with(free: int, program: str) -> subprocess.CompletedProcess[str]:
 
 def stagespan_with(free: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command that has so many free descriptors from its begin on."""
-    program = "from stagespan.cli import main\nsys.argv[1:] = sys.argv[1:]\nleave(free)\nmain()"
+    program = "from stagespan.cli import main\nleave(free)\nmain()"
     return subprocess.run(
         [sys.executable, "-c", f"{LIMIT}\nfree = {free}\n{program}", *arguments],
         capture_output=True,
@@ -243,3 +243,45 @@ def test_an_exporter_reads_more_processes_than_it_may_have_open_files(
         assert counted("serve") == number
         assert counted("work") == 10 * number
         assert of(scraped(port), "stagespan_lost_total") == 0
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ps",),
+        ("ps", "--all", "--json"),
+        ("top", "PID", "--once", "--interval", "0.1"),
+        ("recover", "PID"),
+        ("dump", "PID", "-o", "-"),
+        ("requests",),
+    ],
+    ids=" ".join,
+)
+def test_a_command_with_three_free_descriptors_shows_a_live_process(
+    arguments: tuple[str, ...], folder: Path
+) -> None:
+    program = """
+        import time
+        import stagespan
+        with stagespan.request("the request"), stagespan.span("the stage"):
+            with stagespan.span("step"):
+                pass
+            print("ready", flush=True)
+            time.sleep(300)
+    """
+    # GIVEN a live process
+    process = start(program, STAGESPAN_JOB="the job")
+    try:
+        ready(process)
+        # WHEN a command looks at it that has three free descriptors
+        here = [str(process.pid) if one == "PID" else one for one in arguments]
+        done = stagespan_with(3, *here)
+    finally:
+        end(process)
+    # THEN it shows what is going on
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the request" in done.stdout or "the stage" in done.stdout
+    assert "died" not in done.stdout
