@@ -34,6 +34,8 @@ from exporting import (
 from recorded_process import end, ready, start
 
 from stagespan import recording
+from stagespan.export.node import Node
+from stagespan.export.totals import Process, Totals
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
@@ -512,6 +514,50 @@ def test_a_recording_that_is_cut_off_keeps_its_counts(folder: Path) -> None:
         assert until(lambda: of(scraped(port), "stagespan_lost_total", cause="unreadable") == 1)
         assert counts(port)[0] == 10
     end(process)
+
+
+def test_figures_that_cannot_be_added_spoil_no_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN processes, of which the figures of one cannot be added, for whatever reason
+    program = """
+        import stagespan, sys
+        for _ in range(5):
+            with stagespan.span("decode"):
+                pass
+        print("ready", flush=True)
+        sys.stdin.readline()
+    """
+    processes = [start(program, STAGESPAN_JOB=job) for job in ("bad", "good", "better")]
+    for process in processes:
+        ready(process)
+    update = Totals.update
+
+    def failing(self: Totals, process: Process, *arguments: Any, **options: Any) -> None:
+        if process.group.service == "bad":
+            raise OverflowError("too large")
+        update(self, process, *arguments, **options)
+
+    monkeypatch.setattr(Totals, "update", failing)
+    node = Node()
+    try:
+        for _ in range(3):
+            node.read()
+        # THEN the others are counted, the one is counted as unreadable, and one line says so
+        totals = {group.service: one for group, one in node.totals().items()}
+        runs = {
+            service: one.durations["stage"]["decode"].below[-1]
+            for service, one in totals.items()
+            if one.durations
+        }
+        assert runs == {"good": 5, "better": 5}
+        assert node.lost()["unreadable"] == 1
+        assert len(caplog.messages) == 1
+        assert "too large" in caplog.messages[0]
+    finally:
+        node.close()
+        for process in processes:
+            end(process)
 
 
 def test_a_state_that_cannot_be_read_is_set_aside(folder: Path, workers: Any) -> None:

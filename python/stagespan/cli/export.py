@@ -258,9 +258,9 @@ def _hand_over(
     requests = node.complete(at_end=at_end)
     if sender is not None:
         sender.put_requests(requests, ending.is_over)
-        if not ending.is_over():
-            sender.step(node, at_end=at_end)
     if keeper is not None:
         keeper.put(requests, ending.is_over)
         if at_end:
             keeper.write()
+    if sender is not None and not ending.is_over():
+        sender.step(node, at_end=at_end)

@@ -141,7 +141,8 @@ class Keeper:
                 self._requests.append(_PendingRequest(parts, msgspec.json.encode(kept)))
             except ValueError as error:  # such as a text that is not valid
                 self._tell_of(error)
-                self._lost += 1
+                with self._changing:
+                    self._lost += 1
                 _forget(parts)
         is_old = time.monotonic() - self._begun_at > _FILE_INTERVAL_S
         is_large = sum(len(one.line) for one in self._requests) > _FILE_BYTES

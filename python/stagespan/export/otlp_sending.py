@@ -164,7 +164,7 @@ class Answers:
             elif form in ("", "application/x-protobuf", "application/octet-stream"):
                 self.note(kind.FromString(body))
         except (DecodeError, json_format.ParseError):
-            self.refuse(f"{place} answers with what OTLP does not know", "that of a collector")
+            self.refuse(f"{place} does not answer with OTLP", "the address of a collector")
 
     def refuse(self, what: str, advice: str) -> None:
         """Log once that nothing is delivered, and what to do. Raises NotDelivered."""
