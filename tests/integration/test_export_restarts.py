@@ -123,6 +123,46 @@ def test_no_state_keeps_an_exporter_from_a_live_process(folder: Path, tmp_path: 
     end(process)
 
 
+def test_names_with_any_character_are_counted_on(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN stages, queues and units of which each has a character that a file could trip over
+    characters = ["\0", '"', "\\", "\n", "\x1b", "\x7f", "\u2028", "\u202e", "é", "𝄞", "\ufffe"]
+    program = f"""
+        import stagespan
+        for character in {characters!a}:
+            with stagespan.request("r"), stagespan.span(f"a{{character}}b") as span:
+                span.add(**{{f"u{{character}}": 2}})
+                carrier = stagespan.inject(queue=f"q{{character}}r")
+            with stagespan.extract(carrier):
+                pass
+        print("ready", flush=True)
+        input()
+    """
+    process = start(program, STAGESPAN_JOB="svc")
+    ready(process)
+
+    def totals() -> dict[str, Any]:
+        node = Node()
+        node.read()
+        time.sleep(1.1)  # hand-offs count a second after they have ended
+        node.read()
+        (found,) = node.totals().values()
+        node.close()
+        return {"durations": found.durations, "amounts": found.amounts}
+
+    # WHEN exporters follow each other THEN figures are the same, and no state is set aside
+    first = totals()
+    assert totals() == first
+    end(process)
+    assert totals() == first
+    assert caplog.messages == []
+    assert len(first["durations"]["stage"]) == len(characters)
+    labels = [one.split("\0") for one in first["durations"]["handoff"]]
+    assert len(labels) == len(characters)
+    assert {len(one) for one in labels} == {2}
+
+
 def test_what_was_sent_before_a_kill_may_come_again_with_the_same_ids(folder: Path) -> None:
     # GIVEN an exporter that has sent requests, and is killed before it has written that
     process = start(REQUESTS, "30", STAGESPAN_JOB="svc")

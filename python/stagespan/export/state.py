@@ -321,10 +321,9 @@ class _Reader:
 def _restored(saved: _SavedHistogram) -> Histogram | None:
     """Return a histogram; None if it is not possible."""
     firsts, numbers = saved.steps[::2], saved.steps[1::2]
-    labels = 2 if saved.family == "handoff" else 1
     is_possible = (
         saved.family in DURATIONS
-        and saved.stage.count(LABEL_SEPARATOR) == labels - 1
+        and (saved.family != "handoff" or saved.stage.count(LABEL_SEPARATOR) == 1)
         and len(firsts) == len(numbers)
         and firsts[:1] == [0]
         and all(first < later for first, later in pairwise([*firsts, _BUCKETS]))

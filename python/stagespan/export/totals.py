@@ -232,7 +232,9 @@ class Totals:
         for family, labels, duration_ns in durations(ended, self.roles, copy.pipeline):
             if family == "handoff":
                 labels = tuple(map(self.stages.shown, labels))
-            process.observed.observe(family, LABEL_SEPARATOR.join(labels), duration_ns)
+            # Names may contain the separator.
+            label = LABEL_SEPARATOR.join(one.replace(LABEL_SEPARATOR, "\\0") for one in labels)
+            process.observed.observe(family, label, duration_ns)
         if self.requests is not None:
             process.taker.count_spans(copy)
             self.requests.add(process.taker.parts(copy, resource_of(copy), ended))
