@@ -74,6 +74,14 @@ def test_headers_are_where_get_include_says() -> None:
             assert {found, included} & headers, f"{header} includes {included}"
 
 
+@pytest.mark.parametrize(("state", "folder"), [("wheel", ""), ("sdist", ""), ("editable", "build")])
+def test_only_editable_builds_leave_something_in_the_clone(state: str, folder: str) -> None:
+    settings = pytest.importorskip("scikit_build_core.settings.skbuild_read_settings")
+    found = settings.SettingsReader.from_file(ROOT / "pyproject.toml", {}, state=state)
+    # An empty name is that of a temporary folder.
+    assert found.settings.build_dir.partition("/")[0] == folder
+
+
 def test_every_public_header_compiles_on_its_own(tmp_path: Path) -> None:
     # GIVEN a C++20 compiler
     compiler = shutil.which("c++")
