@@ -172,13 +172,19 @@ def _of_device(operators: _Operators) -> Finding:
 
     The host's times of operators do not show what other operators would win.
     """
+    remedy = (
+        "torch.profiler.profile() records it by default; activities=[...] must also contain the"
+        " activity of the device, such as ProfilerActivity.CUDA (NVIDIA and AMD) or"
+        " ProfilerActivity.XPU."
+        if operators.trace.incomplete is None
+        else "The file is cut off, and they may have been in the part that is missing: copy it"
+        " again, or record the trace again."
+    )
     return Finding(
         "medium",
         "Operators have the times of the host, which does not wait for most of the device's work:"
         f" the trace has no events of the device that the program used"
-        f" ({unrecorded_device(operators.trace)}). torch.profiler.profile() records it by default;"
-        " activities=[...] must also contain the activity of the device, such as"
-        " ProfilerActivity.CUDA (NVIDIA and AMD) or ProfilerActivity.XPU.",
+        f" ({unrecorded_device(operators.trace)}). {remedy}",
         (operators.longest(operators.outer),),
         "operators.device_not_recorded",
     )

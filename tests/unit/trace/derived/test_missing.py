@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from planted import Program
 
-from stagespan.trace import Trace
+from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import rates
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.missing import unrecorded_device
@@ -57,6 +57,18 @@ def test_a_device_without_events_is_noticed(name: str, category: str, tmp_path: 
     no_rates = rates.analyze(trace)
     assert isinstance(no_rates, Unavailable)
     assert no_rates.code == "device_not_recorded"
+
+
+def test_a_file_that_is_cut_off_gets_no_advice_on_the_profiler(tmp_path: Path) -> None:
+    # GIVEN the beginning of a trace, in which the events of the device may have been at the end
+    whole = Path(program_with(("cudaLaunchKernel", "cuda_runtime")).trace(tmp_path).path)
+    text = whole.read_bytes()
+    whole.write_bytes(text[: 9 * len(text) // 10])
+    # THEN the finding does not say that they were not recorded
+    (found,) = analyze(read_trace(whole)).findings()
+    assert found.code == "operators.device_not_recorded"
+    assert "cut off" in found.sentence
+    assert "activities" not in found.sentence
 
 
 @pytest.mark.parametrize(
