@@ -169,8 +169,9 @@ class Request:
     def chunk(self, tokens: int = 1) -> None:
         """Record one output of a stream, such as a token or a frame.
 
-        The request's row shows the time to the first chunk, the number of chunks and the sum of
-        ``tokens``. ``stats(kind="first_chunk")``, ``"between_chunks"`` and ``"per_token"`` show the
+        The request's row shows the number of chunks, the sum of ``tokens``, and the time to the
+        first chunk since the request's part in this process was entered.
+        ``stats(kind="part_first_chunk")``, ``"between_chunks"`` and ``"per_token"`` show the
         distributions over all requests of a pipeline. No span is recorded. Before the request is
         entered, and if the recorder was off then, nothing is recorded.
 

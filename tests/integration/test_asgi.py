@@ -117,7 +117,7 @@ def test_a_call_is_a_request_of_the_client_s_trace(port: int) -> None:
 def test_a_stream_has_chunks_of_its_route(port: int) -> None:
     get(port, "/stream")
     assert finished("/stream")["status"] == "ok"
-    assert stagespan.stats(kind="first_chunk")["/items/{item}"].count == 1
+    assert stagespan.stats(kind="part_first_chunk")["/items/{item}"].count == 1
     assert stagespan.stats(kind="between_chunks")["/items/{item}"].count == 2
 
 

@@ -278,6 +278,8 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
         print("ready", flush=True)
         for n in count():
             remote = stagespan.extract({})
+            with stagespan.batch("forward", [remote]):
+                pass
             with remote, stagespan.span("step") as step, stagespan.queued("replica"):
                 step.add(tokens=2)
                 remote.chunk(1)
@@ -328,6 +330,16 @@ def test_each_panel_and_rule_returns_data(folder: Path, tmp_path: Path) -> None:
             prometheus.close()
         for process in (busy, open_request, pair):
             end(process)
+
+
+def test_each_distribution_is_in_a_panel(folder: Path) -> None:
+    with exporter() as (_, port):
+        text = get(f"http://127.0.0.1:{port}/metrics")
+    families = re.findall(r"^# TYPE (stagespan_\w+) histogram$", text, re.MULTILINE)
+    shown = json.dumps(dashboard.dashboard()["panels"])
+    assert "stagespan_batch_duration_seconds" in families
+    device = {"stagespan_stage_device_duration_seconds"}  # most services have none
+    assert [name for name in families if name not in shown and name not in device] == []
 
 
 def test_the_files_are_what_grafana_and_prometheus_read(tmp_path: Path) -> None:

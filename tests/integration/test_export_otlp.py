@@ -379,9 +379,14 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
                 )
             )
             durations = received.points(metrics.GEN_AI_SERVER_REQUEST_DURATION)
+            parts = received.points("stagespan.part.time_to_first_chunk")
+            first_tokens = received.points(metrics.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN)
             stats = recording.open(process.pid).stats(kind="per_token")["wan"]
             end(process)
-        # THEN a request has what is known of it
+        # THEN the part of a process is not called the request
+        assert sum(point.count for _, point in parts) == 5
+        assert first_tokens == []
+        # AND a request has what is known of it
         common = {
             genai.GEN_AI_OPERATION_NAME: "chat",
             genai.GEN_AI_PROVIDER_NAME: "svc",
@@ -391,7 +396,7 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
         for one in streamed:
             found = {name: value for name, value in one.items() if name.startswith("gen_ai.")}
             first_s = found.pop(genai.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK)
-            assert first_s == pytest.approx(one["stagespan.time_to_first_chunk_s"], abs=1e-5)
+            assert first_s == pytest.approx(one["stagespan.part_time_to_first_chunk_s"], abs=1e-5)
             assert found == {
                 **common,
                 genai.GEN_AI_REQUEST_STREAM: True,
@@ -406,10 +411,9 @@ def test_conventions_for_generative_ai_are_added(folder: Path) -> None:
             collector.attributes(point).get("error.type"): point.count for _, point in durations
         }
         assert counts == {None: 5, "error": 1}
-        ((_, first),) = received.points(metrics.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN)
         ((_, between),) = received.points(metrics.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN)
-        assert collector.attributes(first) == common
-        assert (first.count, between.count) == (5, stats.count)
+        assert collector.attributes(between) == common
+        assert between.count == stats.count
 
 
 def test_a_process_sends_its_own_requests(folder: Path) -> None:

@@ -15,6 +15,9 @@ import pytest
 from exporting import get, until
 from recorded_process import end, ready, start
 
+from stagespan.export.node import Node
+from stagespan.export.page import Live
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trace"))
 from browser import Browser, program
 
@@ -73,6 +76,36 @@ def test_the_page_has_the_figures_of_the_last_seconds(address: str) -> None:
     # THEN the slowest requests come first
     times = [one["seconds"] for one in found["requests"]]
     assert times == sorted(times, reverse=True)
+
+
+def test_a_stage_that_runs_in_batches_has_one_row(folder: Path) -> None:
+    # GIVEN an engine with finished batches, one that is open, and another run of the stage
+    process = start(
+        """
+        import stagespan
+        for _ in range(5):
+            with stagespan.batch("forward", []):
+                pass
+        with stagespan.span("forward"):
+            pass
+        with stagespan.batch("forward", []):
+            print("ready", flush=True)
+            input()
+        """
+    )
+    node = Node()
+    try:
+        live = Live(node)
+        ready(process)
+        found = json.loads(live.data())
+    finally:
+        node.close()
+        end(process)
+    # THEN its row has all of them, and the time that the figures cover
+    (row,) = [one for one in found["stages"] if one["stage"] == "forward"]
+    assert row["open"] == 1
+    assert row["per_second"] == pytest.approx(6 / found["window_s"])
+    assert found["window_s"] > 0
 
 
 def test_a_request_that_is_gone_gets_a_sentence(address: str) -> None:

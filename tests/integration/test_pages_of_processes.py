@@ -100,6 +100,24 @@ def test_one_page_shows_the_seconds_before_it(failing: subprocess.Popen[str]) ->
     assert "100%" in page or int(cells(page, "serve")["share"].rstrip("%")) > 0
 
 
+def test_one_page_of_a_job_shows_the_seconds_before_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN two workers of a job whose work has ended
+    workers = [start(FAILS, STAGESPAN_JOB="idle") for _ in range(2)]
+    try:
+        for worker in workers:
+            ready(worker)
+        page = command_here("top", "--job", "idle", "--once", "--interval", "0.1").stdout
+    finally:
+        for worker in workers:
+            end(worker)
+    # THEN the page has the runs of both
+    _, rate, *figures = next(line.split() for line in page.splitlines() if " decode " in line)
+    assert float(rate) >= 2 * 40 / 10
+    assert "-" not in figures
+
+
 def test_spans_before_the_last_seconds_are_not_counted(folder: Path) -> None:
     # GIVEN a process with spans that ended long ago, and some that ended now
     process = start("""
@@ -293,6 +311,42 @@ def test_a_list_that_is_too_wide_leaves_out_columns_before_it_cuts_names(
     # Other tests' processes can be in the list and make other columns wider.
     assert "python s" in page
     assert "a job of a name" not in page
+
+
+def test_numbers_are_left_out_before_a_name_is_cut(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, request_id = "UNetMotionModel encoder blocks", "0af7651916cd43dd8448eb211c80319c"
+    process = start(
+        """
+        import stagespan, sys, time
+        with stagespan.request(sys.argv[2]) as request, stagespan.queued("scheduler"):
+            with stagespan.span(sys.argv[1]):
+                time.sleep(0.01)
+        print("ready", flush=True)
+        input()
+        """,
+        *(name, request_id),
+        STAGESPAN_JOB="names",
+    )
+    try:
+        ready(process)
+        monkeypatch.setenv("COLUMNS", "80")
+        pid = str(process.pid)
+        pages = [
+            command_here(*arguments).stdout
+            for arguments in (
+                *(("requests", pid), ("recover", pid), ("report", pid)),
+                *(("top", pid, "--once", "--interval", "0.1"), ("ps", "--job", "names")),
+            )
+        ]
+    finally:
+        end(process)
+    assert request_id in pages[0]
+    for page in pages:
+        assert name in page
+        assert "…" not in page
+        assert max(map(len, page.splitlines())) <= 80
 
 
 # --- ranks ----------------------------------------------------------------------------------------

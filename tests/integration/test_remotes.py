@@ -357,10 +357,29 @@ def test_chunks_are_figures_without_spans() -> None:
     assert len(stagespan.spans()) == spans
     one = timeline("stream")
     assert (one.chunks, one.tokens) == (5, 7)
-    assert one.first_chunk_ns is not None
-    assert 1_000_000 <= one.first_chunk_ns <= one.total_ns
-    kinds = [counts(kind) for kind in ("first_chunk", "between_chunks", "per_token")]
+    assert one.part_first_chunk_ns is not None
+    assert 1_000_000 <= one.part_first_chunk_ns <= one.total_ns
+    kinds = [counts(kind) for kind in ("part_first_chunk", "between_chunks", "per_token")]
     assert kinds == [{"default": 1}, {"default": 4}, {"default": 3}]
+
+
+def test_the_first_chunk_counts_from_the_begin_of_the_part_that_made_it() -> None:
+    with extract(elsewhere("two streams")) as one:
+        with extract(one.inject()) as slow:
+            time.sleep(0.002)
+            slow.chunk()
+        with extract(one.inject()) as fast:
+            fast.chunk()
+    found = timeline("two streams")
+    page = request_summary.as_dict(found)
+    assert found.part_first_chunk_ns is not None
+    # The part of the later chunk took less time to it.
+    assert found.part_first_chunk_ns >= 2_000_000
+    assert found.part_first_chunk_ns <= found.segments[1].end_ns - found.segments[1].begin_ns
+    assert page["part_first_chunk_ns"] == found.part_first_chunk_ns
+    assert "first_chunk_ns" not in page
+    with pytest.raises(ValueError, match="part_first_chunk"):
+        stagespan.stats(kind="first_chunk")  # type: ignore[arg-type]
 
 
 # --- statuses, retries and branches ---------------------------------------------------------------

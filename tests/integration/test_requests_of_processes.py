@@ -112,7 +112,7 @@ def test_complete_requests_have_all_their_parts(served: Served) -> None:
         assert [len(one.segments), one.chunks, one.tokens] == [2, 3, 6]
         assert {("execution", "parse"), ("execution", "work"), ("queue", "tasks")} <= set(one.where)
         assert one.where["execution", "work"] >= 2_000_000
-        assert one.first_chunk_ns is not None
+        assert one.part_first_chunk_ns is not None
     assert len({one.trace_id for one in served.timelines.values()}) == 60
 
 
@@ -236,15 +236,15 @@ def test_the_statistics_of_a_job_by_kind(served: Served, monkeypatch: pytest.Mon
     job = recording.job("served")
     counts = {
         kind: {name: stage.count for name, stage in job.stats(kind=kind).items()}
-        for kind in ("queue", "handoff", "remote", "first_chunk")
+        for kind in ("queue", "handoff", "remote", "part_first_chunk")
     }
     assert counts == {
         "queue": {"tasks": 60, "replies": 58},
         "handoff": {"tasks": 60, "replies": 58},
         "remote": {"tasks": 58},  # those whose worker died have no end
-        "first_chunk": {"default": 58},
+        "part_first_chunk": {"default": 58},
     }
     assert job.stats(3600, kind="queue")["tasks"].count == 60
-    assert job.stats(3600, kind="first_chunk")["default"].count == 58
+    assert job.stats(3600, kind="part_first_chunk")["default"].count == 58
     with pytest.raises(ValueError, match="'wait' is not a kind of span"):
         job.stats(kind="wait")  # type: ignore[arg-type]

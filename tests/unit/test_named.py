@@ -98,6 +98,25 @@ def test_a_name_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("m:UNet.forward", "UNet"),
+        ("m:Outer.Inner.__call__", "Outer.Inner"),
+        ("m:forward", "forward"),
+        ("m:Block.forward_step", "Block.forward_step"),
+        ("mine=m:UNet.forward", "mine"),
+    ],
+)
+def test_a_class_names_the_stage_of_its_calls(text: str, name: str) -> None:
+    assert NamedStage(text).name == name
+
+
+def test_two_methods_of_a_class_are_distinguished() -> None:
+    names = [stage.name for stage in named_stages(["m:Net.forward", "m:Net.__call__"])]
+    assert names == ["Net", "m:Net.__call__"]
+
+
+@pytest.mark.parametrize(
     "text", ["", "f", "pkg.mod", ":f", "pkg:", "pkg:f()", "pkg..mod:f", "a b:f"]
 )
 def test_values_that_are_not_names_are_refused(text: str) -> None:

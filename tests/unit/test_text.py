@@ -108,6 +108,53 @@ def test_a_table_fits_if_columns_can_be_cut_and_left_out(
         assert all(f"c{i}" in " ".join(lines) for i in range(2))
 
 
+def test_a_name_is_cut_only_if_no_number_can_be_left_out() -> None:
+    names = ["x" * 40, "y"]
+    columns = [
+        Column("name", names, is_flexible=True),
+        *(Column(f"n{i}", ["1" * 9, "2"], is_number=True, optional=i) for i in range(5)),
+    ]
+    for width in (100, 80, 64):
+        table = plain_table(columns, width)
+        assert names[0] in table
+        assert "…" not in table
+    # No number is ever cut, whatever the width.
+    for width in range(20, 100):
+        shown = plain_table(columns, width).splitlines()[1].split()
+        assert set(shown[1:]) <= {"1" * 9}
+        assert shown[1:]
+
+
+def test_titles_continue_on_the_next_line_before_a_column_is_left_out() -> None:
+    columns = [
+        Column("stage", ["decode latents"], is_flexible=True),
+        Column("execution ms", ["1.5"], is_number=True),
+        Column("time in queue", ["2.5"], is_number=True, optional=1),
+    ]
+    assert plain_table(columns, 45).splitlines() == [
+        "stage           execution ms  time in queue",
+        "decode latents           1.5            2.5",
+    ]
+    assert plain_table(columns, 34).splitlines() == [
+        "                            time",
+        "                execution     in",
+        "stage                  ms  queue",
+        "decode latents        1.5    2.5",
+    ]
+    console = Console(file=io.StringIO(), width=500)
+    console.print(fitted_table(columns, 38))
+    assert "execution ms" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_columns_without_a_text_are_left_out() -> None:
+    columns = [
+        Column("stage", ["a", "b"]),
+        Column("errors", ["", ""], is_number=True),
+        Column("queue ms", ["", "1"], is_number=True),
+    ]
+    assert plain_table(columns).splitlines()[0].split() == ["stage", "queue", "ms"]
+
+
 def test_the_least_important_column_is_left_out_first() -> None:
     columns = [
         Column("name", ["x" * 30], is_flexible=True),

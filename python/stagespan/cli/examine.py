@@ -145,9 +145,15 @@ def _room(place: dict[str, Any]) -> str:
 def _exporter() -> tuple[str, State, str]:
     """Return whether an exporter reads the recordings of this user's processes."""
     from stagespan.export.state import lost_by
-    from stagespan.recording.finding import is_exported, live_in, recording_folders
+    from stagespan.recording.finding import (
+        default_folders,
+        is_exported,
+        live_in,
+        recording_folders,
+    )
 
-    folder, *others = recording_folders()
+    folder = recording_folders()[0]
+    others = [one for one in default_folders() if one != folder]
     if not is_exported(folder):
         text = f"no `stagespan export` reads the recordings in {folder}"
         read = next(filter(is_exported, others), None)

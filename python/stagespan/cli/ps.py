@@ -86,7 +86,7 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
                 "path": summary.path_text(recording),
                 "spans": summary.finished_spans(recording),
                 "spans_per_s": rates.get(recording.path),
-                "errors": sum(stage.errors for stage in recording.stats().values()),
+                "errors": sum(stage.errors for stage in summary.runs([recording]).values()),
                 "stage": position.stages[-1] if position else None,
                 "stages": list(position.stages) if position else [],
                 "elapsed_ns": position.elapsed_ns if position else None,
@@ -108,7 +108,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         cells = (
             str(row["pid"]),
             row["state"],
-            row["program"],
+            row["name"],
             "" if row["rank"] is None else str(row["rank"]),
             row["job"] or "",
             "" if row["pipeline"] == "default" else row["pipeline"],
@@ -135,6 +135,14 @@ def _print(rows: list[dict[str, Any]]) -> None:
     ]
     print_table(shown)
     for row in rows:
+        if row["unshown_requests"]:
+            most = row["open_requests"] + row["unshown_requests"]
+            click.echo(
+                wrapped(
+                    f"{row['pid']}: {row['open_requests']:,} of up to {most:,} open requests are "
+                    "shown: set STAGESPAN_REQUESTS to a larger number when you start the process."
+                )
+            )
         for warning in row["warnings"]:
             click.echo(wrapped(f"{row['pid']}: {warning}"))
 
@@ -148,7 +156,7 @@ def _load_cells(row: dict[str, Any]) -> tuple[str, ...]:
         return ("",) * 5
     oldest, longest = row["oldest_request_ns"], row["oldest_waiter_ns"]
     return (
-        f"{row['open_requests']:,}",
+        f"{row['open_requests']:,}{'+' if row['unshown_requests'] else ''}",
         "" if oldest is None else duration(oldest),
         ", ".join(f"{name} {n:,}" for name, n in row["running"].items()),
         ", ".join(f"{name} {n:,}" for name, n in row["waiting"].items()),

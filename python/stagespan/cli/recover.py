@@ -12,7 +12,7 @@ from stagespan.recording import Recording, finding, jobs, ranks, summary
 from stagespan.recording.ranks import Rank
 from stagespan.recording.reading import RecordedOpenSpan
 from stagespan.recording.texts import clock, ending, open_requests, waiting
-from stagespan.text.amounts import duration
+from stagespan.text.amounts import counted, duration
 from stagespan.text.console import limit, wrapped
 from stagespan.text.escaping import one_line
 from stagespan.text.tables import Column, print_table
@@ -49,7 +49,7 @@ def command(recording: str | None, job: str | None, as_json: bool) -> None:
 def _print(recording: Recording) -> None:
     page = summary.as_dict(recording)
     click.echo(
-        wrapped(f"Process {recording.pid} ({one_line(recording.program)}) {ending(recording)}.")
+        wrapped(f"Process {recording.pid} ({one_line(recording.name)}) {ending(recording)}.")
     )
     facts = [f"host {recording.host}", f"pipeline {recording.pipeline}"]
     if recording.rank is not None:
@@ -101,7 +101,7 @@ def _print(recording: Recording) -> None:
             click.echo(wrapped(f"  {one_line(request['id'])} ({state}{trace})", "    "))
     click.echo("\nStatistics")
     width = limit()
-    for line in recording.stats().table(None if width is None else width - 2).splitlines():
+    for line in summary.runs([recording]).table(None if width is None else width - 2).splitlines():
         click.echo(wrapped(f"  {line}", "    "))
 
 
@@ -128,7 +128,7 @@ def print_job(job: str, as_json: bool) -> None:
     """Print the ranks of a job side by side."""
     job_ranks = ranks.ranks(ranks.of_job(job))
     of_job = jobs.job(job)
-    stats = of_job.stats()
+    stats = summary.runs(of_job.recordings)
     load = summary.load(of_job.recordings)
     if as_json:
         stages = {name: summary.stage_dict(stage) for name, stage in stats.items()}
@@ -187,7 +187,8 @@ def _print_ranks(job_ranks: list[Rank]) -> None:
     ]
     print_table(columns)
     if len(shown) < len(names):
-        click.echo(f"{len(names) - len(shown)} more stages: --json shows them.")
+        more = counted(len(names) - len(shown), "more stage")
+        click.echo(f"{more}: --json shows {'them' if len(names) - len(shown) > 1 else 'it'}.")
 
 
 def _runs(rank: Rank, stage: str) -> str:

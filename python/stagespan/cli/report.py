@@ -87,7 +87,7 @@ def _write_page(path: Path, html: str) -> None:
 def _print_recording(recording: Recording) -> None:
     """Print the stages of a recording as a report."""
     click.echo(
-        wrapped(f"Process {recording.pid} ({one_line(recording.program)}) {ending(recording)}.")
+        wrapped(f"Process {recording.pid} ({one_line(recording.name)}) {ending(recording)}.")
     )
     for warning in recording.warnings():
         click.echo(wrapped(f"  {warning}", "    "))

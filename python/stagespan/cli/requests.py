@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from stagespan.cli.output import print_json, write_to
-from stagespan.recording import finding, jobs, request_summary
+from stagespan.recording import Recording, finding, jobs, request_summary
 from stagespan.recording.source import RequestSource
 from stagespan.recording.texts import clock
 from stagespan.recording.timelines import Timeline, timelines
-from stagespan.text.amounts import amount
+from stagespan.text.amounts import amount, counted
 from stagespan.text.console import wrapped
 from stagespan.text.escaping import one_line
 from stagespan.text.tables import Column, print_table
@@ -24,7 +24,7 @@ _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
 
 @click.command()
 @click.argument("recordings", metavar="[FILE|PID|DIR]...", nargs=-1)
-@click.option("--job", metavar="JOB", help="Show the requests of the processes of a job.")
+@click.option("--job", metavar="JOB", help="Show the requests that began in a process of a job.")
 @click.option(
     "--slowest",
     metavar="N",
@@ -61,24 +61,29 @@ def command(
     """Show where the time of requests went: execution, hand-off, queue, and the rest.
 
     Requests are joined from the recordings of all processes of this machine, or of those that are
-    named. DIR has requests that `stagespan export --keep` has written, also on several machines;
-    it may be a URL such as s3://bucket/kept, which is read with fsspec. The parts of a request sum
-    to its time exactly.
+    named. With --job, the parts of a request may be in other jobs. DIR has requests that `stagespan
+    export --keep` has written, also on several machines; it may be a URL such as s3://bucket/kept,
+    which is read with fsspec. The parts of a request sum to its time exactly.
     """
     if recordings and job is not None:
         raise click.UsageError("Name recordings, or a job with --job, but not both.")
 
     is_pattern = id_ is not None and "*" in id_
     pattern = None if id_ is None else ".*".join(map(re.escape, id_.split("*")))
-    read, count = _read(recordings, job, slowest, pattern, status)
+    read, count = _read(recordings, slowest, pattern, status)
     found = timelines(read, None if is_pattern else id_)
+    if job is not None:
+        local = [one for one in read if isinstance(one, Recording)]
+        members = {id(one) for one in jobs.processes(job, spans=False, among=local)}
+        found = [one for one in found if id(one.segments[0].recording) in members]
     if pattern is not None and is_pattern:
         matches = re.compile(pattern, re.DOTALL).fullmatch
         found = [one for one in found if matches(one.id)]
     if status is not None:
         found = [one for one in found if one.status == status]
+    ran_in = {id(part.recording): part.recording for one in found for part in one.segments}
     lost = {
-        cause: sum(one.lost()[cause] for one in read)
+        cause: sum(one.lost()[cause] for one in ran_in.values())
         for cause in ("requests", "links", "overwritten")
     }
     shown = sorted(found, key=lambda one: -one.total_ns)[:slowest]
@@ -95,8 +100,7 @@ def command(
         )
         return
     if not found:
-        named = f" with the id {id_!r}" if id_ is not None else ""
-        click.echo(f"There are no requests{named} in {len(read):,} recordings.")
+        click.echo(wrapped(_why_none(len(read), job, id_, status)))
         return
     if html is not None or perfetto is not None:
         if html is not None:
@@ -106,8 +110,7 @@ def command(
         if perfetto is not None:
             from stagespan.recording import dump
 
-            ran_in = {id(segment.recording) for one in found for segment in one.segments}
-            write_to(perfetto, dump.as_perfetto(*(one for one in read if id(one) in ran_in)))
+            write_to(perfetto, dump.as_perfetto(*ran_in.values()))
         return
     if id_ is not None and not is_pattern:
         for one in shown:
@@ -122,8 +125,21 @@ def command(
         click.echo(f"lost: {', '.join(texts)}")
 
 
+def _why_none(count: int, job: str | None, id_: str | None, status: str | None) -> str:
+    """Return that there are no requests, and what the user can do."""
+    wanted = "" if id_ is None else f" with the id {id_!r}"
+    if status is not None:
+        wanted += f" with the status {status}"
+    if job is not None:
+        wanted += f" that began in a process of the job {job!r}"
+    advice = (
+        ": run the work for each one inside of `with stagespan.request():`" if not wanted else ""
+    )
+    return f"There are no requests{wanted} in {counted(count, 'recording')}{advice}."
+
+
 def _read(
-    named: tuple[str, ...], job: str | None, slowest: int, pattern: str | None, status: str | None
+    named: tuple[str, ...], slowest: int, pattern: str | None, status: str | None
 ) -> tuple[Sequence[RequestSource], int | None]:
     """Return recordings, and the number of requests if they contain only the slowest of them."""
     if named:
@@ -143,8 +159,6 @@ def _read(
         if found and of_places.total is not None:
             raise click.UsageError("Name either recordings or kept Parquet, but not both.")
         return [*found, *of_places.recordings], of_places.total
-    if job is not None:
-        return jobs.processes(job, spans=True), None
     return finding.recordings(spans=True), None
 
 
@@ -155,22 +169,32 @@ def _print_requests(shown: Sequence[Timeline], count: int) -> None:
         Column("status", [one.status for one in shown]),
         Column("total ms", [_ms(one.total_ns) for one in shown], is_number=True),
     ]
-    for title, kind in (
-        *(("execution ms", "execution"), ("hand-off ms", "handoff"), ("queue ms", "queue")),
-        ("rest ms", "unattributed"),
+    entries = request_summary.entries(shown)
+    has_queues = any(
+        kind == "queue" and name not in entries for one in shown for kind, name in one.where
+    )
+    for title, kind, optional in (
+        *(("execution ms", "execution", 0), ("hand-off ms", "handoff", 1)),
+        *(("queue ms", "queue", 2), ("rest ms", "unattributed", 3)),
     ):
-        cells = [_ms(one.where_sum(kind)) for one in shown]
-        columns.append(Column(title, cells, is_number=True))
+        if kind != "queue" or has_queues:
+            columns.append(_times(title, [one.where_sum(kind) for one in shown], optional))
     processes = [len({segment.recording.path for segment in one.segments}) for one in shown]
-    columns.append(Column("processes", [*map(str, processes)], is_number=True, optional=1))
+    if max(processes) > 1:
+        columns.append(Column("processes", [*map(str, processes)], is_number=True, optional=4))
     _print_table(columns)
     for one in shown:
         if one.causes:
             click.echo(wrapped(f"{one_line(one.id)} is incomplete: {', '.join(one.causes)}"))
+    if any(one.causes for one in shown):
+        click.echo()
 
 
 def _print_stages(found: Sequence[Timeline], which: str) -> None:
-    rows = request_summary.stages(found)
+    entries = request_summary.entries(found)
+    rows = [
+        row for row in request_summary.stages(found) if row["count"] or row["stage"] not in entries
+    ]
     if not rows:
         return
     click.echo(f"Stages of {which} requests:")
@@ -178,34 +202,34 @@ def _print_stages(found: Sequence[Timeline], which: str) -> None:
         Column("stage", [row["stage"] for row in rows], is_flexible=True),
         Column("count", [f"{row['count']:,}" for row in rows], is_number=True),
     ]
-    for title, key in (
-        *(("queue ms", "queue_ns"), ("execution ms", "execution_ns"), ("p50 ms", "p50_ns")),
-        *(("p95 ms", "p95_ns"), ("max ms", "max_ns")),
+    for title, key, optional in (
+        *(("queue ms", "queue_ns", 2), ("execution ms", "execution_ns", 0)),
+        *(("p50 ms", "p50_ns", 1), ("p95 ms", "p95_ns", 0), ("max ms", "max_ns", 3)),
     ):
-        columns.append(Column(title, [_ms(row[key]) for row in rows], is_number=True))
+        columns.append(_times(title, [row[key] for row in rows], optional))
     parallel = ["" if row["parallel"] is None else f"{row['parallel']:.1f}" for row in rows]
-    columns.append(Column("at once", parallel, is_number=True, optional=1))
+    columns.append(Column("at once", parallel, is_number=True, optional=4))
     _print_table(columns)
 
 
 def _print_hops(found: Sequence[Timeline], which: str) -> None:
     rows = request_summary.hops(found)
-    if not rows:
-        return
+    if all(row["unknown"] == row["count"] for row in rows):
+        return  # none was sent by a process that is known, as in a plain web service
     click.echo(f"Hand-offs of {which} requests:")
     columns = [
         Column("queue", [row["queue"] for row in rows], is_flexible=True),
         Column("count", [f"{row['count']:,}" for row in rows], is_number=True),
     ]
-    for title, key in (
-        *(("p50 ms", "p50_ns"), ("p95 ms", "p95_ns"), ("max ms", "max_ns")),
-        *(("queue p50 ms", "queue_p50_ns"), ("queue max ms", "queue_max_ns")),
+    for title, key, optional in (
+        *(("p50 ms", "p50_ns", 0), ("p95 ms", "p95_ns", 1), ("max ms", "max_ns", 0)),
+        *(("queue p50 ms", "queue_p50_ns", 2), ("queue max ms", "queue_max_ns", 3)),
     ):
-        columns.append(Column(title, [_ms(row[key]) for row in rows], is_number=True))
+        columns.append(_times(title, [row[key] for row in rows], optional))
     if any(row["mean_bytes"] is not None for row in rows):
         sizes = [row["mean_bytes"] for row in rows]
         cells = ["" if size is None else f"{size:,.0f}" for size in sizes]
-        columns.append(Column("mean bytes", cells, is_number=True))
+        columns.append(Column("mean bytes", cells, is_number=True, optional=4))
     for title in ("unknown", "negative"):
         if any(row[title] for row in rows):
             cells = [f"{row[title]:,}" if row[title] else "" for row in rows]
@@ -235,7 +259,7 @@ def _print_timeline(one: Timeline) -> None:
     )
     lines: list[tuple[str, str, str, str]] = []
     for segment in page["segments"]:
-        name = f"{segment['program']} {segment['pid']}"
+        name = f"{segment['name']} {segment['pid']}"
         lines.append((_at(segment["at_ns"]), _ms(segment["duration_ns"]), name, segment["status"]))
         for span in segment["spans"]:
             what = "" if span["kind"] == "execution" else f"{span['kind']} "
@@ -255,7 +279,9 @@ def _print_timeline(one: Timeline) -> None:
     _print_hops([one], "all")
     if one.chunks:
         first = (
-            "" if one.first_chunk_ns is None else f", the first after {_ms(one.first_chunk_ns)} ms"
+            ""
+            if one.part_first_chunk_ns is None
+            else f", the first {_ms(one.part_first_chunk_ns)} ms since this part was entered"
         )
         click.echo(f"{one.chunks:,} chunks, {one.tokens:,} tokens{first}")
     if one.discarded_ns:
@@ -270,6 +296,12 @@ def _print_timeline(one: Timeline) -> None:
 
 def _print_table(columns: list[Any]) -> None:
     print_table([one._replace(cells=[*map(one_line, one.cells)]) for one in columns])
+
+
+def _times(title: str, values_ns: Sequence[int | None], optional: int) -> Column:
+    """Return a column of times, which is empty if all of them are 0 or unknown."""
+    cells = [*map(_ms, values_ns)] if any(values_ns) else [""] * len(values_ns)
+    return Column(title, cells, is_number=True, optional=optional)
 
 
 def _ms(ns: int | None) -> str:

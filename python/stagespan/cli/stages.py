@@ -80,9 +80,10 @@ def _about_text(file: SignatureFile) -> str:
 
 def _inputs(signature: StageSignature) -> str:
     nodes: dict[str, Any] = signature.arguments
-    shown = [
-        f"{one_line(name)}: {describe(node)}" for name, node in islice(nodes.items(), _MOST_INPUTS)
-    ]
-    if len(nodes) > len(shown):
-        shown.append(f"and {len(nodes) - len(shown):,} more")
+    texts = {name: describe(node) for name, node in islice(nodes.items(), _MOST_INPUTS)}
+    shown = [f"{one_line(name)}: {text}" for name, text in texts.items() if text != "None"]
+    if len(shown) < len(texts):
+        shown.append(f"None: {counted(len(texts) - len(shown), 'argument')}")
+    if len(nodes) > len(texts):
+        shown.append(f"and {len(nodes) - len(texts):,} more")
     return "\n".join(shown) or "-"

@@ -39,7 +39,10 @@ class NamedStage:
             )
         self.module: str = match["module"]
         self.path: str = match["path"]
-        self.name: str = (match["name"] or self.path).strip()
+        # That of a module class says enough without the method that every call of it runs.
+        owner, _, method = self.path.rpartition(".")
+        default = owner if owner and method in ("forward", "__call__") else self.path
+        self.name: str = (match["name"] or default).strip()
         self.found = False
         self.problem: str | None = None
         self.problem_elsewhere: str | None = None

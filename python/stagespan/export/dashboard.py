@@ -58,6 +58,7 @@ def _rate(metric: str, label: str, suffix: str = "") -> _Query:
 
 
 _STAGE = "stagespan_stage_duration_seconds"
+_BATCH = "stagespan_batch_duration_seconds"
 _REQUEST = "stagespan_request_duration_seconds"
 _NO_REQUESTS = "No request has ended"
 _PANELS = (
@@ -81,8 +82,11 @@ _PANELS = (
         _Panel(
             f"Time of stages, {name}",
             "s",
-            (_quantile(q, _STAGE, "stage", "{{stage}}", exemplar=name == "p99"),),
-            "Host time of the runs of each stage.",
+            (
+                _quantile(q, _STAGE, "stage", "{{stage}}", exemplar=name == "p99"),
+                _quantile(q, _BATCH, "stage", "{{stage}} (batch)"),
+            ),
+            "Host time of the runs of each stage; a batch serves several requests.",
             width=_COLUMNS // 3,
         )
         for q, name in _QUANTILES
@@ -92,6 +96,7 @@ _PANELS = (
         "none",
         (
             _rate(f"{_STAGE}_sum", "stage"),
+            _rate(f"{_BATCH}_sum", "stage", " (batch)"),
             _rate("stagespan_stage_queue_duration_seconds_sum", "stage", " (queue)"),
             _rate("stagespan_handoff_duration_seconds_sum", "to", " (hand-off)"),
         ),
@@ -102,7 +107,7 @@ _PANELS = (
     _Panel(
         "Runs of stages per second",
         "ops",
-        (_rate(f"{_STAGE}_count", "stage"),),
+        (_rate(f"{_STAGE}_count", "stage"), _rate(f"{_BATCH}_count", "stage", " (batch)")),
         "Runs that have ended.",
     ),
     _Panel(
@@ -142,10 +147,11 @@ _PANELS = (
         if_empty="No request was open",
     ),
     _Panel(
-        "Time to first chunk",
+        "Time to first chunk of parts",
         "s",
-        _quantiles("stagespan_request_time_to_first_chunk_seconds", "stage"),
-        "Of requests with chunks.",
+        _quantiles("stagespan_part_time_to_first_chunk_seconds", "stage"),
+        "Since the part of the request was entered in the process that made the chunk, so it lacks "
+        "the time before, such as that in the queue.",
         if_empty="No request has chunks",
     ),
     _Panel(
@@ -262,7 +268,8 @@ def dashboard() -> dict[str, Any]:
         panels.append(_panel(number, panel, x, y, source))
         x += panel.width
     up = "stagespan_process_up"
-    count = f'{_STAGE}_count{{service=~"$service"}}'
+    runs = f'__name__=~"({_STAGE}|{_BATCH})_count"'
+    count = f'{{{runs}, service=~"$service"}}'
     return {
         "title": "stagespan",
         "uid": "stagespan",

@@ -33,7 +33,7 @@ _KINDS = {
     "stage": "execution",
     "batch": "batch",
     "queue": "queue",
-    "first_chunk": "first_chunk",
+    "part_first_chunk": "part_first_chunk",
     "per_token": "per_token",
 }
 """The families of durations, and the kind of stage that each of them shows."""

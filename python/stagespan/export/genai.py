@@ -19,7 +19,6 @@ _PROVIDER = "gen_ai.provider.name"
 _MODEL = "gen_ai.request.model"
 _METRICS = {
     "gen_ai.server.request.duration": "request",
-    "gen_ai.server.time_to_first_token": "first_chunk",
     "gen_ai.server.time_per_output_token": "per_token",
 }
 

@@ -272,6 +272,7 @@ class KeptRecording:
         self.state: State = "unknown"
         self.stop_signal = self.worker = self.job = None
         self.pid, self.host, self.program = resource.pid, resource.host, resource.program
+        self.name = resource.name or resource.program
         self.pid_namespace = self.worker_of_rank = self.world_size = None
         self.rank = int(resource.rank) if resource.rank else None
         self.pipeline = resource.pipeline

@@ -118,7 +118,7 @@ class Node:
     # --- folders ----------------------------------------------------------------------------------
 
     def _lock_folders(self, *, must: bool = False) -> None:
-        for folder in _folders():
+        for folder in recording_folders():
             if folder in self._locks or os.path.islink(folder):
                 continue
             if folder == self.folder and not os.path.isdir(folder):
@@ -167,7 +167,7 @@ class Node:
         memory = is_due and not settings.get("STAGESPAN_RECORDING_DIR")
         known = {one.inode for one in self._processes.values()}
         done = {one.inode for one in self._folded.values() if one is not None}
-        folders = set(_folders())
+        folders = set(recording_folders())
         self._is_partial = True  # until all have been looked at
         try:
             paths = [
@@ -554,12 +554,6 @@ class Node:
                 process.end()
             self._locks.clear()
             self._processes.clear()
-
-
-def _folders() -> list[str]:
-    """Return the folders that are read: only the one that is set, or else the default ones."""
-    folders = recording_folders()
-    return folders[:1] if settings.get("STAGESPAN_RECORDING_DIR") else folders
 
 
 def _locked(path: str) -> int:

@@ -115,7 +115,7 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
         attributes["stagespan.chunk_amount"] = segment["chunk_amount"]
         first_ns, begin_ns = segment["first_chunk_ns"], segment["begin_ns"]
         if first_ns is not None and begin_ns is not None:
-            attributes["stagespan.time_to_first_chunk_s"] = (first_ns - begin_ns) / 1e9
+            attributes["stagespan.part_time_to_first_chunk_s"] = (first_ns - begin_ns) / 1e9
     if part.batches:
         attributes["stagespan.batch.ids"] = [
             f"{_batch_context(one, part).span_id:016x}" for one in part.batches
@@ -237,7 +237,7 @@ _DURATIONS = {
     "device": ("stagespan.stage.device_duration", "stagespan.stage"),
     "queue": ("stagespan.stage.queue_duration", "stagespan.stage"),
     "batch": ("stagespan.batch.duration", "stagespan.stage"),
-    "first_chunk": ("stagespan.request.time_to_first_chunk", "stagespan.stage"),
+    "part_first_chunk": ("stagespan.part.time_to_first_chunk", "stagespan.stage"),
     "per_token": ("stagespan.request.time_per_token", "stagespan.stage"),
     "request": ("stagespan.request.duration", "stagespan.status"),
     "handoff": ("stagespan.handoff.duration", "stagespan.from", "stagespan.to"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,13 @@ from stagespan.errors import StagespanError
 from stagespan.export.figures import BOUNDS_NS, Figures, Histogram
 from stagespan.export.node import Node
 from stagespan.export.serving import Answer, HttpServer, text
-from stagespan.export.totals import Group
 
 _WINDOW_S = 10.0
 _INTERVAL_S = 1.0
 _MOST_REQUESTS = 10
 _PAGE = Path(__file__).with_name("page.html")
-_FAMILIES = {"stage": "", "batch": "batch", "queue": "queue"}
+_FAMILIES = ("stage", "batch"), ("queue",)
+"""The families of durations that share the rows of a stage, and those of a queue."""
 
 
 def quantile_s(histogram: Histogram, q: float) -> float | None:
@@ -38,19 +40,30 @@ def quantile_s(histogram: Histogram, q: float) -> float | None:
     return BOUNDS_NS[-1] / 1e9
 
 
+def _together(families: Iterable[dict[str, Histogram]]) -> dict[str, Histogram]:
+    """Return the durations of each stage in all families."""
+    found: dict[str, Histogram] = {}
+    for durations in families:
+        for stage, histogram in durations.items():
+            known = found.get(stage)
+            found[stage] = histogram.combined(known, operator.add) if known else histogram
+    return found
+
+
 class Live:
     """The figures of the last seconds."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._lock = threading.Lock()
-        self._past: deque[tuple[float, dict[Group, Figures]]] = deque()
+        node.read()  # so that the first answer has figures of a time
+        self._past = deque([(time.monotonic(), node.totals())])
         self._latest = ""
 
     def data(self) -> str:
         """Return what the page shows as JSON. All that ask within a second get the same."""
         with self._lock:
-            if not self._past or time.monotonic() - self._past[-1][0] >= _INTERVAL_S:
+            if not self._latest or time.monotonic() - self._past[-1][0] >= _INTERVAL_S:
                 self._latest = json.dumps(self._data())
             return self._latest
 
@@ -67,30 +80,31 @@ class Live:
         empty = Histogram([0] * (len(BOUNDS_NS) + 1), 0)
         for group, figures in totals.items():
             recent = figures.without(earlier.get(group, Figures({}, {})))
-            for family, kind in _FAMILIES.items():
-                counts = gauges.waiting if family == "queue" else gauges.running
-                known = recent.durations.get(family, {})
+            errors = recent.amounts.get("errors", {})
+            for families in _FAMILIES:
+                known = _together(recent.durations.get(family, {}) for family in families)
+                is_queue = "queue" in families
+                counts = gauges.waiting if is_queue else gauges.running
                 # A stage that is open may have never ended.
-                is_open = [] if family == "batch" else [name for of, name in counts if of == group]
+                is_open = [name for of, name in counts if of == group]
                 for stage in dict.fromkeys([*known, *is_open]):
                     histogram = known.get(stage, empty)
-                    errors = recent.amounts.get("errors", {}).get(stage, {}).get("", 0)
                     stages.append(
                         {
                             **group._asdict(),
                             "stage": stage,
-                            "kind": kind,
+                            "kind": "queue" if is_queue else "",
                             "per_second": histogram.below[-1] / window_s,
                             "seconds": histogram.sum_ns / 1e9,
                             "p50": quantile_s(histogram, 0.5),
                             "p95": quantile_s(histogram, 0.95),
                             "p99": quantile_s(histogram, 0.99),
-                            "open": 0 if family == "batch" else counts.get((group, stage), 0),
-                            "errors": 0 if family == "queue" else errors,
+                            "open": counts.get((group, stage), 0),
+                            "errors": 0 if is_queue else errors.get(stage, {}).get("", 0),
                         }
                     )
         return {
-            "window_s": min(window_s, _WINDOW_S) if len(self._past) > 1 else 0.0,
+            "window_s": min(window_s, _WINDOW_S),
             "services": [{"service": name, "up": up} for name, up in gauges.up.items() if up],
             "stages": sorted(stages, key=lambda one: -one["seconds"]),
             "requests": self._requests(),

@@ -55,9 +55,9 @@ _DURATIONS = (
         "Host time of runs that serve several requests.",
     ),
     _Family(
-        "first_chunk",
-        "stagespan_request_time_to_first_chunk_seconds",
-        "Time from the begin of a request in a process to its first chunk.",
+        "part_first_chunk",
+        "stagespan_part_time_to_first_chunk_seconds",
+        "Time from the begin of a request's part in a process to the part's first chunk.",
     ),
     _Family(
         "per_token",

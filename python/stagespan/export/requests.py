@@ -41,6 +41,8 @@ class Resource(NamedTuple):
     host: str
     program: str
     identity: str
+    name: str = ""
+    """What commands call the process; it is no attribute or label."""
 
 
 class TimedSpan(NamedTuple):

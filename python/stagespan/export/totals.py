@@ -156,6 +156,7 @@ def resource_of(recording: Recording) -> Resource:
         recording.host,
         recording.program,
         recording.identity,
+        recording.name,
     )
 
 

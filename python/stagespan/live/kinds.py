@@ -10,16 +10,19 @@ Kind = Literal[
     "handoff",
     "batch",
     "remote",
-    "first_chunk",
+    "part_first_chunk",
     "between_chunks",
     "per_token",
 ]
 
 KINDS: tuple[Kind, ...] = (
     *("execution", "queue", "handoff", "batch", "remote"),
-    *("first_chunk", "between_chunks", "per_token"),
+    *("part_first_chunk", "between_chunks", "per_token"),
 )
 """By the number that the recording uses. The last three have figures and no spans."""
+
+RUNS: tuple[Kind, ...] = ("execution", "batch")
+"""The kinds of spans that are runs of a stage."""
 
 
 def number_of(kind: str) -> int:

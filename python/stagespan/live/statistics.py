@@ -270,7 +270,8 @@ def stats(window_s: float | None = None, *, kind: Kind = "execution") -> Stats:
     ValueError if ``window_s`` is not above 0, or if ``kind`` is unknown.
 
     ``kind`` chooses what is counted: executions by default, or ``"queue"``, ``"handoff"``,
-    ``"batch"``, ``"remote"`` (parts of requests that other processes have sent), ``"first_chunk"``,
+    ``"batch"``, ``"remote"`` (parts of requests that other processes have sent),
+    ``"part_first_chunk"`` (since the part of the request in this process was entered),
     ``"between_chunks"`` and ``"per_token"``. One name may occur in several kinds.
     """
     number = number_of(kind)
@@ -291,7 +292,7 @@ def stats(window_s: float | None = None, *, kind: Kind = "execution") -> Stats:
     earlier = past.nearest(began)
     if earlier is not None and abs(earlier.time_ns - began) <= 0.25 * requested_ns:
         return _since(now, earlier, number)
-    has_spans = number < number_of("first_chunk")
+    has_spans = number < number_of("part_first_chunk")
     exact = _from_own_rings(began, now.time_ns, number) if has_spans else None
     if exact is not None:
         return exact
@@ -505,6 +506,9 @@ def merged(parts: Sequence[Stats], window_s: float | None, *, is_lifetime: bool)
     for part in parts:
         for name, stage in part.items():
             by_name.setdefault(name, []).append(stage)
-    found = {name: merged_stage(stages) for name, stages in by_name.items()}
+    found = {
+        name: merged_stage(stages) if len(stages) > 1 else stages[0]
+        for name, stages in by_name.items()
+    }
     order = sorted(found, key=lambda name: -found[name].total_ns)
     return Stats({name: found[name] for name in order}, lost, window_s, is_lifetime=is_lifetime)

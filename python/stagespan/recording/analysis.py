@@ -31,7 +31,7 @@ def analyze_recording(path: Path) -> Analysis:
     recording = open_recording(path)
     with tempfile.TemporaryDirectory(prefix="stagespan-") as folder:
         trace = read_trace(_dumped(recording, Path(folder, "trace.json")))
-    return analyze(replace(trace, path=f"process {recording.pid}, {recording.program}"))
+    return analyze(replace(trace, path=f"process {recording.pid}, {recording.name}"))
 
 
 def analyze_recordings(folder: Path, jobs: int | None = None) -> Analysis | None:

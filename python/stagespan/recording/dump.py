@@ -112,7 +112,7 @@ def as_perfetto(*recordings: RequestSource) -> str:
     labels: dict[int, str] = {}
     for process in processes:
         recording, pid = process.recording, process.pid
-        label = recording.program
+        label = recording.name
         label += "" if recording.rank is None else f", rank {recording.rank}"
         label += f", host {recording.host}" if len(hosts) > 1 else ""
         labels[pid] = label

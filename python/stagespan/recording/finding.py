@@ -14,6 +14,7 @@ from stagespan.process.times import stat_folder
 from stagespan.recording.reading import (
     ENDED_STATES,
     MEMFD,
+    REMOVED,
     LiveProcess,
     Recording,
     is_locked,
@@ -44,6 +45,11 @@ def open_recording(path_or_pid: str | os.PathLike[str] | int, *, spans: bool = T
     if isinstance(path_or_pid, int):
         return _only_one(path_or_pid, spans=spans)
     text = os.fspath(path_or_pid)
+    if text == "-":
+        raise StagespanError(
+            "A recording cannot be read from standard input: pass its file or a process id. "
+            "--json needs no file, because it prints to standard output."
+        )
     if text.isascii() and text.isdigit() and not os.path.exists(text):
         return _only_one(int(text), spans=spans)
     return Recording(text, everything=spans)
@@ -71,22 +77,26 @@ def recordings(*, spans: bool = False) -> list[Recording]:
 
 
 def recording_folders() -> list[str]:
-    """Return the folders whose recordings this process may read, its own ones first."""
+    """Return the folders whose recordings are read, this process's own one first.
+
+    It is only STAGESPAN_RECORDING_DIR, if that is set. Otherwise it is the default folder, and for
+    root those of all users.
+    """
     folder = settings.get("STAGESPAN_RECORDING_DIR")
-    folders = [os.path.abspath(folder)] if folder else []
-    folders.append(_core.recording_default_folder())
-    if os.geteuid() == 0:
-        folders += _default_folders()
-    return list(dict.fromkeys(folders))
+    if folder:
+        return [os.path.abspath(folder)]
+    others = default_folders() if os.geteuid() == 0 else []
+    return list(dict.fromkeys([_core.recording_default_folder(), *others]))
 
 
 def folders_of_others() -> list[str]:
     """Return the default folders of other users, whose recordings this process may not read."""
-    own = set(recording_folders())
-    return [folder for folder in _default_folders() if folder not in own]
+    if os.geteuid() == 0:
+        return []
+    return [one for one in default_folders() if one != _core.recording_default_folder()]
 
 
-def _default_folders() -> list[str]:
+def default_folders() -> list[str]:
     """Return the folders of all users that record by default."""
     parent = os.path.dirname(_core.recording_default_folder())
     names = sorted(_listed_names(parent))
@@ -259,7 +269,7 @@ def of_pid(pid: int, *, spans: bool = True) -> list[Recording]:
     if process is None and not os.path.exists(f"/proc/{pid}"):
         raise StagespanError(
             f"There is no process {pid}, and no recording of a process with this id: `stagespan ps "
-            f"--all` lists the recordings."
+            f"--all` lists the recordings. {REMOVED}"
         )
     raise StagespanError(
         f"The process {pid} has no recording that can be read here: it has not opened a span, "

@@ -35,7 +35,7 @@ svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
 
 def page(recording: Recording) -> str:
     """Return the page. It needs no other file and no network."""
-    title = f"{recording.program}, process {recording.pid}"
+    title = f"{recording.name}, process {recording.pid}"
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p>The process {ending(recording)}.<br>{_text(_facts(recording))}</p>",

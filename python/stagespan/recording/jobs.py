@@ -11,7 +11,7 @@ from stagespan.live import statistics
 from stagespan.live.history import History
 from stagespan.live.kinds import number_of
 from stagespan.recording.finding import recordings
-from stagespan.recording.reading import Recording
+from stagespan.recording.reading import REMOVED, Recording
 
 if TYPE_CHECKING:
     from stagespan.live.kinds import Kind
@@ -82,7 +82,7 @@ class Job:
             return self._lifetime(now, kind)
         if earlier is not None:
             return self._since(now, earlier, kind)
-        if number >= number_of("first_chunk"):  # has no spans
+        if number >= number_of("part_first_chunk"):  # has no spans
             return self._lifetime(now, kind)
         return self._ringed(now, began_ns, kind)
 
@@ -141,18 +141,20 @@ def job(name: str) -> Job:
     return Job(name)
 
 
-def processes(name: str, *, spans: bool) -> list[Recording]:
+def processes(name: str, *, spans: bool, among: list[Recording] | None = None) -> list[Recording]:
     """Return the recordings of a job's processes, ordered by rank and then by begin.
+
+    With ``among``, they are chosen from these recordings, which have been read already.
 
     Processes without a rank that ended before the first live one began belong to an earlier run of
     the job, and are left out. Raises StagespanError if there is no recording of the job.
     """
-    found = recordings()
+    found = recordings() if among is None else among
     in_job = [one for one in found if one.job == name]
     if not in_job:
         jobs = sorted({one.job for one in found if one.job})
         known = f"the jobs are {', '.join(jobs)}" if jobs else "no recording belongs to a job"
-        raise StagespanError(f"There is no recording of the job {name!r}: {known}.")
+        raise StagespanError(f"There is no recording of the job {name!r}: {known}. {REMOVED}")
     begins = [one.begin_ns for one in in_job if one.state in ("alive", "unknown")]
     if begins:
         in_job = [

@@ -15,7 +15,7 @@ from rich.text import Text
 from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.live import statistics
-from stagespan.live.kinds import Kind, number_of
+from stagespan.live.kinds import RUNS, Kind, number_of
 from stagespan.live.statistics import StageStats, Stats
 from stagespan.recording import finding, ranks, summary
 from stagespan.recording.reading import Recording
@@ -30,8 +30,7 @@ _MOST_THREADS = 8
 _MOST_QUEUES = 8
 _OPTIONAL = {"runs": 2, "running": 3, "p50": 1}
 """Columns that are left out if the page is too narrow, the largest number first."""
-_EXECUTIONS: tuple[Kind, ...] = ("execution", "batch")
-_KINDS: tuple[Kind, ...] = (*_EXECUTIONS, "queue")
+_KINDS: tuple[Kind, ...] = (*RUNS, "queue")
 
 
 class _Reading(NamedTuple):
@@ -77,7 +76,8 @@ class Page:
         self._message = ""
         now = time.monotonic()
         if self._job is not None:
-            found = ranks.of_job(self._job, spans=not self._readings)
+            is_filled = all(self._is_filled(path, now) for path in self._paths)
+            found = ranks.of_job(self._job, spans=not (self._paths and is_filled))
         elif self._paths:
             found = []
             for path in self._paths:
@@ -184,7 +184,7 @@ class Page:
         until = recording.read_ns if recording.state == "alive" else recording.end_ns
         age = f", {duration(until - recording.begin_ns)}" if until else ""
         state = "ended" if self._message and recording.state == "alive" else recording.state
-        return f"{recording.pid} {recording.program}, {state}{rank}{age}{frozen}"
+        return f"{recording.pid} {recording.name}, {state}{rank}{age}{frozen}"
 
     def _stages(
         self,
@@ -193,7 +193,7 @@ class Page:
         most: int | None,
         running: dict[str, int],
     ) -> Table:
-        rows = [row for kept in shown for kind in _EXECUTIONS for row in self._changes(kept, kind)]
+        rows = [row for kept in shown for kind in RUNS for row in self._changes(kept, kind)]
         total_ns = sum(row.self_ns for row in rows) or 1
         merged = self._by_name(rows)
         for name in running:  # of which no run has ended
@@ -218,9 +218,9 @@ class Page:
                 ("runs/s", [f"{line.rate:,.1f}" for line in lines]),
                 ("runs", [f"{line.count:,}" for line in lines]),
                 ("running", [_count(running.get(line.name, 0)) for line in lines]),
-                ("p50", [_shown(line.p50_ns or None) for line in lines]),
-                ("p95", [_shown(line.p95_ns or None) for line in lines]),
-                ("p99", [_shown(line.p99_ns or None) for line in lines]),
+                ("p50", [_quantile(line.p50_ns) for line in lines]),
+                ("p95", [_quantile(line.p95_ns) for line in lines]),
+                ("p99", [_quantile(line.p99_ns) for line in lines]),
                 ("share", [f"{line.share:.0%}" for line in lines]),
                 ("errors/s", [f"{line.error_rate:,.1f}" if line.errors else "" for line in lines]),
                 ("errors", [f"{line.errors:,}" if line.errors else "" for line in lines]),
@@ -258,9 +258,9 @@ class Page:
                         ("waiting", [f"{load.waiting.get(line.name, 0):,}" for line in lines]),
                         ("longest", [_shown(load.longest_ns.get(line.name)) for line in lines]),
                         ("waits/s", [f"{line.rate:,.1f}" for line in lines]),
-                        ("p50", [_shown(line.p50_ns or None) for line in lines]),
-                        ("p95", [_shown(line.p95_ns or None) for line in lines]),
-                        ("p99", [_shown(line.p99_ns or None) for line in lines]),
+                        ("p50", [_quantile(line.p50_ns) for line in lines]),
+                        ("p95", [_quantile(line.p95_ns) for line in lines]),
+                        ("p99", [_quantile(line.p99_ns) for line in lines]),
                     )
                 ),
             ],
@@ -376,6 +376,11 @@ def _count(count: int) -> str:
 
 def _shown(ns: float | None) -> str:
     return "" if ns is None else duration(round(ns))
+
+
+def _quantile(ns: float) -> str:
+    """Return a quantile of the last seconds; "-" without runs, so that its column stays."""
+    return _shown(ns) if ns else "-"
 
 
 def _cut(text: str, width: int) -> str:

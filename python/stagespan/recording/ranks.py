@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stagespan.errors import StagespanError
+from stagespan.live.kinds import RUNS, number_of
 from stagespan.recording import jobs
-from stagespan.recording.summary import Position, positions
+from stagespan.recording.summary import Position, finished_spans, positions, runs
 from stagespan.text.amounts import duration
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ def of_job(job: str, *, spans: bool = True) -> list[Recording]:
 
 
 def _preference(recording: Recording) -> tuple[bool, int, int]:
-    finished = sum(stage.count for stage in recording.stats().values())
-    return recording.state == "alive", finished, recording.begin_ns
+    return recording.state == "alive", finished_spans(recording), recording.begin_ns
 
 
 def ranks(job_recordings: list[Recording]) -> list[Rank]:
@@ -81,11 +81,11 @@ def ranks(job_recordings: list[Recording]) -> list[Rank]:
             label = f"{recording.worker} ({label})"
         if label in {one.label for one in found}:  # in another container
             label += f" in pid namespace {recording.pid_namespace}"
-        counts = {name: stage.count for name, stage in recording.stats().items()}
-        own = {
-            name: max(stage.total_ns - stage.children_ns, 0)
-            for name, stage in recording.snapshot().stages().items()
-        }
+        counts = {name: stage.count for name, stage in runs([recording]).items()}
+        own: Counter[str] = Counter()
+        for kind in RUNS:
+            for name, stage in recording.snapshot().stages(number_of(kind)).items():
+                own[name] += max(stage.total_ns - stage.children_ns, 0)
         found.append(Rank(label, recording, counts, next(iter(positions(recording)), None), own))
     return found
 
@@ -248,6 +248,7 @@ def as_dict(all_ranks: list[Rank]) -> dict[str, Any]:
                 "rank": rank.recording.rank,
                 "pid": rank.recording.pid,
                 "program": rank.recording.program,
+                "name": rank.recording.name,
                 "state": rank.recording.state,
                 "stage": rank.position.stages[-1] if rank.position else None,
                 "path": list(rank.position.stages) if rank.position else [],
@@ -269,5 +270,5 @@ def as_dict(all_ranks: list[Rank]) -> dict[str, Any]:
 
 def mean_ns(rank: Rank, stage: str) -> float | None:
     """Return the mean time of a stage in one rank; None if it has not finished the stage."""
-    found = rank.recording.stats().get(stage)
+    found = runs([rank.recording]).get(stage)
     return None if found is None else found.mean_ns

@@ -34,6 +34,8 @@ SIGINT, or ended by a signal or os._exit while no span was open. `died`: it was 
 called os._exit inside a span. `unknown`: it belongs to another container, or /proc cannot be read,
 for example because this process has no free descriptor, and nothing else tells."""
 
+REMOVED = "Recordings are removed at a clean exit; STAGESPAN_RECORDING=keep keeps them."
+"""What an error says about a process or a job that may have ended."""
 MEMFD = "/memfd:stagespan (deleted)"
 _F_OFD_GETLK = 36
 ENDED_STATES = "ZX"
@@ -205,6 +207,8 @@ class Recording:
         """What a worker is called, as in "worker 2"; None if the user started the process."""
         self.program: str = _program(info)
         """The program: "python train.py", or "train.py, data loader worker 0 of rank 1"."""
+        self.name = self.program
+        """What commands call the process."""
         self.host: str = info["host"]
         self.version: str = info["version"]
         """The version of stagespan that wrote the recording."""
@@ -523,7 +527,7 @@ def open_file(path: str) -> int:
             raise StagespanError(f"{path} is a link: pass the file that it leads to.") from None
         if error.errno == errno.ENOENT:
             raise StagespanError(
-                f"There is no file {path}: the path is wrong, or the process has ended."
+                f"There is no file {path}: the path is wrong, or the process has ended. {REMOVED}"
             ) from None
         raise cannot_open(path, error) from None
     except ValueError as error:

@@ -37,7 +37,7 @@ def as_dict(timeline: Timeline) -> dict[str, Any]:
         "causes": timeline.causes,
         "chunks": timeline.chunks,
         "tokens": timeline.tokens,
-        "first_chunk_ns": timeline.first_chunk_ns,
+        "part_first_chunk_ns": timeline.part_first_chunk_ns,
         "late_spans": timeline.late_spans,
         "clipped_ns": timeline.clipped_ns,
         "discarded_ns": timeline.discarded_ns,
@@ -52,6 +52,7 @@ def _segment(one: Stretch, root: Stretch) -> dict[str, Any]:
     return {
         "pid": one.recording.pid,
         "program": one.recording.program,
+        "name": one.recording.name,
         "host": one.recording.host,
         "segment": one.segment["segment"],
         "parent_segment": one.segment["parent_segment"],
@@ -123,6 +124,15 @@ def stages(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
         }
         for name in sorted({*durations, *queue}, key=lambda name: -(spent[name] + queue[name]))
     ]
+
+
+def entries(timelines: Sequence[Timeline]) -> set[str]:
+    """Return the queues to which only unknown senders have sent, such as ``http``."""
+    known, unknown = set[str](), set[str]()
+    for timeline in timelines:
+        for hop in timeline.hops:
+            (unknown if hop.sender is None else known).add(hop.queue or "")
+    return unknown - known
 
 
 def hops(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:

@@ -37,6 +37,7 @@ _WORDS = {
     "timeline": "Timeline of requests and their processes",
     "axis": "time since the begin",
     "as_text": "stagespan requests",
+    "heights": "",
 }
 
 
@@ -80,7 +81,7 @@ def _data(
         "bar": {
             "name": "request",
             "count": len(found),
-            "parts": [(_KINDS[kind][0], ns, _KINDS[kind][1]) for kind, ns in sums],
+            "parts": [(_KINDS[kind][0], ns, _KINDS[kind][1]) for kind, ns in sums if ns],
         }
         if total_ns
         else None,
@@ -105,7 +106,8 @@ def _data(
 def _rows(shown: Sequence[Timeline]) -> tuple[list[TimelineRow], int]:
     """Return the rows of the requests, and how many requests have none.
 
-    A request has a row of where its time went, and one for each of its segments below.
+    A request has a row of where its time went, and below it one for each of its segments if there
+    are several.
     """
     spent: Counter[str] = Counter()
     for one in shown:
@@ -116,6 +118,8 @@ def _rows(shown: Sequence[Timeline]) -> tuple[list[TimelineRow], int]:
     left_out = 0
     for one in shown:
         segments = [stretch for stretch in one.segments if stretch.parts]
+        if len(segments) == 1:
+            segments = []
         if rows and len(rows) + 1 + len(segments) > _MOST_ROWS:
             left_out += 1
             continue
@@ -131,7 +135,7 @@ def _rows(shown: Sequence[Timeline]) -> tuple[list[TimelineRow], int]:
 
 def _label(stretch: Stretch) -> str:
     recording = stretch.recording
-    name = recording.worker or recording.program.removeprefix("python ").rpartition("/")[2]
+    name = recording.worker or recording.name.removeprefix("python ").rpartition("/")[2]
     return f"{'> ' * max(stretch.depth, 1)}{one_line(name)} {recording.pid}"
 
 
@@ -197,8 +201,15 @@ def _section(name: str, heading: str, *tables: Table) -> dict[str, Any]:
         "first": False,
         "heading": heading,
         "unknown": None,
-        "tables": [written_table(table) for table in tables if table.rows],
+        "tables": [written_table(_filled(table)) for table in tables if table.rows],
     }
+
+
+def _filled(table: Table) -> Table:
+    """Return a table without the columns in which all cells are 0, empty or unknown."""
+    at = [i for i in range(len(table.columns)) if any(row[i] for row in table.rows)]
+    rows = [tuple(row[i] for i in at) for row in table.rows]
+    return Table(table.title, tuple(table.columns[i] for i in at), rows, table.note)
 
 
 def _requests(shown: Sequence[Timeline], count: int) -> Table:
@@ -210,10 +221,14 @@ def _requests(shown: Sequence[Timeline], count: int) -> Table:
         ("status", "status", ""),
         ("total_ns", "total", "ns"),
         *((lambda one, kind=kind: one.where_sum(kind), name, "ns") for kind, name in columns),
-        (lambda one: len({stretch.recording.path for stretch in one.segments}), "processes", ""),
-        ("first_chunk_ns", "first chunk", "ns"),
+        *([(_processes, "processes", "")] if any(_processes(one) > 1 for one in shown) else []),
+        ("part_first_chunk_ns", "first chunk since this part was entered", "ns"),
         (lambda one: ", ".join(one.causes), "incomplete", ""),
     )
+
+
+def _processes(one: Timeline) -> int:
+    return len({stretch.recording.path for stretch in one.segments})
 
 
 def _where(shown: Sequence[Timeline]) -> Table:
@@ -232,7 +247,7 @@ def _stages(found: Sequence[Timeline]) -> Table:
         request_summary.stages(found),
         *((lambda row, key=key: row[key], name, unit) for key, name, unit in _STAGE_COLUMNS),
         note=(
-            "The times are sums over spans, which can exceed the time of the requests: `at once` is"
+            "The times are sums over spans, which can exceed the time of the requests: 'at once' is"
             " how many ran at the same time on average."
         ),
     )
@@ -252,9 +267,11 @@ _HOP_COLUMNS = (
 
 
 def _hops(found: Sequence[Timeline]) -> Table:
+    rows = request_summary.hops(found)
     return Table.of(
         "Hand-offs",
-        request_summary.hops(found),
+        # Without a known sender there is nothing to show, as in a plain web service.
+        rows if any(row["unknown"] < row["count"] for row in rows) else [],
         *((lambda row, key=key: row[key], name, unit) for key, name, unit in _HOP_COLUMNS),
         note="A hand-off is from sent to received, a wait from received to entered.",
     )

@@ -45,6 +45,10 @@ class RequestSource(Protocol):
         """The program that the process runs."""
 
     @property
+    def name(self) -> str:
+        """What commands call the process."""
+
+    @property
     def worker(self) -> str | None:
         """What a worker is called."""
 

@@ -7,7 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stagespan.live.statistics import DEVICE_FIGURES, FIGURES, StageStats
+from stagespan.live import statistics
+from stagespan.live.kinds import RUNS
+from stagespan.live.statistics import DEVICE_FIGURES, FIGURES, StageStats, Stats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +19,16 @@ if TYPE_CHECKING:
     from stagespan.recording.source import RequestSource
 
 _IDENTITY = (
-    *("state", "stop_signal", "pid", "program", "pid_namespace", "worker", "worker_of_rank"),
+    *(
+        "state",
+        "stop_signal",
+        "pid",
+        "program",
+        "name",
+        "pid_namespace",
+        "worker",
+        "worker_of_rank",
+    ),
     *("rank", "world_size", "job", "pipeline", "host"),
 )
 _TIMES = ("begin_ns", "end_ns", "last_ns", "read_ns")
@@ -106,6 +117,9 @@ class Load(NamedTuple):
     longest_ns: dict[str, int]
     """How long the oldest of those waits, by queue."""
     open_requests: int
+    unshown_requests: int
+    """Requests that began when all entries of a process were those of open ones, and that may be
+    open too. They are in no other figure."""
     oldest_request_ns: int | None
     """The time since the begin of the oldest open request."""
 
@@ -124,6 +138,7 @@ def load(recordings: Iterable[Recording]) -> Load:
     running: Counter[str] = Counter()
     waits: defaultdict[str, list[int]] = defaultdict(list)
     ages_ns: defaultdict[object, int] = defaultdict(int)
+    unshown = 0
     for recording in recordings:
         now_ns = recording.read_ns
         if recording.state not in ("alive", "unknown") or now_ns is None:
@@ -131,8 +146,10 @@ def load(recordings: Iterable[Recording]) -> Load:
         for span in recording.open_spans():
             if span["kind"] == "queue":
                 waits[span["stage"]].append(now_ns - span["begin_ns"])
-            elif span["kind"] in ("execution", "batch"):
+            elif span["kind"] in RUNS:
                 running[span["stage"]] += 1
+        if len(recording.open_segments) >= recording.most_segments:
+            unshown += recording.lost()["requests"]
         for one in recording.segments():
             if one["status"] != "open":
                 continue
@@ -147,13 +164,24 @@ def load(recordings: Iterable[Recording]) -> Load:
         waiting={queue: len(ages) for queue, ages in waits.items()},
         longest_ns={queue: max(ages) for queue, ages in waits.items()},
         open_requests=len(ages_ns),
+        unshown_requests=unshown,
         oldest_request_ns=max(ages_ns.values(), default=None),
     )
 
 
+def runs(recordings: Iterable[Recording]) -> Stats:
+    """Return the statistics of stages in some processes together: of executions and of batches."""
+    parts, lost = [], Counter[str]()
+    for recording in recordings:
+        parts += [recording.stats(kind=kind) for kind in RUNS]
+        lost.update(recording.lost())
+    merged = statistics.merged(parts, None, is_lifetime=True)
+    return Stats(dict(merged), lost, None, is_lifetime=True)
+
+
 def finished_spans(recording: Recording) -> int:
-    """Return the number of spans that the process had finished."""
-    return sum(stage.count for stage in recording.stats().values())
+    """Return the number of executions and batches that the process had finished."""
+    return sum(stage.count for stage in runs([recording]).values())
 
 
 def rates(recordings: list[Recording], interval_s: float = 0.25) -> dict[str, float]:
@@ -238,7 +266,7 @@ def as_dict(recording: Recording) -> dict[str, Any]:
             for thread in recording.threads()
         ],
         "detached_open_spans": [span for span in open_spans if span["detached"]],
-        "stages": {name: stage_dict(stage) for name, stage in recording.stats().items()},
+        "stages": {name: stage_dict(stage) for name, stage in runs([recording]).items()},
         "open_requests": [request for request in recording.requests() if request["end_ns"] is None],
         "lost": recording.lost(),
         "warnings": recording.warnings(),

@@ -48,7 +48,13 @@ def open_requests(load: Load) -> str | None:
     if load.oldest_request_ns is None:
         return None
     are_open = counted(load.open_requests, "request is open", "requests are open")
-    return f"{are_open}, the oldest for {duration(load.oldest_request_ns)}."
+    more = (
+        f" Up to {load.unshown_requests:,} more may be open: a recording has entries for "
+        "STAGESPAN_REQUESTS of them."
+        if load.unshown_requests
+        else ""
+    )
+    return f"{are_open}, the oldest for {duration(load.oldest_request_ns)}.{more}"
 
 
 def waiting(load: Load) -> str | None:

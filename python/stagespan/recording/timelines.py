@@ -119,8 +119,9 @@ class Timeline:
     """Why it is not complete, if it is not."""
     chunks: int = 0
     tokens: int = 0
-    first_chunk_ns: int | None = None
-    """From the begin of the segment that made the first chunk to the chunk."""
+    part_first_chunk_ns: int | None = None
+    """From the begin of the segment that made the first chunk to the chunk; None if that segment is
+    unknown."""
     late_spans: int = 0
     """Spans that began after the request had ended. They are in no figure of `where`."""
     clipped_ns: int = 0
@@ -412,8 +413,6 @@ def _joined(root: Stretch, found: _Segments) -> Timeline:
             stretch.parts.append(Part(kind, span.stage, begin, end, reach))
     parts = [part for stretch in segments for part in stretch.parts]
     chunked = [one for one in segments if one.segment["chunks"]]
-    times = [(one.segment["first_chunk_ns"], one.segment["begin_ns"]) for one in chunked]
-    firsts = [first - began for first, began in times if first is not None and began is not None]
     segment = root.segment
     return Timeline(
         id=segment["id"],
@@ -428,12 +427,24 @@ def _joined(root: Stretch, found: _Segments) -> Timeline:
         causes=_causes(root, segments, own_returns, found) + missing_causes,
         chunks=sum(one.segment["chunks"] for one in chunked),
         tokens=sum(one.segment["chunk_amount"] for one in chunked),
-        first_chunk_ns=min(firsts, default=None),
+        part_first_chunk_ns=_part_first_chunk_ns(chunked),
         late_spans=late,
         clipped_ns=sum(_outside(part, begin_ns, end_ns) for part in parts),
         discarded_ns=discarded_ns,
         out_and_back_ns=out_and_back_ns,
     )
+
+
+def _part_first_chunk_ns(chunked: Sequence[Stretch]) -> int | None:
+    """Return when the first chunk of some segments was made, since the begin of its segment."""
+    firsts = []
+    for one in chunked:
+        first_ns, begin_ns = one.segment["first_chunk_ns"], one.segment["begin_ns"]
+        if first_ns is None or begin_ns is None or (one.offset_ns is None and len(chunked) > 1):
+            return None
+        after_ns = first_ns - begin_ns
+        firsts.append((one.begin_ns + (one.offset_ns or 0) + after_ns, after_ns))
+    return min(firsts)[1] if firsts else None
 
 
 def _outside(part: Part, begin_ns: int, end_ns: int) -> int:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _LEAST_COLUMN = 8
 _READABLE_COLUMN = 16
-"""A column that can be cut is cut to less than this only if no other column can be left out."""
+"""A column that can be cut is cut to less than this only if no number can be left out."""
 
 
 class Column(NamedTuple):
@@ -21,47 +21,91 @@ class Column(NamedTuple):
     title: str
     cells: Sequence[str]
     is_flexible: bool = False
-    """Whether its cells are cut if the table is still too wide."""
+    """Whether its cells are cut if the table is still too wide. The first such column has the names
+    of the rows."""
     is_number: bool = False
     """Whether its cells are aligned to the right."""
     optional: int = 0
-    """If above 0, it is left out of a table that is too wide; the largest number first."""
+    """If above 0, it is left out of a table that is too wide; the largest number first. Other
+    numbers are left out after that, from the right, except for the first one."""
     is_folded: bool = False
     """Whether cells that are too long continue on the next line instead of being cut."""
     styles: Sequence[str] = ()
     """The style of each cell on a terminal, as rich calls it."""
 
 
+class _Fitted(NamedTuple):
+    """A column of a table that fits."""
+
+    column: Column
+    title: list[str]
+    """The lines of its title."""
+    width: int
+
+
 def _fitted(
     columns: Sequence[Column], width: int | None, gap: int, length: Callable[[str], int]
-) -> list[tuple[Column, int]]:
+) -> list[_Fitted]:
     """Return the columns that fit into ``width``, if leaving out and cutting is enough.
 
-    Each comes with its width. ``gap`` is the number of blanks after each column.
+    Columns without a text are left out. Titles that are wider than their cells continue on the next
+    line if that saves space. Then numbers are left out until the names of the rows take no more
+    than half of the table, and then the columns that can be cut are. ``gap`` is the number of
+    blanks after each column.
     """
-    found = [(column, max(map(length, (column.title, *column.cells)))) for column in columns]
+    shown = [column for column in columns if any(column.cells) or not column.cells]
+
+    def size(column: Column, title: Sequence[str]) -> int:
+        return max(map(length, (*title, *column.cells)))
+
+    found = [_Fitted(column, [one := column.title], size(column, [one])) for column in shown]
     if width is None:
         return found
 
-    def least_width() -> int:
+    def least_width(most_name: int) -> int:
+        first = next((one for one in found if one.column.is_flexible), None)
         return sum(
-            gap + (min(size, _READABLE_COLUMN) if column.is_flexible else size)
-            for column, size in found
+            gap + min(one.width, most_name if one is first else _READABLE_COLUMN)
+            if one.column.is_flexible
+            else gap + one.width
+            for one in found
         )
 
-    while least_width() > width:
-        at = max(range(len(found)), key=lambda i: (found[i][0].optional, i))
-        if not found[at][0].optional:
+    most_name = max(width // 2, _READABLE_COLUMN)
+    if least_width(most_name) > width:
+        found = [_with_folded_title(one, length) for one in found]
+    while least_width(most_name) > width:
+        at = max(range(len(found)), key=lambda i: (found[i].column.optional, i))
+        if not found[at].column.optional:
             break
         del found[at]
-    # The widest columns are cut first.
-    while sum(size + gap for _, size in found) > width:
-        flexible = [i for i, (column, _) in enumerate(found) if column.is_flexible]
-        at = max(flexible, key=lambda i: found[i][1], default=-1)
-        if at < 0 or found[at][1] <= _LEAST_COLUMN:
+    while least_width(_READABLE_COLUMN) > width:
+        numbers = [i for i, one in enumerate(found) if one.column.is_number]
+        if len(numbers) < 2:
             break
-        found[at] = found[at][0], found[at][1] - 1
+        del found[numbers[-1]]
+    # The widest columns are cut first.
+    while sum(one.width + gap for one in found) > width:
+        flexible = [i for i, one in enumerate(found) if one.column.is_flexible]
+        at = max(flexible, key=lambda i: found[i].width, default=-1)
+        if at < 0 or found[at].width <= _LEAST_COLUMN:
+            break
+        found[at] = found[at]._replace(width=found[at].width - 1)
     return found
+
+
+def _with_folded_title(one: _Fitted, length: Callable[[str], int]) -> _Fitted:
+    """Return a column; if it has numbers, its title has the lines that make it narrowest."""
+    if not one.column.is_number:
+        return one
+    widest = max(map(length, one.column.cells), default=0)
+    lines: list[str] = []
+    for word in one.column.title.split():
+        if lines and length(f"{lines[-1]} {word}") <= widest:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return one._replace(title=lines, width=max(widest, *map(length, lines or [""])))
 
 
 def fitted_table(columns: Sequence[Column], width: int | None) -> Table:
@@ -73,18 +117,21 @@ def fitted_table(columns: Sequence[Column], width: int | None) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     fitted = _fitted(columns, width, 3, cell_len)
-    for column, column_width in fitted:
-        head = Text(column.title)
-        head.truncate(column_width, overflow="ellipsis")
+    for column, title, column_width in fitted:
+        head = [Text(line) for line in title]
+        for line in head:
+            line.truncate(column_width, overflow="ellipsis")
         table.add_column(
-            head,
+            Text("\n").join(head),
             no_wrap=not column.is_folded,
             overflow="fold" if column.is_folded else "ellipsis",
             width=column_width,
             justify="right" if column.is_number else "left",
+            vertical="bottom",
         )
     cells = (
-        map(Text, column.cells, column.styles or [""] * len(column.cells)) for column, _ in fitted
+        map(Text, column.cells, column.styles or [""] * len(column.cells))
+        for column, _, _ in fitted
     )
     for row in zip(*cells, strict=True):
         table.add_row(*row)
@@ -109,13 +156,15 @@ def plain_table(columns: Sequence[Column], width: int | None = None) -> str:
 
     def line(texts: Sequence[str]) -> str:
         return "  ".join(
-            cut.rjust(size) if column.is_number else cut.ljust(size)
-            for text, (column, size) in zip(texts, fitted, strict=True)
-            for cut in [text if len(text) <= size else f"{text[: size - 1]}…"]
+            cut.rjust(one.width) if one.column.is_number else cut.ljust(one.width)
+            for text, one in zip(texts, fitted, strict=True)
+            for cut in [text if len(text) <= one.width else f"{text[: one.width - 1]}…"]
         ).rstrip()
 
-    rows = zip(*(column.cells for column, _ in fitted), strict=True)
-    return "\n".join(map(line, ([column.title for column, _ in fitted], *rows)))
+    lines = max((len(one.title) for one in fitted), default=0)
+    titles = ([""] * (lines - len(one.title)) + one.title for one in fitted)
+    rows = zip(*(one.column.cells for one in fitted), strict=True)
+    return "\n".join(map(line, (*zip(*titles, strict=True), *rows)))
 
 
 def markdown_table(columns: Sequence[Column]) -> list[str]:

@@ -19,6 +19,15 @@ def lines_of(path: Path, stages: dict[str, Any]) -> list[str]:
     return done.output.splitlines()
 
 
+def test_arguments_that_are_none_take_one_line(tmp_path: Path) -> None:
+    nodes = {f"option{n}": None for n in range(22)} | {"steps": 50}
+    lines = lines_of(tmp_path / "call.json", {"call": {"input_signatures": nodes}})
+
+    assert sum("None" in line for line in lines) == 1
+    assert any("None: 22 arguments" in line for line in lines)
+    assert any("steps: 50" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("stages", "left_out"),
     [

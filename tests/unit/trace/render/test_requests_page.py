@@ -75,6 +75,24 @@ def test_the_rows_of_a_request_are_its_parts() -> None:
     assert data["findings"][-1]["code"] == "requests.lost"
 
 
+def test_a_request_of_one_process_has_one_row_and_no_columns_of_hops() -> None:
+    with span("first"):
+        pass
+    for name in ("plain 1", "plain 2"):
+        with request(name), span("handle"):
+            pass
+    found = [one for one in timelines([recording.open(os.getpid())]) if "plain" in one.id][-2:]
+    data = data_of(requests_page.page(found, found, {}))
+    assert data["rows"] == ["plain 1", "plain 2"]
+    sections = {each["name"]: each["tables"] for each in data["sections"]}
+    assert sections["hand-offs"] == []
+    columns = [name for name, _ in sections["requests"][0]["columns"]]
+    assert not {"hand-off", "queue", "incomplete"} & set(columns)
+    assert {"request", "status", "total", "execution"} <= set(columns)
+    notes = [table["note"] for tables in sections.values() for table in tables]
+    assert not any("`" in note for note in notes)
+
+
 def test_many_requests_have_a_limited_timeline() -> None:
     found = found_requests(tuple(f"r{i}" for i in range(80)))
     data = data_of(requests_page.page(found, found, {}))

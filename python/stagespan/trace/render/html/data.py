@@ -36,8 +36,10 @@ WORDS = {
     "timeline": "Timeline of steps, stages, device and host",
     "axis": "time since the start of the trace",
     "as_text": "stagespan analyze --markdown",
+    "heights": "The height of a bar is its busy share.",
 }
-"""What a page calls itself, its timeline and its time, and the command that prints it."""
+"""What a page calls itself, its timeline and its time, the command that prints it, and what the
+heights in the timeline mean."""
 _EXACT = 1 << 53
 
 

@@ -145,7 +145,7 @@ function timeline() {
     });
     notes.before(rowLegend());
     const rowNotes = ROWS.map((row) => row.note).filter(Boolean);
-    notes.textContent = ["The height of a bar is its busy share. Drag to zoom, double-click to show everything.",
+    notes.textContent = [DATA.words.heights, "Drag to zoom, double-click to show everything.",
       MAIN.querySelector("button.at") && "Click a time on this page to show it here.", ...rowNotes]
       .filter(Boolean).join(" ");
   });

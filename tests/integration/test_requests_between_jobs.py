@@ -1,0 +1,216 @@
+"""Requests whose parts are in several jobs, and the recordings that commands read for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporting import exporter, of, scraped
+from recorded_process import command_here, end, ready, start
+
+from stagespan import _core, recording
+
+# A front that sends each request to a batcher, which answers with its batches of two.
+FRONT = """
+    import json, sys, time
+    import stagespan
+
+    for n in range(4):
+        with stagespan.request(f"{sys.argv[1]}-{n}"), stagespan.queued("answer"):
+            print(json.dumps(stagespan.inject(queue="batches")), flush=True)
+            sys.stdin.readline()
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+BATCHER = """
+    import json, sys
+    import stagespan
+
+    print("ready", flush=True)
+    while line := sys.stdin.readline():
+        remotes = [stagespan.extract(carrier) for carrier in json.loads(line)]
+        with stagespan.batch("forward", remotes):
+            pass
+        for remote in remotes:
+            with remote:
+                pass
+        print("ready", flush=True)
+"""
+
+
+def row_of(pid: int) -> dict[str, Any]:
+    """Return the row of a process in the list; processes of others may be in it too."""
+    rows = json.loads(command_here("ps", "--json").stdout)["processes"]
+    found: dict[str, Any] = next(row for row in rows if row["pid"] == pid)
+    return found
+
+
+def requests_of(job: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(command_here("requests", "--job", job, "--json").stdout)
+    return found
+
+
+def test_the_requests_of_a_job_have_their_parts_in_other_jobs(folder: Path) -> None:
+    # GIVEN two services that use the batches of a third one
+    fronts = [start(FRONT, job, STAGESPAN_JOB=job) for job in ("left", "right")]
+    batcher = start(BATCHER, STAGESPAN_JOB="batcher")
+    try:
+        ready(batcher)
+        assert batcher.stdin is not None
+        for _ in range(4):
+            carriers = [json.loads(ready(front)) for front in fronts]
+            batcher.stdin.write(json.dumps(carriers) + "\n")
+            batcher.stdin.flush()
+            ready(batcher)
+            for front in fronts:
+                assert front.stdin is not None
+                front.stdin.write("\n")
+                front.stdin.flush()
+        assert [ready(front) for front in fronts] == ["done", "done"]
+        # WHEN the requests of each job are listed
+        found = {job: requests_of(job) for job in ("left", "right")}
+        of_batcher = command_here("requests", "--job", "batcher")
+    finally:
+        for process in (*fronts, batcher):
+            end(process)
+    # THEN they are those that began in it, with what the third one did for them
+    for job, page in found.items():
+        assert [one["request_id"][:-1] for one in page["requests"]] == [f"{job}-"] * 4
+        for one in page["requests"]:
+            assert (one["complete"], one["causes"]) == (True, [])
+            names = [row["name"] for row in one["where"] if row["kind"] == "execution"]
+            assert names == ["forward"]
+            assert len(one["segments"]) == 2
+            (batch,) = one["segments"][1]["spans"]
+            assert (batch["kind"], batch["size"]) == ("batch", 2)
+    # AND none began in the third one
+    assert "There are no requests" in of_batcher.stdout
+    assert "'batcher'" in of_batcher.stdout
+
+
+def test_what_was_lost_is_that_of_the_recordings_that_are_shown(folder: Path) -> None:
+    # GIVEN a job without losses beside one that has lost links
+    lossy = start(
+        """
+        import stagespan
+        with stagespan.request("many") as many:
+            for _ in range(3):
+                with stagespan.batch("b", [many] * 300):
+                    pass
+        print("ready", flush=True)
+        input()
+        """,
+        STAGESPAN_JOB="lossy",
+        STAGESPAN_REQUESTS="64",
+    )
+    quiet = start(
+        """
+        import stagespan
+        with stagespan.request("one"), stagespan.span("work"):
+            pass
+        print("ready", flush=True)
+        input()
+        """,
+        STAGESPAN_JOB="quiet",
+    )
+    try:
+        ready(lossy)
+        ready(quiet)
+        assert requests_of("lossy")["lost"]["links"] > 0
+        assert not any(requests_of("quiet")["lost"].values())
+        assert "lost" not in command_here("requests", "--job", "quiet").stdout
+    finally:
+        end(lossy)
+        end(quiet)
+
+
+def test_all_commands_read_only_the_folder_that_is_set(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+        import stagespan
+        with stagespan.request("elsewhere"), stagespan.span("work"):
+            pass
+        print(stagespan._core.recording_place()["kind"], flush=True)
+        input()
+    """
+    # GIVEN a process that records in the default folder
+    monkeypatch.delenv("STAGESPAN_RECORDING_DIR")
+    process = start(program, STAGESPAN_JOB="elsewhere")
+    try:
+        if ready(process) != "file":
+            pytest.skip(f"{_core.recording_default_folder()} cannot be used: free 256 MiB there")
+        assert process.pid in {one.pid for one in recording.recordings()}
+        # WHEN another folder is set
+        monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(folder))
+        rows = json.loads(command_here("ps", "--all", "--json").stdout)["processes"]
+        listed = json.loads(command_here("requests", "--json", "--slowest", "1000").stdout)
+        with exporter() as (_, port):
+            exported = scraped(port)
+    finally:
+        end(process)
+    # THEN no command sees it
+    assert process.pid not in {row["pid"] for row in rows}
+    assert "elsewhere" not in {one["request_id"] for one in listed["requests"]}
+    assert of(exported, "stagespan_process_up", service="elsewhere") is None
+
+
+def test_the_list_says_how_many_open_requests_it_does_not_show(folder: Path) -> None:
+    process = start(
+        """
+        import stagespan
+        requests = [stagespan.request(f"r{n}") for n in range(150)]
+        for one in requests:
+            one.__enter__()
+        print("ready", flush=True)
+        input()
+        """,
+        STAGESPAN_REQUESTS="64",
+        STAGESPAN_JOB="many",
+    )
+    try:
+        ready(process)
+        row = row_of(process.pid)
+        text = command_here("ps").stdout
+        job = command_here("ps", "--job", "many").stdout
+    finally:
+        end(process)
+    assert (row["open_requests"], row["unshown_requests"]) == (64, 86)
+    assert " 64+ " in text
+    assert f"{process.pid}: 64 of up to 150 open requests are shown" in text
+    assert "64 requests are open" in job
+    assert "Up to 86 more may be open" in job
+
+
+def test_batches_are_runs_of_their_process(folder: Path) -> None:
+    # GIVEN an engine that does nothing but batches
+    process = start(
+        """
+        import contextlib, time
+        import stagespan
+        for n in range(30):
+            with contextlib.suppress(ValueError), stagespan.batch("forward", []):
+                if n % 10 == 0:
+                    raise ValueError
+        print("ready", flush=True)
+        while True:
+            with stagespan.batch("forward", []):
+                time.sleep(0.002)
+        """,
+        STAGESPAN_JOB="engine",
+    )
+    try:
+        ready(process)
+        row = row_of(process.pid)
+        job = json.loads(command_here("ps", "--job", "engine", "--json").stdout)
+        recovered = json.loads(command_here("recover", str(process.pid), "--json").stdout)
+    finally:
+        end(process)
+    assert row["spans"] >= 30
+    assert row["spans_per_s"] > 0
+    assert row["errors"] == 3
+    assert job["stages"]["forward"]["count"] >= 30
+    assert job["counts"]["forward"][f"pid {process.pid}"] >= 30
+    assert recovered["stages"]["forward"]["errors"] == 3
