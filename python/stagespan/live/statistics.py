@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from stagespan import _core
 from stagespan.live.kinds import Kind, number_of
+from stagespan.live.quantiles import quantile, rank
 from stagespan.process import imports, run
 from stagespan.text.amounts import amount
 from stagespan.text.escaping import one_line
@@ -410,8 +411,7 @@ class _Exact:
     """The same figures as the recorder's summaries, computed from a list of durations."""
 
     def __init__(self, durations: Any) -> None:
-        self._numpy = imports.load("numpy")
-        self._sorted = self._numpy.sort(durations)
+        self._sorted = imports.load("numpy").sort(durations)
         self.count = len(durations)
         self.total_ns = int(durations.sum())
         self.mean_ns = float(durations.mean())
@@ -419,7 +419,7 @@ class _Exact:
         self.p50_ns, self.p95_ns, self.p99_ns = map(self.quantile_ns, (0.50, 0.95, 0.99))
 
     def quantile_ns(self, q: float) -> float:
-        return float(self._numpy.quantile(self._sorted, q))
+        return float(quantile(self._sorted, q))
 
     def buckets_ns(self) -> list[tuple[float, int]]:
         return [(float(duration), 1) for duration in self._sorted]
@@ -467,9 +467,7 @@ class Distribution:
 
     def quantile_ns(self, q: float) -> float:
         """Return the ``q`` quantile in ns; raises ValueError if it is not between 0 and 1."""
-        if not 0 <= q <= 1:
-            raise ValueError(f"a quantile must be from 0 to 1, not {q}")
-        place = bisect.bisect_left(self._below, math.ceil(q * self._below[-1]))
+        place = bisect.bisect_left(self._below, rank(q, self._below[-1]))
         duration = self._buckets[place][0]
         return min(max(duration, float(self.min_ns)), float(self.max_ns))
 

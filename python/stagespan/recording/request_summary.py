@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stagespan.live.quantiles import quantile
 from stagespan.recording.timelines import Stretch, TimedSpan, Timeline
 
 if TYPE_CHECKING:
@@ -182,8 +183,5 @@ def distribution(values: Sequence[int]) -> dict[str, int | None]:
     ordered = sorted(values)
     if not ordered:
         return {"p50_ns": None, "p95_ns": None, "max_ns": None}
-
-    def quantile(q: float) -> int:
-        return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
-
-    return {"p50_ns": quantile(0.5), "p95_ns": quantile(0.95), "max_ns": ordered[-1]}
+    p50_ns, p95_ns = (quantile(ordered, q) for q in (0.5, 0.95))
+    return {"p50_ns": p50_ns, "p95_ns": p95_ns, "max_ns": ordered[-1]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import os
-import statistics
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from stagespan.device.environment import machine
 from stagespan.errors import SignatureError
+from stagespan.live.quantiles import quantile
 from stagespan.process import forks
 from stagespan.process.atomic import Count, Highest
 from stagespan.signature.model import TYPE, SignatureFile, StageSignature
@@ -243,14 +243,11 @@ def _figures(key: str, entry: _Entry) -> dict[str, Any]:
         "key": key,
         "count": entry.ended.value,
         "percentile_runs": len(ordered),
-        "p50_ms": None,
     }
-    if ordered:
-        found["p50_ms"] = statistics.median(ordered) / 1e6
-    for name, part in (("p25_ms", 0.25), ("p75_ms", 0.75), ("p95_ms", 0.95)):
-        found[name] = ordered[int(part * (len(ordered) - 1))] / 1e6 if ordered else None
+    for name, q in (("p50_ms", 0.5), ("p25_ms", 0.25), ("p75_ms", 0.75), ("p95_ms", 0.95)):
+        found[name] = quantile(ordered, q) / 1e6 if ordered else None
     cpu = sorted(entry.cpu_ns.copy())
-    found["cpu_p50_ms"] = statistics.median(cpu) / 1e6 if cpu else None
+    found["cpu_p50_ms"] = quantile(cpu, 0.5) / 1e6 if cpu else None
     found["launches"] = entry.launches.get("count")
     found["first_ms"] = None if entry.first_ns is None else entry.first_ns / 1e6
     return found
