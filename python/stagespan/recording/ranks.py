@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from stagespan.errors import StagespanError
 from stagespan.live.kinds import RUNS, number_of
 from stagespan.recording import jobs
 from stagespan.recording.summary import Position, finished_spans, positions, runs
 from stagespan.text.amounts import duration
+from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns, slower_stages
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from stagespan.recording.reading import Recording
 
 _MOST_NAMED = 8
-_LEAST_RATIO = 1.5
+# A rank is named only if it spends this share of its time in stages more than the others.
 _LEAST_SHARE = 0.05
-_LEAST_RUNS = 3
-_WAITS = re.compile(
-    r"all_?(reduce|gather|to_?all)|reduce_?scatter|broadcast|barrier|synchroni[sz]e|wait|rec(v|eive)",
-    re.IGNORECASE,
-)
-"""Names of stages in which ranks wait for each other."""
+_LATEST_RUNS = 50
+_LEAST_MATCHED = 3
 _LEAST_STUCK_NS = 1_000_000_000  # ranks that make progress are in different stages for a short time
 
 
@@ -134,9 +134,7 @@ def findings(all_ranks: list[Rank]) -> list[str]:
         )
     if not behind:
         found += _elsewhere(all_ranks)
-    return found + slower_ranks(
-        [RankTimes(one.label, one.counts, one.self_ns) for one in all_ranks]
-    )
+    return found + _slower_ranks(all_ranks)
 
 
 _ENDED = {"died": "died", "stopped": "ended", "exited": "ended"}
@@ -181,46 +179,67 @@ def _elsewhere(all_ranks: list[Rank]) -> list[str]:
     ]
 
 
-class RankTimes(NamedTuple):
-    """The stages of one rank."""
+def _slower_ranks(all_ranks: Sequence[Rank]) -> list[str]:
+    """Return a sentence for each rank that takes longer in a stage than most other ranks do."""
+    names = [rank.label for rank in all_ranks]
+    times = [_stage_runs(rank) for rank in all_ranks]
+    least_ns = [_LEAST_SHARE * sum(rank.self_ns.values()) for rank in all_ranks]
+    slower = slower_stages(times, lambda at, stage: _waits(all_ranks, at, stage))
+    return [
+        f"{each.sentence(names)}."
+        for each in slower[:_MOST_NAMED]
+        if each.more_ns >= max(least_ns[each.rank], 1)
+    ]
 
-    label: str
-    counts: Mapping[str, int]
-    self_ns: Mapping[str, float]
-    """The time of each stage without that of the stages inside it."""
+
+def _stage_runs(rank: Rank) -> dict[str, StageRuns]:
+    stats = rank.recording.stats()
+    runs = {}
+    for name, count in rank.counts.items():
+        own_ns, stage = rank.self_ns.get(name, 0), stats[name]
+        has_children = own_ns != stage.total_ns
+        median_ns = stage.p50_ns if count < MANY_RUNS and not has_children else None
+        runs[name] = StageRuns(count, own_ns, median_ns=median_ns)
+    return runs
 
 
-def slower_ranks(all_ranks: Sequence[RankTimes]) -> list[str]:
-    """Return a sentence for each rank that takes longer in a stage than most other ranks do.
+def _waits(all_ranks: Sequence[Rank], at: int, stage: str) -> bool | None:
+    """Return whether a rank waits for another one in a stage, by the times of the latest runs.
 
-    A stage in which most ranks take longer than a few others is one in which they wait.
+    It does if its runs begin before those of another rank and end together with them. None if the
+    ranks are on different hosts, or if too few runs of both are in the recordings.
     """
-    found: list[tuple[bool, float, str]] = []
-    for stage in {name for rank in all_ranks for name in rank.counts}:
-        means = {
-            rank.label: rank.self_ns.get(stage, 0) / rank.counts[stage]
-            for rank in all_ranks
-            if rank.counts.get(stage, 0) >= _LEAST_RUNS
-        }
-        for rank in all_ranks:
-            others = sorted(mean for label, mean in means.items() if label != rank.label)
-            if rank.label not in means or not others:
-                continue
-            mean, usual = means[rank.label], others[len(others) // 2]
-            excess_ns = (mean - usual) * rank.counts[stage]
-            least_ns = _LEAST_SHARE * sum(rank.self_ns.values())
-            if mean < _LEAST_RATIO * usual or excess_ns < max(least_ns, 1):
-                continue
-            ratio = f"{mean / usual:,.3g} times as long as the others" if usual else "the others"
-            sentence = (
-                f"{rank.label} takes {duration(round(mean))} for each `{stage}`, {ratio} "
-                f"({duration(round(usual))}), without the stages inside it."
-            )
-            found.append((_WAITS.search(stage) is None, excess_ns, sentence))
-    # A rank that waits for another one takes longer where it waits.
-    has_cause = any(is_cause for is_cause, _, _ in found)
-    shown = [(excess, text) for is_cause, excess, text in found if is_cause or not has_cause]
-    return [text for _, text in sorted(shown, reverse=True)[:_MOST_NAMED]]
+    own = _latest_runs(all_ranks[at], stage)
+    answers = []
+    for other in all_ranks:
+        if other is all_ranks[at] or other.recording.host != all_ranks[at].recording.host:
+            continue
+        theirs = _latest_runs(other, stage)
+        if min(len(own), len(theirs)) < _LEAST_MATCHED:
+            continue
+        # A row each: begin and end. Each own run is compared with the one that ends nearest to it.
+        after = np.clip(np.searchsorted(theirs[:, 1], own[:, 1]), 1, len(theirs) - 1)
+        nearest = np.where(
+            np.abs(theirs[after - 1, 1] - own[:, 1]) < np.abs(theirs[after, 1] - own[:, 1]),
+            after - 1,
+            after,
+        )
+        begins_later, ends_later = np.median(theirs[nearest] - own, axis=0).tolist()
+        longer = begins_later - ends_later
+        answers.append(longer > 0 and begins_later > longer / 2 and abs(ends_later) < longer / 4)
+    return any(answers) if answers else None
+
+
+def _latest_runs(rank: Rank, stage: str) -> NDArray[np.int64]:
+    """Return begin and end in Unix ns of the latest runs of a stage, a row each, by their end."""
+    recording = rank.recording
+    names = recording.stage_names() if recording.has_spans else []
+    if stage not in names:
+        return np.empty((0, 2), dtype=np.int64)
+    spans = recording.spans()
+    spans = spans[spans["stage"] == names.index(stage)]
+    rows = np.column_stack([spans["begin_ns"], spans["end_ns"]]).astype(np.int64)
+    return rows[np.argsort(rows[:, 1], kind="stable")][-_LATEST_RUNS:]
 
 
 def _is_stuck(rank: Rank) -> bool:

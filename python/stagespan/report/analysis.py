@@ -9,6 +9,7 @@ from typing import Any
 
 from stagespan.errors import TraceError
 from stagespan.report.reader import count_of, looks_like_report, number, read_timing_report
+from stagespan.report.side_by_side import stage_runs, whole_ns
 from stagespan.trace.analyses.host_verdict import verdict_on_stages
 from stagespan.trace.analyses.stages import Stage, Stages
 from stagespan.trace.analyses.verdict import Verdict, verdict_of_host
@@ -57,8 +58,8 @@ def analyze_reports(folder: Path, paths: Sequence[Path]) -> Analysis:
             f"The timing reports in {folder} contain no stages: run the program again."
         )
     names = _names(reports, paths)
-    whole = [_window_ns(stages, report) for stages, report in zip(found, reports, strict=True)]
-    together = StagesByRank(tuple(names), tuple(map(_times, found)), tuple(whole))
+    whole = [whole_ns(report) for report in reports]
+    together = StagesByRank(tuple(names), tuple(map(stage_runs, reports)), tuple(whole))
     everything: dict[str, int] = {}
     for each in together.times:
         for stage, time in each.items():
@@ -172,17 +173,8 @@ def _verdict(found: Stages, report: dict[str, Any]) -> Verdict:
     times: dict[str, int] = {}
     for stage in found.stages:
         times[stage.path[-1]] = stage.host_self_ns
-    whole = _window_ns(found, report)
+    whole = whole_ns(report)
     return verdict_of_host(verdict_on_stages(times, (0, whole), min(found.work_ns, whole)), 0)
-
-
-def _window_ns(found: Stages, report: dict[str, Any]) -> int:
-    """Return the length of a report; threads can spend more time in stages than that."""
-    return round((number(report.get("wall_clock_ms")) or 0.0) * _NS) or found.work_ns
-
-
-def _times(found: Stages) -> dict[str, StageRuns]:
-    return {stage.path[-1]: StageRuns(stage.calls, stage.host_self_ns) for stage in found.stages}
 
 
 def _runs(found: Stages) -> int:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stagespan.process.imports import importing
-from stagespan.recording.ranks import RankTimes, slower_ranks
 from stagespan.report.reader import count_of, number, read_timing_report, reports_in
 from stagespan.text.amounts import duration
 from stagespan.text.console import limit, trimmed, wrapped
 from stagespan.text.escaping import one_line
 from stagespan.text.tables import Column, fitted_table
+from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns, stage_findings
+
+_NS = 1e6
 
 
 class RankReport(NamedTuple):
@@ -65,7 +67,11 @@ def print_reports(folder: Path) -> None:
     console.width = limit() or 10_000
     sentences = [f"{len(reports)} timing reports in {folder}"]
     if all(_rank(one.report) is not None for one in reports):
-        sentences += slower_ranks([_times(one) for one in reports])
+        times = [stage_runs(one.report) for one in reports]
+        slower = stage_findings(
+            times, [one.label for one in reports], [whole_ns(one.report) for one in reports]
+        )
+        sentences += [finding.sentence for finding in slower]
     for sentence in sentences:
         console.print(Text(wrapped(one_line(sentence), "  ")), soft_wrap=True)
     totals: dict[str, float] = {}
@@ -90,15 +96,27 @@ def print_reports(folder: Path) -> None:
         console.print(fitted_table(columns, console.width))
 
 
-def _times(one: RankReport) -> RankTimes:
-    stages = one.report["stages"]
-    counts = {name: count_of(stage) or 0 for name, stage in stages.items()}
-    return RankTimes(one.label, counts, {name: _self_ns(stage) for name, stage in stages.items()})
+def stage_runs(report: dict[str, Any]) -> dict[str, StageRuns]:
+    """Return the runs of each stage of a timing report, without the stages inside it."""
+    runs = {}
+    for name, stage in report["stages"].items():
+        count, duration_ms = count_of(stage) or 0, number(stage.get("duration_ms")) or 0.0
+        own_ms, median_ms = number(stage.get("unattributed_ms")), number(stage.get("p50_ms"))
+        # The median is known of whole runs only.
+        if median_ms is None or own_ms not in (None, duration_ms) or count >= MANY_RUNS:
+            median_ns = None
+        else:
+            median_ns = median_ms * _NS
+        runs[name] = StageRuns(
+            count, round((duration_ms if own_ms is None else own_ms) * _NS), median_ns=median_ns
+        )
+    return runs
 
 
-def _self_ns(stage: dict[str, Any]) -> float:
-    own_ms = number(stage.get("unattributed_ms"))
-    return 1e6 * (float(stage["duration_ms"]) if own_ms is None else own_ms)
+def whole_ns(report: dict[str, Any]) -> int:
+    """Return the length of a report, or else the time in its stages."""
+    length_ns = round((number(report.get("wall_clock_ms")) or 0.0) * _NS)
+    return length_ns or sum(each.own_ns for each in stage_runs(report).values())
 
 
 def _ms(value: object) -> str:

@@ -1,9 +1,15 @@
-"""Finds the stages in which one rank spends longer than the others."""
+"""Finds the stages in which one rank spends longer than the others, and where these wait for it.
+
+The ranks of a synchronous job wait for the slowest one, so what that one spends more in one stage,
+the others spend more in another stage. A rank that waits is not slow. It is recognised by the time
+in collectives if that is known, by the number of ranks that take longer, or by the times at which
+the runs begin and end; never by the name of a stage.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stagespan.text.amounts import in_words
@@ -18,10 +24,15 @@ from stagespan.trace.result import (
     shortened,
 )
 
-# A rank spends longer in a stage if its mean is this multiple of the median of the other ranks.
+# A rank spends longer in a stage if a run takes this multiple of the median of the other ranks.
 _LEAST_TIMES = 1.5
+_LEAST_RUNS = 3
+MANY_RUNS = 100
+"""Of fewer runs of a stage, the median stands for a run, since the first one is often slow."""
 # In percent of the rank's time: what it spends in the stage beyond the others.
 _SHARES = Thresholds(25.0, 10.0, 5.0)
+# The part of the extra time of a rank that the others must spend in another stage, to wait there.
+_LEAST_WAITED = 0.3
 _MOST_FINDINGS = 3
 _MOST_ROWS = 50
 _MOST_RANKS = 16
@@ -33,11 +44,29 @@ class StageRuns:
 
     runs: int
     own_ns: int
+    """Without `waited_ns`."""
+    waited_ns: int = 0
+    """The time in which the rank communicated and did not compute, if that is known."""
+    median_ns: float | None = None
+    """The median of the runs' own times, if it is known."""
 
     @property
-    def mean_ns(self) -> float:
-        """The mean of a run."""
+    def run_ns(self) -> float:
+        """The time of a run: the median, or else the mean."""
+        if self.median_ns is not None:
+            return self.median_ns
         return self.own_ns / self.runs if self.runs else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Where other ranks spend the time that a slower rank takes."""
+
+    rank: int
+    """The rank if there is one other rank, else -1."""
+    stage: str
+    run_ns: float
+    """The time of a run beyond that of the slower rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +75,19 @@ class Slower:
 
     rank: int
     stage: str
-    mean_ns: float
+    run_ns: float
     others_ns: float
-    """The median of the other ranks' means."""
+    """The median of the other ranks."""
     more_ns: float
     """The time that its runs take more than those of the others."""
+    waiting: Waiting | None = None
+    """Where the others spend that time, if they spend it in a stage."""
+    is_cause: bool = True
+    """False if it is not known which of the two ranks waits for the other."""
 
     def times(self) -> str:
         """How often the others' time fits into that of the rank, such as "15x as long"."""
-        ratio = self.mean_ns / self.others_ns if self.others_ns else float("inf")
+        ratio = self.run_ns / self.others_ns if self.others_ns else float("inf")
         if ratio > 1000:
             return "more than 1,000x as long"
         return f"{ratio:.0f}x as long" if ratio >= 9.5 else f"{ratio:.1f}x as long"
@@ -63,42 +96,145 @@ class Slower:
         """The end of a sentence that begins with the rank."""
         return (
             f"spent {self.times()} in `{shortened(self.stage, 60)}` as the other ranks (a run took"
-            f" {in_words(self.mean_ns, 'ns')}, theirs {in_words(self.others_ns, 'ns')})"
+            f" {in_words(self.run_ns, 'ns')}, theirs {in_words(self.others_ns, 'ns')})"
         )
 
+    def sentence(self, names: Sequence[str]) -> str:
+        """A sentence about the rank and those that wait for it, without a full stop."""
+        name = names[self.rank]
+        waiting = self.waiting
+        if not self.is_cause and waiting is not None:
+            other = names[waiting.rank]
+            return (
+                f"{name[:1].upper()}{name[1:]} takes {in_words(self.run_ns - self.others_ns, 'ns')}"
+                f" longer than {other} for each `{shortened(self.stage, 60)}`, and {other}"
+                f" {in_words(waiting.run_ns, 'ns')} longer for each"
+                f" `{shortened(waiting.stage, 60)}`: one of them waits there for the other"
+            )
+        text = f"{name[:1].upper()}{name[1:]} {self.spent()}"
+        if waiting is not None:
+            who = names[waiting.rank] if waiting.rank >= 0 else "the others"
+            verb = "waits" if waiting.rank >= 0 else "wait"
+            text += (
+                f"; {who} {verb} about {in_words(waiting.run_ns, 'ns')} for it in"
+                f" `{shortened(waiting.stage, 60)}`"
+            )
+        return text
 
-def slower_stages(times: Sequence[Mapping[str, StageRuns]]) -> list[Slower]:
-    """Return for each stage the rank that is much slower than the others, the most time first.
 
-    `times` has the stages of each rank by name. Stages of one rank only are left out.
+IsWait = Callable[[int, str], "bool | None"]
+"""Whether a rank (an index) waits for others in a stage; None if that is not known."""
+
+
+def slower_stages(
+    times: Sequence[Mapping[str, StageRuns]], is_wait: IsWait = lambda rank, stage: None
+) -> list[Slower]:
+    """Return the stages in which ranks are much slower than the others, the most time first.
+
+    `times` has the stages of each rank by name. Stages of one rank only are left out, as are stages
+    in which most ranks are slower than a few others, because these wait there.
     """
-    found = []
+    # Without the time in collectives, what is left is not waiting.
+    waits_are_known = any(runs.waited_ns for rank in times for runs in rank.values())
+    found: list[Slower] = []
+    undecided: list[Slower] = []
     for stage in dict.fromkeys(name for each in times for name in each):
-        means = {at: each[stage].mean_ns for at, each in enumerate(times) if stage in each}
-        if len(means) < 2:
+        runs = {
+            at: each[stage]
+            for at, each in enumerate(times)
+            if stage in each and each[stage].runs >= _LEAST_RUNS
+        }
+        slow = [
+            each for at in runs if (each := _slower(at, stage, runs)) and not is_wait(at, stage)
+        ]
+        if 2 * len(slow) > len(runs):
             continue
-        rank = max(means, key=lambda at: means[at])
-        others = statistics.median(mean for at, mean in means.items() if at != rank)
-        if means[rank] >= _LEAST_TIMES * others and means[rank] > 0:
-            more = (means[rank] - others) * times[rank][stage].runs
-            found.append(Slower(rank, stage, means[rank], others, more))
-    return sorted(found, key=lambda each: -each.more_ns)
+        for each in slow:
+            waiting = _waiting(each, times)
+            each = _with(each, waiting)
+            # Half of the ranks: either half may wait for the other.
+            is_open = 2 * len(slow) == len(runs) and not waits_are_known
+            is_open = is_open and is_wait(each.rank, stage) is None
+            (undecided if is_open else found).append(each)
+    return sorted(
+        [*found, *_decided(undecided)], key=lambda each: (-each.more_ns, each.rank, each.stage)
+    )
+
+
+def _slower(at: int, stage: str, runs: Mapping[int, StageRuns]) -> Slower | None:
+    """Return how much slower a rank is in a stage; None if it is not."""
+    if len(runs) < 2:
+        return None
+    # The higher one of two medians: a rank is not slow if half of the others take as long.
+    others = statistics.median_high(each.run_ns for other, each in runs.items() if other != at)
+    run_ns = runs[at].run_ns
+    if run_ns <= 0 or run_ns < _LEAST_TIMES * others:
+        return None
+    return Slower(at, stage, run_ns, others, (run_ns - others) * runs[at].runs)
+
+
+def _with(slower: Slower, waiting: Waiting | None, *, is_cause: bool = True) -> Slower:
+    return Slower(
+        slower.rank,
+        slower.stage,
+        slower.run_ns,
+        slower.others_ns,
+        slower.more_ns,
+        waiting,
+        is_cause,
+    )
+
+
+def _waiting(slower: Slower, times: Sequence[Mapping[str, StageRuns]]) -> Waiting | None:
+    """Return the stage in which the other ranks spend what this one takes longer."""
+    own = times[slower.rank]
+    others = [at for at in range(len(times)) if at != slower.rank]
+    best: tuple[float, str, float] | None = None
+    for stage, mine in own.items():
+        if stage == slower.stage:
+            continue
+        extra, each_run = [], []
+        for at in others:
+            theirs = times[at].get(stage)
+            if theirs is not None and theirs.runs:
+                more = theirs.own_ns + theirs.waited_ns - mine.own_ns - mine.waited_ns
+                extra.append(float(more))
+                each_run.append(more / theirs.runs)
+        if 2 * len(extra) > len(others):
+            middle = statistics.median(extra)
+            if best is None or middle > best[0]:
+                best = (middle, stage, statistics.median(each_run))
+    if best is None or best[0] < _LEAST_WAITED * slower.more_ns:
+        return None
+    return Waiting(others[0] if len(others) == 1 else -1, best[1], best[2])
+
+
+def _decided(undecided: Iterable[Slower]) -> list[Slower]:
+    """Return stages of which it is open which rank waits, each pair of stages once."""
+    kept: dict[frozenset[str], Slower] = {}
+    for each in sorted(undecided, key=lambda each: (-each.more_ns, each.rank)):
+        # If nobody spends that time elsewhere, nobody waits.
+        pair = frozenset((each.stage, each.waiting.stage if each.waiting else f"{each.rank}"))
+        kept.setdefault(pair, _with(each, each.waiting, is_cause=each.waiting is None))
+    return list(kept.values())
 
 
 def stage_findings(
-    times: Sequence[Mapping[str, StageRuns]], names: Sequence[str], whole_ns: Sequence[int]
+    times: Sequence[Mapping[str, StageRuns]],
+    names: Sequence[str],
+    whole_ns: Sequence[int],
+    is_wait: IsWait = lambda rank, stage: None,
 ) -> list[Finding]:
     """Return findings about slower ranks; `names` and `whole_ns` are those of all ranks."""
     found = []
-    for each in slower_stages(times):
+    for each in slower_stages(times, is_wait):
         percent = share(each.more_ns, whole_ns[each.rank])
         severity = _SHARES.severity(percent)
         if severity is None:
             continue
-        name = names[each.rank]
         sentence = (
-            f"{name[:1].upper()}{name[1:]} {each.spent()}, {in_words(each.more_ns, 'ns')} more in"
-            f" total ({percent:.1f} % of its time)."
+            f"{each.sentence(names)}, {in_words(each.more_ns, 'ns')} more in total"
+            f" ({percent:.1f} % of its time)."
         )
         shown = tuple(
             Evidence(f"{each.stage} on {names[at]}", None, times[at][each.stage].own_ns, "ns")
@@ -108,12 +244,14 @@ def stage_findings(
             )[:3]
         )
         numbers = {
-            "mean_ns": each.mean_ns,
+            "mean_ns": each.run_ns,
             "others_ns": each.others_ns,
             "more_ns": each.more_ns,
             "percent": percent,
         }
         how = "its runs take as long as those of the other ranks"
+        if not each.is_cause:
+            how = "the rank that the other one waits for is as fast as that one"
         gain = Gain(round(each.more_ns), at_most=True, how=how)
         found.append(Finding(severity, sentence, shown, "ranks.stage", numbers, gain))
     return found[:_MOST_FINDINGS]
@@ -124,12 +262,12 @@ def stage_table(times: Sequence[Mapping[str, StageRuns]], names: Sequence[str]) 
     totals: dict[str, int] = {}
     for each in times:
         for stage, time in each.items():
-            totals[stage] = totals.get(stage, 0) + time.own_ns
+            totals[stage] = totals.get(stage, 0) + time.own_ns + time.waited_ns
     if not totals:
         return None
     shown = range(min(len(times), _MOST_RANKS))
     rows: list[tuple[Cell, ...]] = [
-        (stage, *(times[at][stage].own_ns if stage in times[at] else None for at in shown))
+        (stage, *(_whole_ns(times[at], stage) for at in shown))
         for stage in sorted(totals, key=lambda name: -totals[name])[:_MOST_ROWS]
     ]
     note = "Time in each stage, without the stages inside it."
@@ -137,3 +275,7 @@ def stage_table(times: Sequence[Mapping[str, StageRuns]], names: Sequence[str]) 
         note += f" Not shown: {len(times) - len(shown):,} ranks."
     columns = (("stage", ""), *((names[at], "ns") for at in shown))
     return Table("Stages by rank", columns, rows, note)
+
+
+def _whole_ns(stages: Mapping[str, StageRuns], stage: str) -> int | None:
+    return stages[stage].own_ns + stages[stage].waited_ns if stage in stages else None

@@ -33,7 +33,7 @@ from stagespan.trace.ranks.collectives import (
     transits,
 )
 from stagespan.trace.ranks.find import least_ranks, rank_of, world_size_of
-from stagespan.trace.ranks.stages import StageRuns
+from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns
 from stagespan.trace.rates.collectives import work_of
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.groups import grouped
@@ -275,9 +275,31 @@ def _times_by_stage(trace: Trace) -> dict[str, StageRuns]:
     if calls is None:
         return {}
     events = trace.events
-    own = exclusive(events.begin_ns[calls.rows], events.end_ns[calls.rows], calls.thread)
-    groups = grouped(events.name[calls.rows].astype(np.int64), own)[:_MOST_STAGES]
-    return {trace.names[each.code]: StageRuns(each.count, each.time_ns) for each in groups}
+    begin, end, names = (
+        events.begin_ns[calls.rows],
+        events.end_ns[calls.rows],
+        events.name[calls.rows],
+    )
+    own = exclusive(begin, end, calls.thread)
+    # On an axis that advances only while the rank communicates and does not compute, the same
+    # ranges are nested in the same way, so their own times there are those parts of `own`.
+    communicates, computes = work_of(trace)
+    computing = Cover(events.begin_ns[computes], events.end_ns[computes])
+    working = computing | Cover(events.begin_ns[communicates], events.end_ns[communicates])
+    waiting_until = working.until(begin) - computing.until(begin)
+    waiting_after = working.until(end) - computing.until(end)
+    waited = np.minimum(exclusive(waiting_until, waiting_after, calls.thread), own)
+    found = {}
+    for each in grouped(names.astype(np.int64), own)[:_MOST_STAGES]:
+        of_stage = names == each.code
+        waited_ns = int(waited[of_stage].sum())
+        found[trace.names[each.code]] = StageRuns(
+            each.count,
+            each.time_ns - waited_ns,
+            waited_ns,
+            float(np.median((own - waited)[of_stage])) if each.count < MANY_RUNS else None,
+        )
+    return found
 
 
 def _of_tables(

@@ -109,7 +109,7 @@ class Cover:
 
     def within(self, begin: Numbers, end: Numbers) -> Numbers:
         """The covered length of each range in ns; 0 for a range that ends before it begins."""
-        result: Numbers = self._until(np.maximum(begin, end)) - self._until(begin)
+        result: Numbers = self.until(np.maximum(begin, end)) - self.until(begin)
         return result
 
     def time_in(self, begin_ns: int, end_ns: int) -> int:
@@ -134,7 +134,8 @@ class Cover:
         covered = (at >= 0) & (self.end[at] >= place)
         return np.where(covered, self.begin[at], place)
 
-    def _until(self, place: Numbers) -> Numbers:
+    def until(self, place: Numbers) -> Numbers:
+        """The covered length before each place in ns."""
         if len(self.begin) == 0:
             return np.zeros(len(place), dtype=np.int64)
         at = np.searchsorted(self.begin, place, side="right") - 1
