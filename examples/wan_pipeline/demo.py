@@ -29,7 +29,6 @@ from rich.table import Table  # noqa: E402
 
 STAGES = ("text_encoding", "tokenization", "embedding", "denoise", "vae_decode")
 MOST_TRACE_BYTES = 10_000_000
-TRACE_TIME = "operators, own time in the trace (ms)"
 
 console = Console(highlight=False, soft_wrap=False)
 
@@ -150,7 +149,7 @@ def reproduce(folder: Path, results: Any) -> bool:
     ours = figures(results["timing_ms"]["p50"], results["breakdown"])
     for attempt in (1, 2):
         with console.status("running the script"):
-            theirs, script_was_busy = run_script(folder, results)
+            theirs = run_script(folder, results)
         table = Table(title="The same step, twice", title_justify="left")
         for heading in ("figure", "harness", "script", "ratio"):
             table.add_column(heading, justify="left" if heading == "figure" else "right")
@@ -158,7 +157,7 @@ def reproduce(folder: Path, results: Any) -> bool:
             ratio = theirs[name] / value if value else float("nan")
             table.add_row(name, f"{value:g}", f"{theirs[name]:g}", f"{ratio:.2f}")
         console.print(table)
-        if agree(ours, theirs, script_was_busy or results["timing_ms"]["busy"] is not None):
+        if agree(ours, theirs):
             console.print("The script reproduces the harness's figures.")
             return True
         if attempt == 1:
@@ -171,34 +170,27 @@ def figures(p50_ms: float, breakdown: dict[str, Any]) -> dict[str, float]:
     """Return the figures in which harness and script are compared."""
     return {
         "one step, median (ms)": round(p50_ms, 3),
-        TRACE_TIME: round(breakdown["total_kernel_time_ms"], 3),
+        "operators, own time in the trace (ms)": round(breakdown["total_kernel_time_ms"], 3),
         "operator calls in the trace": breakdown["num_launches"],
         "distinct operators": breakdown["num_kernels"],
     }
 
 
-def agree(ours: dict[str, float], theirs: dict[str, float], is_busy: bool) -> bool:
-    """Whether the same operators ran, and their times are within a factor of two of each other.
-
-    The time in the trace is that of a single run, which can be much longer on a busy machine. It is
-    compared only if the machine was not busy.
-    """
+def agree(ours: dict[str, float], theirs: dict[str, float]) -> bool:
+    """Whether the same operators ran, and all times are within a factor of two of each other."""
     for name, value in ours.items():
         if value <= 0 or theirs[name] <= 0:
             return False
         if not name.endswith("(ms)"):
             if theirs[name] != value:
                 return False
-        elif not (is_busy and name == TRACE_TIME) and not 0.5 < theirs[name] / value < 2.0:
+        elif not 0.5 < theirs[name] / value < 2.0:
             return False
     return True
 
 
-def run_script(folder: Path, results: Any) -> tuple[dict[str, float], bool]:
-    """Run the script in a process that cannot import stagespan.
-
-    Returns its figures, and whether the machine was busy.
-    """
+def run_script(folder: Path, results: Any) -> dict[str, float]:
+    """Run the script in a process that cannot import stagespan. Returns its figures."""
     from stagespan.trace import breakdown, read_trace
 
     script = results["script_path"]
@@ -224,8 +216,7 @@ def run_script(folder: Path, results: Any) -> tuple[dict[str, float], bool]:
         raise SystemExit("The script printed no median iteration time.")
     trace = read_trace(folder / "denoise_script_trace.json.gz")
     median_ms = float(median.group(1).replace(",", ""))
-    was_busy = "the machine was busy" in done.stdout.lower()
-    return figures(median_ms, breakdown(trace, "denoise").to_dict()), was_busy
+    return figures(median_ms, breakdown(trace, "denoise").to_dict())
 
 
 MEANINGS = {

@@ -132,7 +132,7 @@ class _Session:
         if self._baseline is None:
             from stagespan.device.environment import machine
             from stagespan.report.baseline import read_baseline
-            from stagespan.report.changes import machine_differences
+            from stagespan.report.differences import machine_differences
 
             self._baseline = read_baseline(self._absolute_path)
             for difference in machine_differences(self._baseline.environment, machine()):
@@ -150,6 +150,8 @@ class _Session:
                     times.disturbed,
                     times.fixed_ns,
                     list(times.relative),
+                    list(times.cpu_ms),
+                    list(times.tracers),
                 )
                 for name, times in self.measured.items()
             }
@@ -157,7 +159,7 @@ class _Session:
             self.sentences = ["no measurements were written: no test has measured a stage"]
         elif self.is_writing:
             from stagespan.errors import ReportError
-            from stagespan.report.baseline import disturbance, write_baseline
+            from stagespan.report.baseline import disturbance, traced, write_baseline
 
             try:
                 self.sentences = write_baseline(
@@ -168,8 +170,8 @@ class _Session:
                 session.exitstatus = pytest.ExitCode.USAGE_ERROR
                 return
             self.sentences.append(f"measurements written to {self.path}: {len(self.measured)}")
-            warning = disturbance(self.measured)
-            self.sentences += [] if warning is None else [warning]
+            warnings_ = (disturbance(self.measured), traced(self.measured))
+            self.sentences += [warning for warning in warnings_ if warning is not None]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -371,6 +373,14 @@ class StageBench:
         problem = self._above_limit(key, times)
         if problem is not None:
             _fail(problem)
+        at_most_ms = self._limits.get("ms")
+        if times.tracers and at_most_ms is not None and times.median_ms > at_most_ms:
+            warnings.warn(
+                f"{key} takes more than {at_most_ms:,.3f} ms, but it is not known how long it takes"
+                f" by itself: {' and '.join(times.tracers)} was active.",
+                BaselineWarning,
+                stacklevel=3,
+            )
         is_limited = self._limits.get("regress") is not None
         if is_limited and self._session.path is None:
             warnings.warn(
@@ -399,6 +409,8 @@ class StageBench:
         at_most_ms = self._limits.get("ms")
         if at_most_ms is None or times.median_ms <= at_most_ms:
             return None
+        if times.tracers:
+            return None  # its own time is not known
         return (
             f"{key} takes {times.median_ms:,.3f} ms (median of {times.count} runs), more than"
             f" the limit of {at_most_ms:,.3f} ms."
@@ -439,16 +451,19 @@ class StageBench:
 
         if change.verdict == "slower":
             speed = "".join(f" {sentence}" for sentence in self._speed_differences(key, times))
+            bounds = f" ({change.bounds})" if change.bounds else ""
             return (
                 f"{key} takes {change.after_ms:,.3f} ms, {change.change or 0:+.1%} against the"
-                f" baseline's {change.before_ms:,.3f} ms: {change.reason}.{speed}"
+                f" baseline's {change.before_ms:,.3f} ms{bounds}: {change.reason}.{speed}"
             )
         limit = self._limits.get("noise")
         if limit is None and self._session.noise_limit is not None:
             limit = share(self._session.noise_limit)
         if limit is None or not change.exceeds_noise(limit):
             return None
-        noise = "is not known" if change.noise is None else f"is ±{percent(change.noise)}"
+        if change.tracers:
+            return f"{key} cannot be compared: {change.reason}. Run the test without it."
+        noise = "is not known" if change.noise is None else f"is {percent(change.noise)}"
         return (
             f"{key} cannot be compared: the noise {noise}, but the limit of the noise is"
             f" {percent(limit)}. Measure it on a calmer machine or for longer (most_seconds=), or"
@@ -481,8 +496,7 @@ class StageBench:
             return True
         if self._problem(key, times, change) is not None:
             return False
-        limit_ms = self._tolerance().limit_ms(change.before_ms or 0.0)
-        return (change.change_ms or 0.0) <= limit_ms
+        return bool(change.tracers) or not change.exceeding(self._tolerance())
 
     def _baseline(self) -> Timed | None:
         from stagespan.errors import ReportError
@@ -505,7 +519,8 @@ class StageBench:
         changes on many machines.
         """
         from stagespan.device.environment import machine
-        from stagespan.report.changes import have_same_speed_unit, judge_repeated
+        from stagespan.report.changes import judge_repeated
+        from stagespan.report.differences import have_same_speed_unit
 
         baseline = self._baseline()
         before = None if baseline is None else baseline.times.get((key, None))
@@ -517,7 +532,8 @@ class StageBench:
     def _speed_differences(self, key: str, times: Times) -> list[str]:
         """Return sentences if the processor's speed has changed and the times depend on it."""
         from stagespan.device.environment import machine
-        from stagespan.report.changes import TimingChange, speed_differences
+        from stagespan.report.changes import TimingChange
+        from stagespan.report.differences import speed_differences
 
         baseline = self._baseline()
         if baseline is None or (key, None) not in baseline.times:
@@ -526,7 +542,8 @@ class StageBench:
             return []  # they are compared at one speed
         change = TimingChange(key, None, "same", baseline.times[key, None], times)
         sides = ("for the baseline", "now")
-        return speed_differences([change], baseline.environment, machine(), sides)
+        ratios = {} if change.slowdown is None else {key: change.slowdown}
+        return speed_differences(ratios, baseline.environment, machine(), sides)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -469,12 +470,12 @@ def test_noise_that_hides_the_tolerance_is_reported_and_can_fail(tmp_path: Path)
     assert status == 0
     assert f"stagespan: compared with {project.baseline}: 1 unchanged, 1 not known" in output
     (line,) = (line for line in output.splitlines() if "not known whether" in line)
-    assert "test_stage.py::test_varying is slower: the noise of ±" in line
-    assert line.endswith("% hides the tolerance of 5 %")
+    assert "test_stage.py::test_varying is slower: the change is -" in line
+    assert line.endswith(" %, too wide for the tolerance of 5 %")
     # AND with a limit for the noise, the test fails in one sentence
     status, output = project.compare("--stage-noise-limit=10%")
     assert (status, "1 failed, 1 passed" in output) == (1, True)
-    assert "test_varying cannot be compared: the noise is ±" in output
+    assert "test_varying cannot be compared: the noise is " in output
     assert "but the limit of the noise is 10 %" in output
 
 
@@ -599,4 +600,101 @@ def test_a_baseline_whose_noise_hides_the_tolerance_is_warned_of(
     output = VaryingProject(tmp_path).write(*options)
     (line,) = (line for line in output.splitlines() if "cannot show a change" in line)
     assert "this session of test_stage.py::test_varying alone" in line
-    assert "% hides the tolerance of 5 %; add sessions" in line
+    assert " %, too wide for the tolerance of 5 %; add sessions" in line
+
+
+# --- tracers ------------------------------------------------------------------------------------
+
+LOOP = "def work():\n    total = 0\n    for number in range(3000):\n        total += number\n"
+TRACED = """
+    import cProfile, sys, threading
+    import pytest
+    import stage
+
+    profiler = cProfile.Profile()
+
+    def none(frame, event, argument): return None
+
+    def every_line(frame, event, argument): return every_line
+
+    @pytest.mark.stage_limit(regress="30%", ms={ms})
+    def test_work(stage_bench):
+        {before}
+        try:
+            stage_bench(stage.work, most_seconds=0.1)
+        finally:
+            {after}
+        stage.after()
+"""
+
+
+class TracedProject(Project):
+    """A folder with a test that measures Python code, and its baseline without a tracer."""
+
+    def __init__(self, folder: Path, before: str, after: str) -> None:
+        super().__init__(folder)
+        (folder / "stage.py").write_text(f"{LOOP}\n\ndef after():\n    return 1\n")
+        self.replace_tests(TRACED.format(before="pass", after="pass", ms=None))
+        self.write()
+        self.replace_tests(TRACED.format(before=before, after=after, ms=1e-6))
+
+    def compare(self, *arguments: str) -> tuple[int, str]:
+        return self.run(1.0, f"--stage-baseline={self.baseline}", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ("sys.settrace(every_line)", "sys.settrace(None)", "a trace function of test_stage"),
+        ("sys.setprofile(none)", "sys.setprofile(None)", "a profiler of test_stage"),
+        ("profiler.enable()", "profiler.disable()", "cProfile"),
+        (
+            "threading.settrace(every_line)",
+            "threading.settrace(None)",
+            "a trace function of test_stage",
+        ),
+    ],
+)
+def test_nothing_is_known_under_a_tracer_which_stays(
+    tmp_path: Path, before: str, after: str, name: str
+) -> None:
+    project = TracedProject(tmp_path, before, after)
+    status, output = project.compare()
+    assert status == 0, output
+    assert f"not known whether test_stage.py::test_work is slower: {name} was active" in output
+    # AND the limit in milliseconds is not judged either, but told
+    assert f"not known how long it takes by itself: {name} was active" in output
+    # AND a baseline of such times is warned of
+    project.replace_tests(TRACED.format(before=before, after=after, ms=None))
+    assert f"warning: {name} was active while 'test_stage.py::test_work' was" in project.write()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python has sys.monitoring from 3.12 on")
+def test_a_tool_of_sys_monitoring_is_named(tmp_path: Path) -> None:
+    project = TracedProject(
+        tmp_path,
+        "sys.monitoring.use_tool_id(4, 'a tool')",
+        "sys.monitoring.free_tool_id(4)",
+    )
+    status, output = project.compare()
+    assert status == 0
+    assert "test_work is slower: a tool was active" in output
+
+
+def test_the_tracer_of_coverage_is_suspended_and_comes_back(tmp_path: Path) -> None:
+    pytest.importorskip("pytest_cov")
+    project = TracedProject(tmp_path, "pass", "pass")
+    project.replace_tests(
+        TRACED.format(before="pass", after="pass", ms=None).replace("30%", "9900%")
+    )
+    environment = tmp_path / ".coveragerc"
+    environment.write_text("[run]\ncore = ctrace\nbranch = true\n")
+    status, output = project.compare(
+        "--cov=stage", "--cov-report=json", f"--cov-config={environment}", "--stage-repeats=0"
+    )
+    assert status == 0, output
+    assert "was active" not in output
+    # AND what runs after the measurement is in its report, but not what was measured
+    file = json.loads((tmp_path / "coverage.json").read_text())["files"]["stage.py"]
+    assert {1, 8}.issubset(file["executed_lines"])
+    assert {2, 3, 4}.issubset(file["missing_lines"])

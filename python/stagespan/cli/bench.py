@@ -279,6 +279,9 @@ def _print_result(result: HarnessResult, console: Console) -> None:
         _print_line(console, f"The times did not settle in {runs} warm-up iterations.")
     if result.threads:
         _print_line(console, result.threads)
+    if result.tracers:
+        names = " and ".join(result.tracers)
+        _print_line(console, f"{names} was active, so the stage alone takes less time than this.")
     if timing["busy"]:
         _print_line(console, timing["busy"])
     waits = idle(timing, result.device)

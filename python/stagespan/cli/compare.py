@@ -72,8 +72,11 @@ def command(
     both files. If the noise is larger than both tolerances, or not known, it is not known whether
     the time has changed.
 
-    Exit status: 0 if nothing is known to be slower, 1 if something is slower, 2 if the files cannot
-    be compared, or not precisely enough for --noise-limit.
+    A stage that is not slower is worse if its runs fail more often, if it does less work a second,
+    or if its runs take longer on average.
+
+    Exit status: 0 if nothing is known to be slower or worse, 1 if something is, 2 if the files
+    cannot be compared, or not precisely enough for --noise-limit.
     """
     found = compare_files(before, after, Tolerance(tolerance, tolerance_ms))
     if markdown_file is not None:
@@ -82,7 +85,7 @@ def command(
         write_to(json_file, json.dumps(found.to_dict(), indent=2) + "\n")
     if "-" not in (markdown_file, json_file):
         changes_pages.show(found)
-    if found.is_slower or (fail_on_missing and found.is_missing):
+    if found.is_worse or (fail_on_missing and found.is_missing):
         ctx.exit(1)
     if noise_limit is not None:
         _check_noise(found, noise_limit)
@@ -93,7 +96,7 @@ def _check_noise(found: TimingComparison, limit: float) -> None:
     noisy = [change for change in found.changes if change.exceeds_noise(limit)]
     if noisy:
         worst = max((change.noise for change in noisy if change.noise is not None), default=None)
-        noise = "not known" if worst is None else f"up to ±{percent(worst)}"
+        noise = "not known" if worst is None else f"up to {percent(worst)} of the time before"
         raise ReportError(
             f"the noise of {quoted(change.name for change in noisy)} is {noise}, but --noise-limit "
             f"allows {percent(limit)}: measure in more processes, or on a calmer machine."

@@ -56,7 +56,7 @@ def command(ctx: click.Context, timing: Path, against: Path | None, html: str | 
 
         found = compare_files(against, timing)
         changes_pages.show(found)
-        ctx.exit(1 if found.is_slower else 0)
+        ctx.exit(1 if found.is_worse else 0)
 
     if _is_recording(timing):
         _print_recording(finding.open_recording(timing))

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import statistics
 import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -53,7 +54,8 @@ from stagespan.harness.standalone.steps import FunctionStep, function_of, with_m
 from stagespan.live.lines import log_info
 from stagespan.process import run
 from stagespan.process.files import module_name, safe_name
-from stagespan.profiling.controller import profile_window
+from stagespan.process.tracers import active_tracers, untraced
+from stagespan.profiling.controller import Window, profile_window
 from stagespan.signature.kinds import losses
 from stagespan.signature.model import SignatureFile, StageSignature, signature_file
 from stagespan.signature.target import method_name, mismatch
@@ -98,6 +100,7 @@ class StageBenchHarness:
         self.signature_path: Path | None = None
         self._refused: dict[str, str] = {}
         self._profiled = 0
+        self._kept = 1
         self._first: Run | None = None  # the run that finds the loop, before the warm-up
         self._target: Any = stage_instance
         self._device = "cpu"
@@ -371,12 +374,16 @@ class StageBenchHarness:
                     else None
                 )
                 warm = self._warm_up(replay)
-            runs = replay.measure(
+            tracers = active_tracers()
+            measure = partial(
+                replay.measure,
                 config.timing_steps,
                 partial(self._report_progress, "timing", total=config.timing_steps),
             )
+            runs = measure() if tracers else untraced(measure)
             log_info("[Harness] Running %d profile iteration(s)...", config.profile_steps)
-            window = self._run_under_profiler(replay)
+            median_ms = statistics.median(run.wall_ms for run in runs)
+            window = self._run_under_profiler(replay, median_ms)
         if not window.recorded:
             raise HarnessError(one_line(str(window.skipped)))
         with self._writing():
@@ -411,6 +418,9 @@ class StageBenchHarness:
                 median_ms=timing["p50"],
                 profiled_ms=replay.profiled_ms,
                 profiled_ratio=profiled_ratio(replay.profiled_ms, timing),
+                iteration=self._iteration(replay),
+                kept=self._kept,
+                all_profiled_ms=replay.all_profiled_ms,
             )
         log_info("[Harness] Kernel breakdown saved to: %s", breakdown_path)
         with self._writing():
@@ -437,6 +447,7 @@ class StageBenchHarness:
             timing_ms=timing,
             times_ms=[run.wall_ms for run in runs],
             cpu_times_ms=[run.cpu_ms for run in runs],
+            core_waits_ms=[run.waited_ms for run in runs],
             fixed_times_ns=[run.fixed_ns for run in runs],
             warmup=warm,
             breakdown=breakdown,
@@ -455,6 +466,7 @@ class StageBenchHarness:
                 "seed": config.seed,
                 "threads": torch.get_num_threads(),
             },
+            tracers=list(tracers),
             threads=threads,
             environment=machine(),
             fidelity=self._fidelity(timing, breakdown["num_launches"], replay, runs),
@@ -468,30 +480,43 @@ class StageBenchHarness:
         log_info("[Harness] Median iteration time: %s", spread(timing))
         return result
 
-    def _run_under_profiler(self, replay: Replay) -> Any:
-        window = profile_window(
-            self.stage_name,
-            record_shapes=self.config.record_shapes,
-            with_stack=self.config.with_stack,
-            max_events=math.inf,
-        )
-
+    def _run_under_profiler(self, replay: Replay, median_ms: float) -> Window:
+        """Profile the iterations, again while other work on the machine disturbed them."""
         peaks = measured_peaks() if self._device.startswith("cpu") else None
 
-        def begin() -> None:
-            window.start()
-            add = getattr(window.profiler, "add_metadata_json", None)
-            if peaks is not None and add is not None:
-                add(KEY, json.dumps(peaks))
+        def profile() -> tuple[Window, int]:
+            window = profile_window(
+                self.stage_name,
+                record_shapes=self.config.record_shapes,
+                with_stack=self.config.with_stack,
+                max_events=math.inf,
+            )
 
-        def end() -> None:
-            window.stop()
-            self._places = callers()
+            def add(key: str, value: object) -> None:
+                add_json = getattr(window.profiler, "add_metadata_json", None)
+                if add_json is not None:
+                    add_json(key, json.dumps(value))
 
-        try:
-            self._profiled = replay.run_between(self.config.profile_steps, begin, end)
-        finally:
-            window.stop()
+            def begin() -> None:
+                window.start()
+                if peaks is not None:
+                    add(KEY, peaks)
+
+            def end() -> None:
+                took_ms = replay.profiled_ms
+                if took_ms is not None and median_ms:
+                    ratio = took_ms / median_ms
+                    add("stagespan_replay", {"median_ms": median_ms, "profiled_ratio": ratio})
+                window.stop()
+                self._places = callers()
+
+            try:
+                done = replay.run_between(self.config.profile_steps, begin, end)
+            finally:
+                window.stop()
+            return window, done
+
+        (window, self._profiled), self._kept = replay.profile_nearest(profile, median_ms)
         self._report_progress("profile", self._profiled, total=self._profiled)
         return window
 

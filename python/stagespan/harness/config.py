@@ -175,12 +175,15 @@ class HarnessResult(Mapping[str, Any]):
     """``p50``, ``p25``, ``p75``, ``mean``, ``min``, ``max`` in ms and ``iterations``, without the
     profiler. ``cpu`` contains the same figures of the thread's CPU time, ``waited_ms`` is the time
     that the thread waited for a core, and ``slowdown`` is the mean time of a fixed computation
-    divided by its fastest time in the process (both None if unknown). ``busy`` is a sentence if the
-    machine was busy."""
+    divided by its fastest time in the process (both None if unknown). ``one_thread`` says whether
+    the thread did all the work, without a device. ``busy`` is a sentence if the machine was
+    busy."""
     times_ms: list[float]
     """The time of each timed iteration, in order."""
     cpu_times_ms: list[float]
     """The CPU time of the thread in each timed iteration."""
+    core_waits_ms: list[float | None]
+    """The part of each time in which the thread waited for a core; None if unknown."""
     fixed_times_ns: list[int | None]
     """The CPU time of a fixed computation before each timed iteration, which shows the speed of the
     processor; None if unknown."""
@@ -207,6 +210,8 @@ class HarnessResult(Mapping[str, Any]):
     """``compared`` (``cpu`` or ``wall``), ``live_p50_ms``, ``live_cpu_p50_ms``, ``live_runs``,
     ``live_steps``, ``before_ms``, ``ratio``, ``live_launches``, ``launches`` (None if not known),
     at most two ``reasons`` for a difference, and ``line``, which contains all of them as text."""
+    tracers: list[str] = field(default_factory=list)
+    """The tracers and profilers of Python code that were active and could not be suspended."""
     threads: str | None = None
     """A sentence if the number of torch's threads was changed, or could not be that of the live
     runs; otherwise None."""

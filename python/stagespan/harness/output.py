@@ -77,13 +77,17 @@ def write_breakdown(
     median_ms: float | None = None,
     profiled_ms: float | None = None,
     profiled_ratio: float | None = None,
+    iteration: str | None = None,
+    kept: int = 1,
+    all_profiled_ms: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Write the kernel breakdown of the exported trace, and return its content.
 
-    ``median_ms`` is the median of an iteration without the profiler, for its rates.
-    ``profiled_ms`` is the time of one profiled iteration, ``profiled_ratio`` is this time divided
-    by the median without the profiler. Raises TraceError if the trace cannot be read, and OSError
-    if the file cannot be written.
+    ``median_ms`` is the median of an iteration without the profiler, for its rates. ``profiled_ms``
+    is the time of one profiled iteration, ``profiled_ratio`` is this time divided by the median
+    without the profiler. ``iteration`` says what one iteration is. ``kept`` is the number of the
+    profiled run in the trace, and ``all_profiled_ms`` are the times of all. Raises TraceError if
+    the trace cannot be read, and OSError if the file cannot be written.
     """
     from stagespan.trace import breakdown, read_trace
     from stagespan.trace.analyses.rates import rates_of_iteration
@@ -98,6 +102,9 @@ def write_breakdown(
         "profile_steps": steps,
         "profiled_ms": profiled_ms,
         "profiled_ratio": profiled_ratio,
+        "iteration": iteration,
+        "profiled_run": kept,
+        "profiled_runs_ms": list(all_profiled_ms),
     }
     if live and live.get("launches") is not None:  # the file may replace that of the live run
         content["live_launches"] = live["launches"]

@@ -135,12 +135,16 @@ def profile_stage(
         runs = replay.measure(timing_steps)
         if steps:
             say(f"Running {{steps}} profile iteration(s)...")
-            profiler = torch.profiler.profile(
-                activities=torch.profiler.supported_activities(), record_shapes=True
-            )
             folder = Path(__file__).parent if output_dir is None else Path(output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            run_under(profiler, replay, steps)
+
+            def new_profiler() -> torch.profiler.profile:
+                return torch.profiler.profile(
+                    activities=torch.profiler.supported_activities(), record_shapes=True
+                )
+
+            # It runs again if other work on the machine disturbed it.
+            profiler = run_under(new_profiler, replay, steps, runs)
             trace_path = folder / f"{{FILE_STEM}}_script_trace.json.gz"
             profiler.export_chrome_trace(str(trace_path))
     live = LIVE if variant == VARIANT else None

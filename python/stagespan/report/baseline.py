@@ -10,12 +10,8 @@ from typing import Any
 from stagespan.device.environment import machine
 from stagespan.errors import ReportError
 from stagespan.process.files import json_bytes, only_writer, write_whole
-from stagespan.report.changes import (
-    Tolerance,
-    have_same_speed_unit,
-    judge,
-    machine_differences,
-)
+from stagespan.report.changes import Tolerance, judge
+from stagespan.report.differences import have_same_speed_unit, machine_differences
 from stagespan.report.noise import Times
 from stagespan.report.timed import BASELINE, NoTimesError, Timed, read
 from stagespan.text.amounts import percent, quoted
@@ -108,6 +104,19 @@ def disturbance(times: Mapping[str, Times]) -> str | None:
     )
 
 
+def traced(times: Mapping[str, Times]) -> str | None:
+    """Return a warning if a tracer was active while a baseline was measured."""
+    names = [name for name, measured in times.items() if measured.tracers]
+    if not names:
+        return None
+    tracers = dict.fromkeys(tracer for name in names for tracer in times[name].tracers)
+    return (
+        f"warning: {' and '.join(tracers)} was active while {quoted(names)} "
+        f"{'was' if len(names) == 1 else 'were'} measured, so nothing can be compared with this "
+        f"session: write it again without, with --stage-baseline-replace."
+    )
+
+
 def _change(name: str, earlier: Times, new: Times, *, same_unit: bool) -> str | None:
     """Return a warning if a session differs from the earlier ones by more than their noise."""
     change = judge(name, earlier, new, Tolerance(), same_speed_unit=same_unit)
@@ -131,11 +140,13 @@ def _entry(times: Times) -> dict[str, Any]:
     sessions = times.each_session
     runs = [_stored(session.samples_ms, len(sessions)) for session in sessions]
     relative = [_stored(session.relative, len(sessions)) for session in sessions]
+    cpu = [_stored(session.cpu_ms, len(sessions)) for session in sessions]
     found: dict[str, Any] = {
         "median_ms": round(statistics.fmean(map(statistics.median, runs)), _DIGITS),
         "count": sum(map(len, runs)),
         "disturbed": times.disturbed,
         "fixed_ns": times.fixed_ns,
+        **({"tracers": list(times.tracers)} if times.tracers else {}),
     }
     if len(sessions) > 1:
         found["sessions"] = [
@@ -144,11 +155,14 @@ def _entry(times: Times) -> dict[str, Any]:
                 "relative": len(ratios),
                 "disturbed": session.disturbed,
                 "fixed_ns": session.fixed_ns,
+                "cpu": bool(session.cpu_ms),
+                **({"tracers": list(session.tracers)} if session.tracers else {}),
             }
             for session, own, ratios in zip(sessions, runs, relative, strict=True)
         ]
     found["samples_ms"] = [sample for own in runs for sample in own]
     found["relative"] = [ratio for ratios in relative for ratio in ratios]
+    found["cpu_ms"] = [cpu_ms for own in cpu for cpu_ms in own]
     return found
 
 

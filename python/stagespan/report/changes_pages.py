@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from stagespan.process.imports import importing
 from stagespan.report.changes import (
-    OTHER_INPUTS,
     WORDS,
     TimingChange,
     TimingComparison,
@@ -25,14 +24,22 @@ if TYPE_CHECKING:
 
 _WIDTH = 120
 _COLUMNS = {
-    **dict.fromkeys(("stage", "before ms", "after ms", "change", "noise", "runs", "verdict"), 0),
-    "mean ms": 3,
-    "mean change": 1,
-    "total ms": 4,
-    "total change": 2,
+    **dict.fromkeys(("stage", "before ms", "after ms", "change", "interval", "runs", "verdict"), 0),
+    "computing ms": 1,
+    "waiting ms": 1,
+    "mean ms": 4,
+    "mean change": 2,
+    "total ms": 5,
+    "total change": 3,
 }
 """The columns; those with the largest number are left out first on a terminal."""
-_STYLES = {"slower": "red", "removed": "red", "faster": "green", "unknown": "yellow"}
+_STYLES = {
+    "slower": "red",
+    "worse": "red",
+    "removed": "red",
+    "faster": "green",
+    "unknown": "yellow",
+}
 
 
 def compare_timing_reports(path_a: str | os.PathLike[str], path_b: str | os.PathLike[str]) -> str:
@@ -120,9 +127,10 @@ def _cells(change: TimingChange) -> tuple[str, ...]:
         _ms(change.before_ms),
         _ms(change.after_ms),
         _share(change.before_ms, change.after_ms),
-        "" if change.noise is None else f"±{100 * change.noise:.1f} %",
+        change.bounds,
         " / ".join("?" if times.count is None else f"{times.count}" for times in sides),
-        "other inputs" if change.reason == OTHER_INPUTS else WORDS[change.verdict],
+        change.label or WORDS[change.verdict],
+        *(_ms_of(change, part) for part in ("computing", "waiting")),
         _pair(means),
         _share(*means) if len(means) == 2 else "",
         _pair(totals),
@@ -169,6 +177,15 @@ def _ms(value: float | None) -> str:
 def _share(before: float | None, after: float | None) -> str:
     """Return a relative change; empty if one of the two is unknown or nothing took time before."""
     return signed_percent((after - before) / before) if before and after is not None else ""
+
+
+def _ms_of(change: TimingChange, name: str) -> str:
+    """Return a part of the runs before and after."""
+    return "".join(
+        f"{_ms(part.before_ms)} / {_ms(part.after_ms)}"
+        for part in change.parts
+        if part.name == name
+    )
 
 
 def _pair(times_ms: list[float | None]) -> str:

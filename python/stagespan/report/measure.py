@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from stagespan.device import platforms
-from stagespan.harness.standalone.machine import fixed_computation_ns
-from stagespan.report.changes import SPEED_CHANGE
+from stagespan.harness.standalone.machine import (
+    Taken,
+    fixed_computation_ns,
+    one_thread_worked,
+    open_schedstat,
+    stamp,
+    taken,
+)
+from stagespan.process.tracers import active_tracers, is_tracer_suspended, untraced
+from stagespan.report.differences import SPEED_CHANGE
 from stagespan.report.noise import Times, relative_noise, relative_times
 
 LEAST_RUNS = 20
@@ -41,46 +51,71 @@ def measure(function: Callable[[], Any], *, most_seconds: float = MOST_SECONDS) 
     so that other programs have less influence. A fixed computation runs between the runs. Runs next
     to which it was slow are left out, if enough others remain. The work of an accelerator is
     included: each run ends when the device has finished.
+
+    A tracer that comes back by itself is suspended meanwhile. Others stay, and the result has their
+    names.
     """
-    _warm_up(function, min(WARMUP_SECONDS, most_seconds))
-    times_ms: list[float] = []
-    cpu_ms = 0.0
-    fixed_ns = [fixed_computation_ns()]
-    begin_s = time.monotonic()
-    end_s = begin_s + most_seconds
-    before = _Load.now()
-    next_look = LEAST_RUNS
-    while len(times_ms) < MOST_RUNS:
-        run_ms, run_cpu_ms = _run_ms(function)
-        times_ms.append(run_ms)
-        cpu_ms += run_cpu_ms
-        fixed_ns.append(fixed_computation_ns())
-        is_late = time.monotonic() > end_s
-        if len(times_ms) >= next_look or (is_late and len(times_ms) >= LEAST_RUNS):
-            next_look = len(times_ms) + max(_LOOK_EVERY, len(times_ms) // 10)
-            noise = relative_noise(Times.of(_not_slowed(times_ms, fixed_ns)))
-            is_long = time.monotonic() >= begin_s + LEAST_SECONDS
-            is_precise = is_long and noise is not None and noise <= PRECISE_ENOUGH
-            # On a busy machine, continue: it may become less busy.
-            if is_late or (is_precise and not _is_disturbed(before, _Load.now())):
+    tracers = active_tracers()
+    was_traced = is_tracer_suspended()
+    measured = partial(_measured, function, most_seconds)
+    times, others_worked = measured() if tracers else untraced(measured)
+    if was_traced and others_worked and threading.active_count() > 1:
+        # A tracer can only be suspended by its own thread.
+        tracers = (*tracers, "coverage in other threads")
+    return replace(times, tracers=tracers)
+
+
+def _measured(function: Callable[[], Any], most_seconds: float) -> tuple[Times, bool]:
+    """Measure a function. Returns its times, and whether other threads did a part of the work."""
+    runs: list[Taken] = []
+    with open_schedstat() as schedstat:
+        _warm_up(function, schedstat, min(WARMUP_SECONDS, most_seconds))
+        fixed_ns = [fixed_computation_ns()]
+        begin_s = time.monotonic()
+        end_s = begin_s + most_seconds
+        before = _Load.now()
+        next_look = LEAST_RUNS
+        while len(runs) < MOST_RUNS:
+            runs.append(_run(function, schedstat))
+            fixed_ns.append(fixed_computation_ns())
+            is_late = time.monotonic() > end_s
+            if len(runs) >= next_look or (is_late and len(runs) >= LEAST_RUNS):
+                next_look = len(runs) + max(_LOOK_EVERY, len(runs) // 10)
+                noise = relative_noise(Times.of([_own_ms(runs[at]) for at in _at_speed(fixed_ns)]))
+                is_long = time.monotonic() >= begin_s + LEAST_SECONDS
+                is_precise = is_long and noise is not None and noise <= PRECISE_ENOUGH
+                # On a busy machine, continue: it may become less busy.
+                if is_late or (is_precise and not _is_disturbed(before, _Load.now())):
+                    break
+            elif is_late and len(runs) >= 3 and time.monotonic() > end_s + 5 * most_seconds:
                 break
-        elif is_late and len(times_ms) >= 3 and time.monotonic() > end_s + 5 * most_seconds:
-            break
-    is_disturbed = _is_disturbed(before, _Load.now())
+        is_disturbed = _is_disturbed(before, _Load.now())
     is_on_cpu = platforms.accelerator_in_use() is None
-    return Times.of(
-        _not_slowed(times_ms, fixed_ns),
-        is_disturbed,
-        min(fixed_ns),
-        relative_times(times_ms, cpu_ms, fixed_ns) if is_on_cpu else (),
+    is_alone = one_thread_worked(
+        sum(run.wall_ms for run in runs), sum(run.others_ms for run in runs)
     )
+    times_ms = [_own_ms(run) for run in runs]
+    kept = _at_speed(fixed_ns)
+    cpu_ms: list[float] = []
+    relative: Sequence[float] = ()
+    if is_on_cpu and is_alone:
+        # Between the readings of two clocks, the thread also computes.
+        cpu_ms = [min(runs[at].cpu_ms, times_ms[at]) for at in kept]
+        relative = [
+            2e6 * run_ms / max(fixed_ns[at] + fixed_ns[at + 1], 1)
+            for at, run_ms in zip(kept, cpu_ms, strict=True)
+        ]
+    elif is_on_cpu:
+        relative = relative_times(times_ms, sum(run.cpu_ms for run in runs), fixed_ns)
+    times = Times.of([times_ms[at] for at in kept], is_disturbed, min(fixed_ns), relative, cpu_ms)
+    return times, not is_alone
 
 
 def pooled(measurements: Sequence[Times]) -> Times:
     """Return the runs of several measurements of one function.
 
     A measurement during which the processor was slower than during another one is left out, see
-    `changes.SPEED_CHANGE`.
+    `differences.SPEED_CHANGE`.
     """
     known = [times.fixed_ns for times in measurements if times.fixed_ns is not None]
     fastest_ns = min(known, default=None)
@@ -91,21 +126,25 @@ def pooled(measurements: Sequence[Times]) -> Times:
         or fastest_ns is None
         or times.fixed_ns <= (1 + SPEED_CHANGE) * fastest_ns
     ]
-    return replace(Times.of_runs(kept), relative=Times.of_runs(measurements).relative)
+    times = Times.of_runs(kept)
+    # The times relative to the processor's speed are those of all runs, unless they are CPU times.
+    return times if times.cpu_ms else replace(times, relative=Times.of_runs(measurements).relative)
 
 
-def _not_slowed(times_ms: list[float], fixed_ns: list[int]) -> list[float]:
-    """Return the times of the runs at the full speed of the processor; all if they are too few.
+def _at_speed(fixed_ns: list[int]) -> list[int]:
+    """Return which runs were made at the full speed of the processor; all if they are too few.
 
     ``fixed_ns`` are the times of the fixed computation before the first run and after each run.
     """
     most_ns = SLOWED * min(fixed_ns)
-    kept = [
-        time_ms
-        for time_ms, before_ns, after_ns in zip(times_ms, fixed_ns, fixed_ns[1:], strict=False)
-        if before_ns <= most_ns and after_ns <= most_ns
-    ]
-    return kept if len(kept) >= LEAST_RUNS else times_ms
+    runs = range(len(fixed_ns) - 1)
+    kept = [at for at in runs if fixed_ns[at] <= most_ns and fixed_ns[at + 1] <= most_ns]
+    return kept if len(kept) >= LEAST_RUNS else list(runs)
+
+
+def _own_ms(run: Taken) -> float:
+    """Return the time of a run without the time in which the thread waited for a core."""
+    return max(run.wall_ms - (run.waited_ms or 0.0), 1e-6)
 
 
 class _Load(NamedTuple):
@@ -137,41 +176,23 @@ def _is_disturbed(before: _Load | None, after: _Load | None) -> bool | None:
     return others_s > DISTURBED * (after.total_s - before.total_s)
 
 
-def _warm_up(function: Callable[[], Any], most_seconds: float) -> None:
+def _warm_up(function: Callable[[], Any], schedstat: int | None, most_seconds: float) -> None:
     end_s = time.monotonic() + most_seconds
     for number in range(MOST_RUNS):
-        _run_ms(function)
+        _run(function, schedstat)
         if number + 1 >= WARMUP_RUNS and time.monotonic() > end_s:
             return
 
 
-def _run_ms(function: Callable[[], Any]) -> tuple[float, float]:
-    """Return the time of a run without the time that it waited for a core, and its CPU time."""
+def _run(function: Callable[[], Any], schedstat: int | None) -> Taken:
     _synchronize()
-    waited_ns = _waited_ns()
-    cpu_begin_ns = time.thread_time_ns()
-    begin_ns = time.perf_counter_ns()
+    began = stamp(schedstat)
     function()
     _synchronize()
-    elapsed_ns = time.perf_counter_ns() - begin_ns
-    cpu_ns = time.thread_time_ns() - cpu_begin_ns
-    waited_ns = max(_waited_ns() - waited_ns, 0)
-    # The wait can have been while the system's counter was read, outside the run. The CPU time is a
-    # limit: without it, such a run would take no time, and be the fastest run of its measurement.
-    least_ns = min(cpu_ns, elapsed_ns)
-    return max(elapsed_ns - waited_ns, least_ns, 1) / 1e6, cpu_ns / 1e6
+    return taken(began, stamp(schedstat, at_end=True))
 
 
 def _synchronize() -> None:
     accelerator = platforms.accelerator_in_use()
     if accelerator is not None:
         accelerator.synchronize()
-
-
-def _waited_ns() -> int:
-    """Return the time that this thread has waited for a core so far; 0 if it is not known."""
-    try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0

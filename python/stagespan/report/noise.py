@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,8 @@ CONFIDENCE = 0.999
 """Confidence of the intervals: high, because a gate compares many stages many times a day."""
 FEWEST_RUNS = 5
 """With fewer runs, the noise is unknown."""
-_COMPUTING = 0.9  # the part of the runs in which the thread computes, see `relative_times`
+COMPUTING = 0.9
+"""If the thread computes for this part of the runs, the processor's speed decides their times."""
 _FEWEST_FOR_BEST = 20
 BEST = 0.02
 """The quantile that stands for the fastest runs."""
@@ -38,12 +40,20 @@ in 10 % of all cases.
 """
 _RESAMPLES = 10_000
 _SEED = 20_260_101
-_Z = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+Z = statistics.NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+"""Half the width of an interval of this confidence, in standard errors."""
 # The standard error of a median of normally distributed times, from their quartiles.
 _QUARTILES_APART = 2 * statistics.NormalDist().inv_cdf(0.75)
 _PER_QUARTILES = math.sqrt(math.pi / 2) / _QUARTILES_APART
 _SHORTEST_MS = 1e-9  # less than any clock can measure, so that times have logarithms
 _HISTOGRAM_ERROR = 0.021  # figures from histograms differ from the true ones by at most this part
+
+
+class Parts(NamedTuple):
+    """The two parts of the time of each run, in ms."""
+
+    computing: NDArray[np.float64]
+    waiting: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,16 @@ class Times:
     """The time of each run, divided by that of the fixed computation next to it.
 
     These do not depend on the speed of the processor. Empty if they are unknown, or if other things
-    than the processor's speed decide the time of the runs.
+    than the processor's speed decide the time of the runs. If `cpu_ms` is known, it is the CPU time
+    of each run that is divided.
     """
+    cpu_ms: tuple[float, ...] = ()
+    """The CPU time of each run; the rest of its time is waiting.
+
+    Empty if it is not known, or if other threads or a device did a part of the work.
+    """
+    tracers: tuple[str, ...] = ()
+    """The tracers and profilers that were active during the runs, see `process.tracers`."""
     sessions: tuple[Times, ...] = ()
     """The measurements in several processes that were added up; () if there is only one.
 
@@ -80,6 +98,8 @@ class Times:
         disturbed: bool | None = None,
         fixed_ns: float | None = None,
         relative: Sequence[float] = (),
+        cpu_ms: Sequence[float] = (),
+        tracers: Sequence[str] = (),
     ) -> Times:
         """Return the figures of one or more single runs."""
         low, _, high = (
@@ -95,6 +115,8 @@ class Times:
             disturbed,
             fixed_ns,
             tuple(relative),
+            tuple(cpu_ms),
+            tuple(tracers),
             mean_ms=statistics.fmean(samples_ms),
         )
 
@@ -104,11 +126,14 @@ class Times:
         flags = [each.disturbed for each in measurements]
         known = [each.fixed_ns for each in measurements if each.fixed_ns is not None]
         has_ratios = all(each.relative for each in measurements)
+        has_cpu = all(each.cpu_ms for each in measurements)
         return cls.of(
             [sample for each in measurements for sample in each.samples_ms],
             True if any(flags) else None if None in flags else False,
             min(known, default=None),
             [ratio for each in measurements for ratio in each.relative] if has_ratios else (),
+            [cpu_ms for each in measurements for cpu_ms in each.cpu_ms] if has_cpu else (),
+            tuple(dict.fromkeys(name for each in measurements for name in each.tracers)),
         )
 
     @classmethod
@@ -130,18 +155,45 @@ class Times:
 
         None if the times do not depend on the processor's speed alone, or if that is not known.
         """
-        if len(self.relative) < FEWEST_RUNS:
+        ratios = [session.relative_whole for session in self.each_session]
+        if not all(ratios) or sum(map(len, ratios)) < FEWEST_RUNS:
             return None
         return Times.of_sessions(
             [
-                Times.of(
-                    [ratio * fixed_ns / 1e6 for ratio in session.relative],
-                    session.disturbed,
-                    fixed_ns,
-                )
-                for session in self.each_session
+                Times.of([ratio * fixed_ns / 1e6 for ratio in own], session.disturbed, fixed_ns)
+                for own, session in zip(ratios, self.each_session, strict=True)
             ]
         )
+
+    @property
+    def relative_whole(self) -> tuple[float, ...]:
+        """The whole time of each run, divided by that of the fixed computation next to it."""
+        if not self.cpu_ms:
+            return self.relative
+        is_aligned = len(self.relative) == len(self.cpu_ms) and min(self.cpu_ms) > 0
+        if not is_aligned or sum(self.cpu_ms) < COMPUTING * sum(self.samples_ms):
+            return ()
+        rows = zip(self.relative, self.samples_ms, self.cpu_ms, strict=True)
+        return tuple(ratio * sample_ms / cpu_ms for ratio, sample_ms, cpu_ms in rows)
+
+    def parts_ms(self, fixed_ns: float | None) -> list[Parts] | None:
+        """Return the computing and the waiting of each run, by session; None if not known.
+
+        With ``fixed_ns``, the computing is that of a processor on which the fixed computation takes
+        so long.
+        """
+        found = []
+        for session in self.each_session:
+            if not FEWEST_RUNS <= len(session.cpu_ms) == len(session.samples_ms):
+                return None
+            cpu_ms = np.asarray(session.cpu_ms)
+            waiting_ms = np.maximum(np.asarray(session.samples_ms) - cpu_ms, 0.0)
+            if fixed_ns is not None:
+                if len(session.relative) != len(cpu_ms):
+                    return None
+                cpu_ms = np.asarray(session.relative) * fixed_ns / 1e6
+            found.append(Parts(cpu_ms, waiting_ms))
+        return found
 
     @property
     def best_ms(self) -> float | None:
@@ -174,12 +226,36 @@ def relative_times(
     computation before the first run and after each run. Returns () if the thread waited for a large
     part of the runs, because then the speed of the processor does not decide their times.
     """
-    if cpu_ms < _COMPUTING * sum(times_ms) or min(fixed_ns, default=0) <= 0:
+    if cpu_ms < COMPUTING * sum(times_ms) or min(fixed_ns, default=0) <= 0:
         return ()
     return tuple(
         time_ms * 2e6 / (before_ns + after_ns)
         for time_ms, before_ns, after_ns in zip(times_ms, fixed_ns, fixed_ns[1:], strict=False)
     )
+
+
+class Drawn(NamedTuple):
+    """A figure before and after, and what its change can be by chance, in ms."""
+
+    before_ms: float
+    after_ms: float
+    changes_ms: NDArray[np.float64]
+    """The change in each of `_RESAMPLES` draws."""
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """Bounds between which the change is with the probability `CONFIDENCE`."""
+        tail = (1 - CONFIDENCE) / 2
+        low, high = np.quantile(self.changes_ms, (tail, 1 - tail))
+        return float(low), float(high)
+
+    def plus(self, other: Drawn) -> Drawn:
+        """Return the change of the sum of two figures."""
+        return Drawn(
+            self.before_ms + other.before_ms,
+            self.after_ms + other.after_ms,
+            self.changes_ms + other.changes_ms,
+        )
 
 
 def interval_of_change(
@@ -193,56 +269,86 @@ def interval_of_change(
     noise of one of them is not known. The same times always give the same bounds.
     """
     if before.basis == after.basis == "samples":
-        random = np.random.default_rng(_SEED)
-        # Logarithms, because a time that varies widely has no symmetrical noise.
-        drawn = [
-            [np.log(_resampled(session, quantile, random)) for session in times.each_session]
+        sides = [
+            [np.asarray(session.samples_ms) for session in times.each_session]
             for times in (before, after)
         ]
-        old, new = (np.mean(side, axis=0) for side in drawn)
-        between = _between_processes(before, after, drawn)
-        change = np.exp(new - old + between * random.standard_normal(_RESAMPLES)) - 1
-        before_ms = math.exp(float(np.mean(old)))
-        tail = (1 - CONFIDENCE) / 2
-        low, high = before_ms * np.quantile(change, (tail, 1 - tail))
-        return float(low), float(high)
+        return drawn_change(sides[0], sides[1], quantile).interval_ms
     errors = _standard_error(before), _standard_error(after)
     if errors[0] is None or errors[1] is None:
         return None
-    between_ms = _between_processes(before, after) * before.median_ms
+    spreads = [[_log_spread(times.quartiles_ms) for times in (before, after)]]
+    between_ms = _between_processes(spreads, (1, 1), LEAST_SPREAD) * before.median_ms
     change_ms = after.median_ms - before.median_ms
     rounded_ms = [_HISTOGRAM_ERROR * t.median_ms for t in (before, after) if not t.samples_ms]
-    bound = math.hypot(_Z * math.hypot(errors[0], errors[1], between_ms), *rounded_ms)
-    return change_ms - bound, change_ms + bound
+    bound = math.hypot(Z * math.hypot(errors[0], errors[1], between_ms), *rounded_ms)
+    return max(change_ms - bound, -before.median_ms), change_ms + bound
+
+
+def drawn_change(
+    before: Sequence[NDArray[np.float64]],
+    after: Sequence[NDArray[np.float64]],
+    quantile: float = 0.5,
+    *,
+    of_ms: float | None = None,
+    seed: int = _SEED,
+) -> Drawn:
+    """Return the change of a quantile of runs, whose times in ms are given by session.
+
+    Times vary by factors, so their logarithms are compared. A part of a run that can be almost
+    nothing varies by amounts instead: then ``of_ms`` is the time by which the least spread between
+    processes, `LEAST_SPREAD`, is multiplied.
+    """
+    random = np.random.default_rng(seed)
+    shown = (lambda ms: np.log(np.maximum(ms, _SHORTEST_MS))) if of_ms is None else np.asarray
+    sides = [[shown(runs) for runs in side] for side in (before, after)]
+    drawn = [[_resampled(runs, quantile, random) for runs in side] for side in sides]
+    spreads = [[_spread(runs) for runs in side] for side in sides]
+    counts = len(before), len(after)
+    least = LEAST_SPREAD * (1.0 if of_ms is None else of_ms)
+    between = _between_processes(spreads, counts, least, drawn)
+    old, new = (np.mean(side, axis=0) for side in drawn)
+    change = new - old + between * random.standard_normal(_RESAMPLES)
+    figures = [float(np.mean([np.quantile(runs, quantile) for runs in side])) for side in sides]
+    if of_ms is not None:
+        return Drawn(figures[0], figures[1], change)
+    before_ms = math.exp(float(np.mean(old)))
+    return Drawn(math.exp(figures[0]), math.exp(figures[1]), before_ms * (np.exp(change) - 1))
 
 
 def _between_processes(
-    before: Times, after: Times, drawn: Sequence[Sequence[NDArray[np.float64]]] = ()
+    spreads: Sequence[Sequence[float]],
+    counts: tuple[int, int],
+    least: float,
+    drawn: Sequence[Sequence[NDArray[np.float64]]] = (),
 ) -> float:
-    """Return the standard error of a relative change that comes from the choice of processes.
+    """Return the standard error of a change that comes from the choice of processes.
 
     The spread between processes is estimated from that of the sessions, and from the usual one for
-    runs that vary like these. ``drawn`` contains the logarithms of the resampled figure of each
-    session, before and after; the spread within a session is not counted twice.
+    runs that vary like these, at least ``least``. ``spreads`` are those of the runs of each
+    session, ``counts`` the numbers of sessions before and after, and ``drawn`` the resampled figure
+    of each session, before and after; the spread within a session is not counted twice.
     """
-    sides = before.each_session, after.each_session
-    varying = statistics.median(_spread_of_runs(session) for side in sides for session in side)
-    weight, squares = (
-        _USUAL_SESSIONS,
-        _USUAL_SESSIONS * max(LEAST_SPREAD, SPREAD_OF_RUNS * varying) ** 2,
-    )
+    varying = statistics.median(spread for side in spreads for spread in side)
+    weight, squares = _USUAL_SESSIONS, _USUAL_SESSIONS * max(least, SPREAD_OF_RUNS * varying) ** 2
     for side in drawn:
         if len(side) > 1:
             within = float(np.mean([np.var(session) for session in side]))
             measured = float(np.var([np.mean(session) for session in side], ddof=1))
             weight += len(side) - 1
             squares += (len(side) - 1) * max(measured - within, 0.0)
-    return math.sqrt(squares / weight * sum(1 / len(side) for side in sides))
+    return math.sqrt(squares / weight * sum(1 / count for count in counts))
 
 
-def _spread_of_runs(times: Times) -> float:
-    """Return the standard deviation of the runs' logarithms, from the quartiles; 0 if unknown."""
-    low, high = times.quartiles_ms or (0.0, 0.0)
+def _spread(runs: NDArray[np.float64]) -> float:
+    """Return the standard deviation of runs from their quartiles."""
+    low, high = np.quantile(runs, (0.25, 0.75))
+    return float(high - low) / _QUARTILES_APART
+
+
+def _log_spread(quartiles_ms: tuple[float, float] | None) -> float:
+    """Return the standard deviation of the runs' logarithms; 0 if it is unknown."""
+    low, high = quartiles_ms or (0.0, 0.0)
     return math.log(high / low) / _QUARTILES_APART if 0 < low <= high else 0.0
 
 
@@ -253,13 +359,15 @@ def _geometric_mean(values: Sequence[float]) -> float:
 def relative_noise(times: Times) -> float | None:
     """Return half the width of the median's interval, divided by the median; None if unknown."""
     error = _standard_error(times)
-    return None if error is None or times.median_ms <= 0 else _Z * error / times.median_ms
+    return None if error is None or times.median_ms <= 0 else Z * error / times.median_ms
 
 
-def _resampled(times: Times, quantile: float, random: np.random.Generator) -> NDArray[np.float64]:
+def _resampled(
+    runs: NDArray[np.float64], quantile: float, random: np.random.Generator
+) -> NDArray[np.float64]:
     # The rank of a quantile among n numbers drawn at random follows a beta distribution, so drawing
     # the rank replaces drawing n numbers.
-    ordered = np.maximum(np.sort(np.asarray(times.samples_ms, dtype=np.float64)), _SHORTEST_MS)
+    ordered = np.sort(runs)
     count = len(ordered)
     rank = quantile * (count - 1) + 1
     places = random.beta(rank, count - rank + 1, _RESAMPLES) * count - 0.5

@@ -9,6 +9,7 @@ from typing import Any
 
 from stagespan.errors import ReportError
 from stagespan.report.noise import Times, relative_times
+from stagespan.report.outcomes import Outcome
 from stagespan.report.reader import (
     count_of,
     number,
@@ -39,6 +40,10 @@ class Timed:
     totals_ms: dict[str, float | None] = field(default_factory=dict)
     """Times that are not those of one stage with one signature, by name."""
     request: str | None = None
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    """The errors, the work and the mean of all runs of a stage, from a timing report."""
+    profiled_ratio: float | None = None
+    """How many times its median time the iteration of a breakdown took; None if unknown."""
 
 
 class NoTimesError(ReportError):
@@ -117,6 +122,7 @@ def _of_sessions(
     stage: dict[str, Any], samples: tuple[float, ...], relative: tuple[float, ...]
 ) -> Times:
     """Return the times of a stage of a baseline, of which ``sessions`` says how they divide."""
+    cpu = _numbers(stage.get("cpu_ms"))
     listed = stage.get("sessions")
     rows = [row for row in (listed if isinstance(listed, list) else ()) if isinstance(row, dict)]
     counts = [(row.get("runs"), row.get("relative")) for row in rows]
@@ -125,8 +131,12 @@ def _of_sessions(
     if len(known) < len(rows) or totals != (len(samples), len(relative)):
         # One session, or a file that another program has changed.
         rows, known = [stage], [(len(samples), len(relative))]
+    # A session without CPU times has no entries in their list.
+    with_cpu = [row.get("cpu") is True for row in rows] if len(rows) > 1 else [bool(cpu)]
+    if sum(n for (n, _), has_cpu in zip(known, with_cpu, strict=True) if has_cpu) != len(cpu):
+        with_cpu = [False] * len(rows)
     sessions = []
-    for row, (count, ratio_count) in zip(rows, known, strict=True):
+    for row, (count, ratio_count), has_cpu in zip(rows, known, with_cpu, strict=True):
         disturbed = row.get("disturbed")
         sessions.append(
             Times.of(
@@ -134,9 +144,12 @@ def _of_sessions(
                 disturbed if isinstance(disturbed, bool) else None,
                 number(row.get("fixed_ns")),
                 relative[:ratio_count],
+                cpu[:count] if has_cpu else (),
+                _texts(row.get("tracers")),
             )
         )
         samples, relative = samples[count:], relative[ratio_count:]
+        cpu = cpu[count:] if has_cpu else cpu
     return Times.of_sessions(sessions)
 
 
@@ -145,7 +158,9 @@ def _of_bench(path: str, content: dict[str, Any]) -> Timed:
     timing = content.get("timing_ms")
     disturbed = bool(timing.get("busy")) if isinstance(timing, dict) else None
     fixed_ns = number(timing.get("fixed_ns")) if isinstance(timing, dict) else None
-    samples = Times.of(_samples(content), disturbed, fixed_ns, _relative(content))
+    times_ms, cpu_ms, relative = _runs_of_bench(content)
+    tracers = _texts(content.get("tracers"))
+    samples = Times.of(times_ms, disturbed, fixed_ns, relative, cpu_ms, tracers)
     signature = content.get("signature")
     key = signature.get("key") if isinstance(signature, dict) else None
     times: dict[tuple[str, str | None], Times] = {
@@ -154,14 +169,43 @@ def _of_bench(path: str, content: dict[str, Any]) -> Timed:
     return Timed(path, "bench", times, _environment(content), _replayed(content))
 
 
-def _relative(content: dict[str, Any]) -> tuple[float, ...]:
-    """Return the times of a replay relative to the processor's speed; () if not on the CPU."""
-    times, cpu, fixed = (
-        _numbers(content.get(key)) for key in ("times_ms", "cpu_times_ms", "fixed_times_ns")
+def _runs_of_bench(
+    content: dict[str, Any],
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Return the times of the runs of a replay, their CPU times and their relative times.
+
+    As in a baseline, the time in which the thread waited for a core is left out, and the relative
+    times are those of the CPU times if these are known.
+    """
+    times, waits = _samples(content), content.get("core_waits_ms")
+    known = [number(wait) for wait in waits] if isinstance(waits, list) else []
+    if len(known) == len(times):
+        rows = zip(times, known, strict=True)
+        times = tuple(max(time_ms - (wait_ms or 0.0), 0.0) for time_ms, wait_ms in rows)
+    cpu, fixed = (_numbers(content.get(key)) for key in ("cpu_times_ms", "fixed_times_ns"))
+    if content.get("device") != "cpu" or len(cpu) != len(times):
+        return times, (), ()
+    following = [*fixed[1:], *fixed[-1:]]
+    is_known = len(fixed) == len(times) and min(fixed, default=0) > 0
+    if not _did_one_thread_work(content):
+        whole = relative_times(times, sum(cpu), [*fixed, *fixed[-1:]]) if is_known else ()
+        return times, (), whole
+    cpu = tuple(map(min, cpu, times))
+    relative = (
+        [2e6 * ms / (a + b) for ms, a, b in zip(cpu, fixed, following, strict=True)]
+        if is_known
+        else ()
     )
-    if content.get("device") != "cpu" or not 0 < len(times) == len(cpu) == len(fixed):
-        return ()
-    return relative_times(times, sum(cpu), [*fixed, fixed[-1]])
+    return times, cpu, tuple(relative)
+
+
+def _did_one_thread_work(content: dict[str, Any]) -> bool:
+    """Whether one thread did the work of a replay; files of an earlier version do not say it."""
+    timing, settings = content.get("timing_ms"), content.get("settings")
+    said = timing.get("one_thread") if isinstance(timing, dict) else None
+    if isinstance(said, bool):
+        return said
+    return isinstance(settings, dict) and settings.get("threads") == 1
 
 
 def _replayed(content: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +231,10 @@ def _numbers(values: object) -> tuple[float, ...]:
     return tuple(value for value in found if value is not None and value >= 0)
 
 
+def _texts(values: object) -> tuple[str, ...]:
+    return tuple(map(str, values)) if isinstance(values, list) else ()
+
+
 def _of_breakdown(path: str, content: dict[str, Any]) -> Timed:
     steps = number(content.get("profile_steps")) or 1.0
     rows = content["top_kernels"]
@@ -197,7 +245,8 @@ def _of_breakdown(path: str, content: dict[str, Any]) -> Timed:
         ms = number(row.get("ms")) if isinstance(row, dict) else None
         if ms is not None:
             times[str(row.get("name")), None] = Times(ms / steps)
-    return Timed(path, "breakdown", times, _environment(content))
+    ratio = number(content.get("profiled_ratio"))
+    return Timed(path, "breakdown", times, _environment(content), profiled_ratio=ratio)
 
 
 def _of_report(path: str, report: dict[str, Any]) -> Timed:
@@ -232,6 +281,7 @@ def _of_report(path: str, report: dict[str, Any]) -> Timed:
         _environment(report),
         totals_ms=totals,
         request=str(request) if request else None,
+        outcomes={name: Outcome.of(stage) for name, stage in report["stages"].items()},
     )
 
 

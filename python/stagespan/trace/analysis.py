@@ -159,6 +159,9 @@ class TraceFigures(Figures, frozen=True):
     """Unix time in ns, also in JSON, because a Unix time in microseconds would lose digits."""
     window_ns: Ns | None
     incomplete: str | None
+    profiled_ratio: float | None
+    """How many times its median time without the profiler the profiled iteration took, in traces of
+    replays."""
     left_out: dict[str, Count]
     """The number of entries that were not used, by cause."""
     adjusted: dict[str, Count]
@@ -241,6 +244,7 @@ class Analysis:
             window_begin_ns=None if window is None else window[0],
             window_ns=None if window is None else window[1] - window[0],
             incomplete=trace.incomplete,
+            profiled_ratio=trace.profiled_ratio,
             left_out=dict(trace.left_out),
             adjusted=dict(trace.adjusted),
             ignored_ns=dict(trace.ignored_ns),

@@ -211,8 +211,10 @@ def test_the_overhead_of_the_profiler_is_reported(
         perf_counter=time.perf_counter,
         perf_counter_ns=lambda: now_ns[0],
         thread_time_ns=lambda: now_ns[0],
+        process_time_ns=lambda: now_ns[0],
     )
-    monkeypatch.setattr("stagespan.harness.standalone.replay.time", clocks)
+    for name in ("replay", "machine"):
+        monkeypatch.setattr(f"stagespan.harness.standalone.{name}.time", clocks)
 
     # WHEN two iterations are profiled
     signature = signature_of(x=1)
@@ -222,6 +224,71 @@ def test_the_overhead_of_the_profiler_is_reported(
     content = json.loads(result.breakdown_path.read_text())
     assert (content["profiled_ms"], content["profiled_ratio"]) == (5.0, 1.25)
     assert "1.25 x" in str(profiled_line(content))
+
+
+@pytest.mark.parametrize(
+    ("profiled_ms", "kept", "ratio"),
+    [
+        ([5], 1, 1.25),
+        ([5.9], 1, 1.475),
+        ([40, 5], 2, 1.25),
+        ([40, 9, 20, 7, 30], 4, 1.75),
+        ([40, 36, 90, 80, 99], 2, 9.0),
+    ],
+)
+def test_a_disturbed_profiled_run_is_repeated_and_the_nearest_is_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    profiled_ms: list[float],
+    kept: int,
+    ratio: float,
+) -> None:
+    # GIVEN an iteration of 4 ms that takes longer under the profiler, at first much longer
+    now_ns = [0]
+    left_ms = iter(profiled_ms)
+
+    def step(stage: Any, inputs: dict[str, Any]) -> None:
+        is_profiled = torch.autograd.profiler._is_profiler_enabled
+        now_ns[0] += round(1e6 * (next(left_ms) if is_profiled else 4))
+        if is_profiled:
+            with torch.profiler.record_function(f"run of {now_ns[0]}"):
+                torch.ones(3)
+
+    clocks = SimpleNamespace(
+        perf_counter=time.perf_counter,
+        **dict.fromkeys(
+            ("perf_counter_ns", "thread_time_ns", "process_time_ns"), lambda: now_ns[0]
+        ),
+    )
+    for name in ("replay", "machine"):
+        monkeypatch.setattr(f"stagespan.harness.standalone.{name}.time", clocks)
+
+    # WHEN it is profiled
+    with caplog.at_level("INFO"):
+        result = harness(None, signature_of(x=1), tmp_path, step_fn=step).profile()
+
+    # THEN it is repeated while it takes more than 1.5 x the median, at most five times
+    assert next(left_ms, None) is None
+    content = json.loads(result.breakdown_path.read_text())
+    assert content["profiled_runs_ms"] == pytest.approx(profiled_ms)
+    assert (content["profiled_run"], content["profiled_ratio"]) == (kept, pytest.approx(ratio))
+    # AND the trace is that of the nearest, and contains the ratio
+    from stagespan.trace import read_trace
+    from stagespan.trace.analysis import analyze
+
+    trace = read_trace(result.trace_path)
+    assert sum(name.startswith("run of ") for name in trace.names) == 1
+    assert trace.profiled_ratio == pytest.approx(ratio)
+    # AND pages tell first if it is far from the median
+    from stagespan.trace.render.markdown import markdown
+
+    lines = markdown(analyze(trace)).splitlines()
+    told = [at for at, line in enumerate(lines) if "its median time without the profiler" in line]
+    assert bool(told) == (ratio > 2)
+    assert not told or told[0] == 4  # below the title and the line about the file
+    # AND the log lines are those of one profiled run
+    assert caplog.text.count("[Harness] Running 1 profile iteration(s)...") == 1
 
 
 @pytest.mark.parametrize("kind", range(7))

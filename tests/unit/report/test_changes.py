@@ -198,7 +198,12 @@ def test_the_noise_of_few_runs_is_not_known(times: Times) -> None:
 
 def test_a_small_stage_is_judged_by_the_absolute_tolerance() -> None:
     before, after = Times.of([0.010] * 50), Times.of([0.015] * 50)
-    assert judge("s", before, after, Tolerance()).verdict == "same"
+    # A change that is too small to count does not show that nothing has changed.
+    change = judge("s", before, after, Tolerance())
+    assert (change.verdict, change.label) == ("unknown", "too short")
+    assert change.reason.startswith("too short to judge: the change of +4")
+    assert change.reason.endswith(" % is at most 0.01 ms")
+    assert judge("s", before, before, Tolerance()).verdict == "same"
     assert judge("s", before, after, Tolerance(0.05, 0.001)).verdict == "slower"
     assert judge("s", after, before, Tolerance(0.05, 0.001)).verdict == "faster"
 
@@ -274,6 +279,20 @@ def test_breakdowns_are_compared_by_kernel_and_step(tmp_path: Path) -> None:
     after = {"name": "decode", "top_kernels": twice, "profile_steps": 2}
     found = {("gemm", None): "slower", ("copy", None): "unknown"}
     assert verdicts(before, after, tmp_path) == found
+
+
+def test_a_disturbed_breakdown_shows_no_slower_kernel(tmp_path: Path) -> None:
+    rows = [{"name": "gemm", "ms": 10.0}], [{"name": "gemm", "ms": 30.0}]
+    before, after = ({"name": "decode", "top_kernels": each} for each in rows)
+    for ratio, verdict in ((1.9, "slower"), (3.1, "unknown")):
+        disturbed = {**after, "profiled_ratio": ratio}
+        assert verdicts(before, disturbed, tmp_path) == {("gemm", None): verdict}
+    output = (
+        CliRunner()
+        .invoke(command, ["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+        .output
+    )
+    assert "b.json took 3.10 x its median time." in output
 
 
 @pytest.mark.parametrize("key", ["times_ms", "timing_ms"])
@@ -483,8 +502,9 @@ def test_noise_that_hides_the_tolerance_can_fail_the_comparison(tmp_path: Path) 
     done = run()
     assert done.exit_code == 0
     assert "1 unchanged, 2 not known" in done.output
-    assert "It is not known whether 'b' has changed: the noise of ±" in done.output
-    assert "% hides the tolerance of 5 %." in done.output
+    assert "It is not known whether 'b' has changed: the change is -" in done.output
+    assert " %, too wide for the tolerance of 5 %; on average, a run takes 13.000 ms" in done.output
+    assert "±" not in done.output
     assert "| not known |" in run("--markdown", "-").output
     found = json.loads(run("--json", "-").output)
     assert found["unknown"] is True
@@ -493,7 +513,7 @@ def test_noise_that_hides_the_tolerance_can_fail_the_comparison(tmp_path: Path) 
     # AND the command fails if there is a limit for the noise
     done = run("--noise-limit", "20%")
     assert done.exit_code == 2
-    assert "the noise of 'b', 'c' is up to ±" in done.output
+    assert re.search(r"the noise of 'b', 'c' is up to [\d.]+ % of the time before", done.output)
     assert "--noise-limit allows 20 %" in done.output
     assert run("--noise-limit", "much").exit_code == 2
 

@@ -145,7 +145,8 @@ def pipeline_report(folder: Path, times_ms: dict[str, list[float]]) -> Path:
             {"step": [12.0] * 60},
             {"step": (20, "slower", "-26.5 %")},
         ),
-        # two outliers after, more runs than before, and a stage that has not changed
+        # two outliers after, which make it unclear whether the stage is faster, more runs than
+        # before, and a stage that has not changed
         (
             {"decode": [40.0] * 50, "encode": [5.0] * 50},
             {"decode": [30.0] * 78 + [2000.0] * 2, "encode": [5.0] * 80},

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from stagespan.harness.standalone.machine import one_thread_worked
 from stagespan.harness.standalone.torch_state import DEVICE_TYPES, is_initialized
 
 BUSY_WAITS = 0.1  # the part of the time waiting for a core from which a machine counts as busy
@@ -28,6 +29,8 @@ class Run(NamedTuple):
     """The time of `fixed_computation_ns` before this run."""
     before_cpu_ms: float = 0.0
     """CPU time of the thread in `before_ms`."""
+    others_ms: float = 0.0
+    """CPU time of the other threads of the process."""
 
 
 def summary(
@@ -41,7 +44,8 @@ def summary(
 
     ``fastest_fixed_ns`` is the time of the fastest fixed computation of these runs, and
     ``fastest_in_process_ns`` that of the whole process (by default the same). ``slowdown`` is their
-    mean divided by the latter. All figures are None if there are no runs.
+    mean divided by the latter. All figures are None if there are no runs. ``one_thread`` says
+    whether the thread that ran them did all the work, without a device.
     """
     found: dict[str, Any] = figures([run.wall_ms for run in runs])
     found["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
@@ -50,6 +54,11 @@ def summary(
     found["fixed_ns"] = fastest_fixed_ns
     found["slowdown"] = slowdown(runs, fastest_in_process_ns or fastest_fixed_ns)
     found["busy"] = busy(runs, device, found["slowdown"])
+    found["one_thread"] = (
+        device.startswith("cpu")
+        and not any(is_initialized(kind) for kind in DEVICE_TYPES)
+        and one_thread_worked(sum(run.wall_ms for run in runs), sum(run.others_ms for run in runs))
+    )
     return found
 
 
@@ -132,9 +141,11 @@ def profiled_line(found: Mapping[str, Any]) -> str | None:
     """A sentence about ``profiled_ms`` and ``profiled_ratio``; None if they are not known."""
     if found["profiled_ratio"] is None:
         return None
+    runs = len(found.get("profiled_runs_ms", ()))
+    nearest = "" if runs < 2 else f", the nearest of {runs} profiled runs"
     return (
         f"The profiled run took {found['profiled_ratio']:.2f} x the median "
-        f"({found['profiled_ms']:,.2f} ms for each iteration)."
+        f"({found['profiled_ms']:,.2f} ms for each iteration){nearest}."
     )
 
 

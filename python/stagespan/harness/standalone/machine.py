@@ -1,8 +1,14 @@
-"""The processor: its name, and how fast it is at the moment."""
+"""The processor: its name, how fast it is at the moment, and what a thread gets of it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+OTHERS_WORKED = 0.1  # the CPU time of other threads, by the time of the runs, that counts as work
 
 
 def cpu_model() -> str | None:
@@ -31,3 +37,80 @@ def fixed_computation_ns(loops: int = 4000) -> int:
     for number in range(loops):
         total += number * number
     return time.thread_time_ns() - began
+
+
+class Stamp(NamedTuple):
+    """The clocks at one moment in ns: wall time, CPU time of thread and process, `waited_ns`."""
+
+    wall_ns: int
+    cpu_ns: int
+    waited_ns: int | None
+    process_ns: int
+
+
+class Taken(NamedTuple):
+    """What a run took in ms."""
+
+    wall_ms: float
+    cpu_ms: float
+    """CPU time of the thread that ran it."""
+    waited_ms: float | None
+    """Part of the wall time in which the thread waited for a core; None if unknown."""
+    others_ms: float
+    """CPU time of the other threads of the process."""
+
+
+def stamp(schedstat: int | None, at_end: bool = False) -> Stamp:
+    """Read the clocks: the wall clock last at the start of a measurement, and first at its end.
+
+    ``schedstat`` is the result of `open_schedstat`.
+    """
+    if at_end:
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        return Stamp(wall, cpu, waited_ns(schedstat), time.process_time_ns())
+    process, waited, cpu = time.process_time_ns(), waited_ns(schedstat), time.thread_time_ns()
+    return Stamp(time.perf_counter_ns(), cpu, waited, process)
+
+
+def taken(began: Stamp, ended: Stamp) -> Taken:
+    """Return what a run between two stamps took."""
+    wall_ms, cpu_ms = (ended.wall_ns - began.wall_ns) / 1e6, (ended.cpu_ns - began.cpu_ns) / 1e6
+    waited_ms = None
+    if ended.waited_ns is not None and began.waited_ns is not None:
+        # The thread can also have waited between the readings of two clocks, outside the run.
+        most_ms = max(wall_ms - cpu_ms, 0.0)
+        waited_ms = min((ended.waited_ns - began.waited_ns) / 1e6, most_ms)
+    others_ms = max((ended.process_ns - began.process_ns) / 1e6 - cpu_ms, 0.0)
+    return Taken(wall_ms, cpu_ms, waited_ms, others_ms)
+
+
+def one_thread_worked(wall_ms: float, others_ms: float) -> bool:
+    """Whether the other threads of the process did next to nothing in runs that took so long."""
+    return others_ms <= OTHERS_WORKED * wall_ms
+
+
+@contextlib.contextmanager
+def open_schedstat() -> Iterator[int | None]:
+    """Open the file with the waiting times of this thread; None if there is no such file.
+
+    It stays open, because opening it directly before a measured run makes the run slower.
+    """
+    try:
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def waited_ns(schedstat: int | None) -> int | None:
+    """Return for how long this thread has waited for a core so far; None if it is not known."""
+    if schedstat is None:
+        return None
+    try:
+        return int(os.pread(schedstat, 256, 0).split()[1])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import os
 import statistics
 import sys
 import time
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from stagespan.harness.standalone.figures import Run
-from stagespan.harness.standalone.machine import fixed_computation_ns
+from stagespan.harness.standalone.machine import (
+    Stamp,
+    fixed_computation_ns,
+    open_schedstat,
+    stamp,
+    taken,
+)
 from stagespan.harness.standalone.torch_state import (
     run_context,
     seed_all,
@@ -38,7 +42,12 @@ FIXED_RUNS = 50  # how often the fixed computation runs at the start
 MOST_ROTATED_BYTES = 1 << 28  # larger inputs are not rotated, because they exceed any cache
 MOST_LOOKED_AT = 10_000  # the most values examined to find out whether a run changed its inputs
 SHORT_MS = 5.0  # a run of at most this time directly follows an untimed one, see `Replay.run`
+# A profiled iteration that took more than FAR_FROM_MEDIAN x the median is repeated.
+MOST_PROFILED, FAR_FROM_MEDIAN = 5, 1.5
 SETS_AT_ONCE, MOST_SETS_BYTES = 4, 1 << 28  # inputs that are made before several runs
+
+
+T = TypeVar("T")
 
 
 class Replay:
@@ -87,6 +96,8 @@ class Replay:
         self._last_ms: float | None = None
         self.profiled_ms: float | None = None
         """Time of one iteration in the last `run_between`; None before, and if nothing ended."""
+        self.all_profiled_ms: list[float] = []
+        """Those of all runs of `profile_nearest`."""
 
     def prepare(self) -> Callable[[], Any]:
         """Return a step that is ready to run, with new inputs if the last run modified them."""
@@ -199,20 +210,16 @@ class Replay:
             stamps.append(stamp(schedstat))
             self._between([step], begin, end, before=before)
         called, began, ended = stamps
-        wall_ms, cpu_ms = (ended.wall_ns - began.wall_ns) / 1e6, (ended.cpu_ns - began.cpu_ns) / 1e6
-        waited_ms = None
-        if ended.waited_ns is not None and began.waited_ns is not None:
-            # The thread can also have waited between the readings of two clocks, outside the run.
-            most_ms = max(wall_ms - cpu_ms, 0.0)
-            waited_ms = min((ended.waited_ns - began.waited_ns) / 1e6, most_ms)
-        self._last_ms = wall_ms
+        took, before_it = taken(began, ended), taken(called, began)
+        self._last_ms = took.wall_ms
         return Run(
-            wall_ms,
-            cpu_ms,
-            waited_ms,
-            (began.wall_ns - called.wall_ns) / 1e6,
+            took.wall_ms,
+            took.cpu_ms,
+            took.waited_ms,
+            before_it.wall_ms,
             fixed_ns,
-            (began.cpu_ns - called.cpu_ns) / 1e6,
+            before_it.cpu_ms,
+            took.others_ms,
         )
 
     def _run_fixed_computation(self) -> int:
@@ -238,6 +245,7 @@ class Replay:
         def end_timed() -> None:
             synchronize(self.device)
             stamps_ns[1:] = [time.perf_counter_ns()]
+            self.profiled_ms = (stamps_ns[1] - stamps_ns[0]) / 1e6 / count
             end()
 
         self.profiled_ms = None
@@ -247,6 +255,30 @@ class Replay:
         if len(stamps_ns) == 2 and done:
             self.profiled_ms = (stamps_ns[1] - stamps_ns[0]) / 1e6 / done
         return done
+
+    def profile_nearest(self, profile: Callable[[], T], median_ms: float | None) -> tuple[T, int]:
+        """Profile an iteration, again while it took far longer than the median, and keep one.
+
+        ``profile`` calls `run_between` and returns what was recorded. Returns that of the iteration
+        nearest to the median, and its number; `profiled_ms` is its time, and `all_profiled_ms` the
+        times of all.
+        """
+        kept = 0
+        found: list[T] = []
+        self.all_profiled_ms = []
+        while True:
+            recorded = profile()
+            took_ms = self.profiled_ms
+            if took_ms is None or not median_ms:
+                return recorded, len(self.all_profiled_ms) + 1
+            self.all_profiled_ms.append(took_ms)
+            distances = [abs(each_ms - median_ms) for each_ms in self.all_profiled_ms]
+            if distances.index(min(distances)) == len(distances) - 1:
+                found, kept = [recorded], len(distances)  # the others need memory
+            is_last = len(distances) == MOST_PROFILED
+            if is_last or took_ms <= FAR_FROM_MEDIAN * median_ms:
+                self.profiled_ms = self.all_profiled_ms[kept - 1]
+                return found[0], kept
 
     def _between(
         self,
@@ -367,53 +399,6 @@ def clock_mhz(device: str) -> int | None:
     try:
         return int(read(torch.device(device)))
     except Exception:  # the library that reads the clock is missing or fails
-        return None
-
-
-class Stamp(NamedTuple):
-    """The clocks at one moment, in ns: wall time, CPU time of the thread, and `waited_ns`."""
-
-    wall_ns: int
-    cpu_ns: int
-    waited_ns: int | None
-
-
-def stamp(schedstat: int | None, at_end: bool = False) -> Stamp:
-    """Read the clocks: the wall clock last at the start of a measurement, and first at its end.
-
-    ``schedstat`` is the result of `open_schedstat`.
-    """
-    if at_end:
-        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        return Stamp(wall, cpu, waited_ns(schedstat))
-    waited, cpu = waited_ns(schedstat), time.thread_time_ns()
-    return Stamp(time.perf_counter_ns(), cpu, waited)
-
-
-@contextlib.contextmanager
-def open_schedstat() -> Iterator[int | None]:
-    """Open the file with the waiting times of this thread; None if there is no such file.
-
-    It stays open, because opening it directly before a measured run makes the run slower.
-    """
-    try:
-        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        yield None
-        return
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-def waited_ns(schedstat: int | None) -> int | None:
-    """Return for how long this thread has waited for a core so far; None if it is not known."""
-    if schedstat is None:
-        return None
-    try:
-        return int(os.pread(schedstat, 256, 0).split()[1])
-    except (OSError, ValueError, IndexError):
         return None
 
 

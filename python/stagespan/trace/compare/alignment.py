@@ -269,7 +269,7 @@ def compare(before: Trace, after: Trace) -> TraceComparison | Unavailable:
             f"Only {100 * found.work:.0f} % of the {what}{shapes} are the same. If the traces are"
             " not from the same program, the difference of their totals is meaningless.",
         )
-    remarks += [trace.incomplete for trace in (before, after) if trace.incomplete]
+    remarks += [trace.caveat for trace in (before, after) if trace.caveat]
     written = _written(before, after)
     with_shapes = all(each.argument("Input Dims") is not None for each in (before, after))
     sides = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -14,6 +15,8 @@ from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows
 
 MISSING = int(np.iinfo(np.int64).min)
 """The value in an integer column if the event does not have the field."""
+_DISTURBED = 2.0
+"""A profiled iteration that took more than this many times its median time is told of first."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,31 @@ class Trace:
     """A sentence if the file is truncated or damaged, otherwise None."""
     arguments: Mapping[str, ArgumentTable] = field(default_factory=dict, repr=False, compare=False)
     """The arguments of `events` and of `instants`, for `argument`."""
+
+    @property
+    def profiled_ratio(self) -> float | None:
+        """How many times its median time without the profiler the profiled iteration took.
+
+        Only traces of replays contain it.
+        """
+        replay = self.metadata.get("stagespan_replay")
+        ratio = replay.get("profiled_ratio") if isinstance(replay, dict) else None
+        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)):
+            return None
+        return float(ratio) if 0 < ratio < math.inf else None
+
+    @property
+    def caveat(self) -> str | None:
+        """What a reader must know before all else: how the file, or what it shows, is damaged."""
+        ratio = self.profiled_ratio
+        slowed = (
+            f"The profiled iteration took {ratio:.2f} x its median time without the profiler, so "
+            f"other work on the machine, or the profiler, decides its times: replay the stage "
+            f"again on a calmer machine before you trust them."
+            if ratio is not None and ratio > _DISTURBED
+            else None
+        )
+        return " ".join(filter(None, (slowed, self.incomplete))) or None
 
     def argument(self, key: str, of: Literal["events", "instants"] = "events") -> Argument | None:
         """Return the argument `key` of the events (or instants) that have it; None if none has it.

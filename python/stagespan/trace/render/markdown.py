@@ -39,8 +39,8 @@ def markdown(analysis: Analysis) -> str:
     trace = analysis.trace
     name = escaped(name_of(Path(trace.path)))
     lines = ["# Trace analysis", "", f"{name}: {summary(analysis)}.", ""]
-    if trace.incomplete:
-        lines += [f"**{escaped(trace.incomplete)}**", ""]
+    if trace.caveat:
+        lines += [f"**{escaped(trace.caveat)}**", ""]
     lines += listed_findings(analysis.findings())
     if (together := analysis.together()) is not None:
         lines += [escaped(together), ""]

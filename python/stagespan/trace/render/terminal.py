@@ -84,8 +84,8 @@ def print_page(analysis: Analysis, console: Console | None = None) -> None:
             return
     trace = analysis.trace
     head: list[Block] = [Line(f"{name_of(Path(trace.path))}: {summary(analysis)}", "strong")]
-    if trace.incomplete:
-        head.append(Line(trace.incomplete, "remark"))
+    if trace.caveat:
+        head.append(Line(trace.caveat, "remark"))
     for result in analysis.results.values():
         if isinstance(result, Unavailable) and result.is_requested:
             head[:0] = result.head()

@@ -46,7 +46,7 @@ _EXACT = 1 << 53
 def page_data(analysis: Analysis) -> dict[str, Any]:
     """Return all data of the page. Times are in ns from the start of the trace's window."""
     trace = analysis.trace
-    notes = [one_line(trace.incomplete)] if trace.incomplete else []
+    notes = [one_line(trace.caveat)] if trace.caveat else []
     notes += map(one_line, ignored(trace))
     window = window_of(trace)
     shown = drawn(timeline(trace))
@@ -56,7 +56,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "title": shortened(name_of(Path(trace.path)), 120),
         "summary": summary(analysis),
         "made_by": f"stagespan {metadata.version('stagespan')}",
-        "incomplete": trace.incomplete is not None,
+        "incomplete": trace.caveat is not None,
         "notes": notes,
         "verdict": _title(analysis),
         "bar": _bar(analysis),
