@@ -12,8 +12,11 @@
 BASE_PYTHON = $(shell PYTHON='$(PYTHON)' tools/find_python.sh)
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python
 
+# Of the machine with the GPU: 3.12, or that of PYTHON.
+GPU_VERSION = $(if $(PYTHON),--version "$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')")
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-aarch64 test-install wheels bench claims format clean distclean
+.PHONY: help setup demo test test-all test-aarch64 test-install wheels gpu bench claims format clean distclean
 
 help:  ## show this list
 	@sed -n 's|^\([a-z0-9-]*\):.*## |\1@|p' Makefile | awk -F@ '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -36,6 +39,9 @@ test-all: setup  ## run every check: also other Pythons, TSan, stress, fuzzing, 
 
 test-aarch64: setup  ## run the C++ tests and the smoke test of the wheel for aarch64, in qemu-user
 	@$(RUN) -m nox -s aarch64 </dev/null
+
+gpu:  ## pack a folder with which a machine with an NVIDIA GPU tries everything on hardware, offline
+	@base="$(BASE_PYTHON)"; test -n "$$base" && "$$base" tools/gpu/pack.py $(GPU_VERSION)
 
 test-install: setup  ## install as users do: other Pythons, an old pip, no rights, clang only, offline, Debian sid
 	@$(RUN) -m nox --parallel 2 -s fresh-machine plain-user python sid </dev/null

@@ -1,6 +1,6 @@
 """Measures the host's cost of timing a device: a span, two bare event records, and other ways.
 
-    python benchmarks/device.py                      on a GPU
+    python benchmarks/device.py [--json FILE]        on a GPU
     python benchmarks/device.py --stand-in FOLDER    on threads that simulate an accelerator
 
 Without a GPU, it prints a message and no figures. The figures of the stand-in show the cost of the
@@ -10,40 +10,64 @@ code around the events of torch.Event, but not that of a real device.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROUNDS, CALLS = 15, 300
+BARE, SPAN = "two bare records of pooled events", "span, device time on"
+MANY_STREAMS = 8
+LIMIT_NS = 200
+"""The most that a span may cost beyond two bare records, in ns."""
+
+Body = Callable[[], None]
 
 
-def per_call_ns(body: Callable[[], None], settle: Callable[[], None]) -> float:
-    """Return the host time of one call in ns: the median of rounds, with pauses for the device."""
-    for _ in range(20):
-        body()
-    settle()
-    found = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter_ns()
-        for _ in range(CALLS):
-            body()
-        found.append((time.perf_counter_ns() - began) / CALLS)
-        settle()
-    return statistics.median(found)
+class Cost(NamedTuple):
+    """What one call costs, in ns."""
+
+    host_ns: float
+    others_ns: float
+    """The CPU time of the other threads of the process, such as the one that reads the events."""
 
 
-def ways(torch: Any, kind: str, synchronize: Callable[[], None]) -> dict[str, Callable[[], None]]:
+def costs(ways: dict[str, Body], settle: Body, streams: Sequence[Any]) -> dict[str, Cost]:
+    """Measure some ways in turns, each round on the next stream, with pauses for the device.
+
+    Returns the median of the rounds.
+    """
+    found: dict[str, list[Cost]] = {name: [] for name in ways}
+    for i in range(-1, ROUNDS):  # the first round warms up
+        with streams[i % len(streams)] if streams else contextlib.nullcontext():
+            for name, body in ways.items():
+                others_ns = time.process_time_ns() - time.thread_time_ns()
+                began_ns = time.perf_counter_ns()
+                for _ in range(CALLS):
+                    body()
+                host_ns = (time.perf_counter_ns() - began_ns) / CALLS
+                settle()
+                others_ns = time.process_time_ns() - time.thread_time_ns() - others_ns
+                if i >= 0:
+                    found[name].append(Cost(host_ns, others_ns / CALLS))
+    return {
+        name: Cost(*map(statistics.median, zip(*each, strict=True))) for name, each in found.items()
+    }
+
+
+def ways(torch: Any, kind: str, synchronize: Body) -> dict[str, Body]:
     """Return each way to time an empty stage on the device."""
     import stagespan
 
     reused = stagespan.span("benchmark")
     pool = [torch.Event(kind, enable_timing=True) for _ in range(2)]
-    stream = torch.accelerator.current_stream()
 
     def bare() -> None:
+        stream = torch.accelerator.current_stream()
         pool[0].record(stream)
         pool[1].record(stream)
 
@@ -63,24 +87,32 @@ def ways(torch: Any, kind: str, synchronize: Callable[[], None]) -> dict[str, Ca
         end.record()
 
     found = {
-        "two bare records of pooled torch.Event": bare,
-        "span, device time on": span,
+        BARE: bare,
+        SPAN: span,
         "timer that synchronises at both ends": synchronising,
         "torch.Event pair, made each time": pair,
     }
     if kind == "cuda":
+        # Without a look for the current stream, which the span has to do.
+        stream = torch.cuda.current_stream()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+        def cuda_bare() -> None:
+            begin.record(stream)
+            end.record(stream)
 
         def cuda_pair() -> None:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             end.record()
 
+        found[BARE] = cuda_bare
         found["torch.cuda.Event pair, made each time"] = cuda_pair
     return found
 
 
-def host_costs(torch: Any, kind: str, synchronize: Callable[[], None]) -> None:
-    """Print the cost of each way, and a span's with device time off."""
+def host_costs(torch: Any, kind: str, synchronize: Body, count: int) -> dict[str, Any]:
+    """Print the cost of each way on a number of streams, and of a span with device time off."""
     import stagespan
     from stagespan import _core
 
@@ -89,24 +121,34 @@ def host_costs(torch: Any, kind: str, synchronize: Callable[[], None]) -> None:
         if not stagespan.flush(30):
             sys.exit("the device's results did not come back in 30 s")
 
-    found = {
-        name: per_call_ns(body, settle) for name, body in ways(torch, kind, synchronize).items()
-    }
+    streams = [torch.Stream(kind) for _ in range(count)] if count > 1 else []
+    print(f"{count} stream{'s' if count > 1 else ''}:")
+    found = costs(ways(torch, kind, synchronize), settle, streams)
     _core.device_every(0)
-    found["span, device time off"] = per_call_ns(
-        ways(torch, kind, synchronize)["span, device time on"], settle
-    )
+    found["span, device time off"] = costs(
+        {SPAN: ways(torch, kind, synchronize)[SPAN]}, settle, streams
+    )[SPAN]
     _core.device_every(1)
-    for name, ns in found.items():
-        print(f"{ns:10,.0f} ns  {name}")
-    above = found["span, device time on"] - found["two bare records of pooled torch.Event"]
-    print(f"{above:+10,.0f} ns  span beyond the two bare records")
+    for name, cost in found.items():
+        print(f"{cost.host_ns:10,.0f} ns  {name} (other threads: {cost.others_ns:,.0f} ns)")
+    above_ns = found[SPAN].host_ns - found[BARE].host_ns
+    print(f"{above_ns:+10,.0f} ns  span beyond the two bare records (limit: {LIMIT_NS})")
     lost = {cause: n for cause, n in stagespan.lost().items() if n}
     print("not kept: " + (", ".join(f"{cause} {n:,}" for cause, n in lost.items()) or "nothing"))
+    return {
+        "streams": count,
+        "host_ns": {name: cost.host_ns for name, cost in found.items()},
+        "other_threads_ns": {name: cost.others_ns for name, cost in found.items()},
+        "above_two_records_ns": above_ns,
+        "lost": lost,
+    }
 
 
-def model_step(torch: Any) -> None:
-    """Print the additional time of a small model's step with a span around each layer."""
+def model_step(torch: Any) -> dict[str, float]:
+    """Print the additional time of a small model's step with a span around each layer.
+
+    Returns the time of a step in us, by what the spans record.
+    """
     import stagespan
     from stagespan import _core
 
@@ -151,10 +193,11 @@ def model_step(torch: Any) -> None:
         print(
             f"{median_s * 1e6:10,.1f} us  a step of {len(layers)} layers, spans: {name} ({change})"
         )
+    return {name: statistics.median(times) * 1e6 for name, times in found.items()}
 
 
-def on_gpu() -> int:
-    """Measure on the GPU that torch finds. Returns 0, even without a GPU."""
+def on_gpu(output: Path | None) -> int:
+    """Measure on the GPU that torch finds, and write the figures. Returns 0, even without a GPU."""
     try:
         import torch
     except ImportError:
@@ -173,8 +216,13 @@ def on_gpu() -> int:
         print(f"Device time does not work here: {_core.device_info()['reason']}", file=sys.stderr)
         return 1
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    host_costs(torch, "cuda", torch.cuda.synchronize)
-    model_step(torch)
+    figures: dict[str, Any] = {
+        f"streams_{count}": host_costs(torch, "cuda", torch.cuda.synchronize, count)
+        for count in (1, MANY_STREAMS)
+    }
+    figures["model_step_us"] = model_step(torch)
+    if output is not None:
+        output.write_text(json.dumps(figures))
     return 0
 
 
@@ -196,7 +244,8 @@ def on_standin(folder: Path) -> int:
     device.set_up()
     wiring.watch()
     print(f"STAND-IN that runs on threads: torch {torch.__version__}, through torch.Event")
-    host_costs(torch, "npu", device.synchronize)
+    for count in (1, MANY_STREAMS):
+        host_costs(torch, "npu", device.synchronize, count)
     return 0
 
 
@@ -204,8 +253,9 @@ def main() -> int:
     """Measure on the GPU or the stand-in."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--stand-in", metavar="FOLDER", type=Path, help="where to build it")
-    folder: Path | None = parser.parse_args().stand_in
-    return on_gpu() if folder is None else on_standin(folder)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures")
+    options = parser.parse_args()
+    return on_gpu(options.json) if options.stand_in is None else on_standin(options.stand_in)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class TextEncodingStage:
                 max_length=max_sequence_length,
                 truncation=True,
                 return_tensors="pt",
-            )
+            ).to(self.text_encoder.device)
         with ProfilingContext4Debug("embedding"):
             mask = tokens.attention_mask
             embeddings = self.text_encoder(tokens.input_ids, mask).last_hidden_state
@@ -101,8 +101,10 @@ class VAEDecodeStage:
     def process(self, latents: torch.Tensor) -> torch.Tensor:
         """Decode to frames between 0 and 1: [batch, frames, 3, height, width]."""
         shape = (1, self.vae.config.z_dim, 1, 1, 1)
-        mean = torch.tensor(self.vae.config.latents_mean).view(shape)
-        deviation = torch.tensor(self.vae.config.latents_std).view(shape)
+        mean, deviation = (
+            torch.tensor(values, device=latents.device).view(shape)
+            for values in (self.vae.config.latents_mean, self.vae.config.latents_std)
+        )
         video = self.vae.decode(latents * deviation + mean, return_dict=False)[0]
         return self.video_processor.postprocess_video(video, output_type="pt")
 
@@ -135,6 +137,7 @@ class WanStages:
             width=width,
             num_frames=frames,
             dtype=torch.float32,
+            device=self.pipeline.transformer.device,
             generator=torch.Generator().manual_seed(seed),
         )
         embeddings = self.text_encoding_stage.process([prompt, negative_prompt])

@@ -1,12 +1,25 @@
-"""Tests that need a real GPU; without one they are skipped with that reason."""
+"""Tests that need a real GPU; without one they are skipped with that reason.
+
+If STAGESPAN_GPU_FIGURES names a file, the outcome of each test and its figures are written to it as
+JSON, with which `tools/gpu/run.py` makes its result.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the modules that other tests use, too
+
+_FIGURES = os.environ.get("STAGESPAN_GPU_FIGURES")
+_outcomes: dict[str, dict[str, Any]] = {}
 
 
 def _why_not() -> str | None:
@@ -24,6 +37,11 @@ def _why_not() -> str | None:
 _REASON = _why_not()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, also where the repository's settings of pytest are absent."""
+    config.addinivalue_line("markers", "gpu: needs a real GPU; skipped without one")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all tests of this folder, and skip them if there is no device."""
     for item in items:
@@ -31,6 +49,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if _REASON is not None:
                 item.add_marker(pytest.mark.skip(reason=_REASON))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep the outcome of a test, and why it failed or was skipped."""
+    entry = _outcomes.setdefault(report.nodeid.rpartition("/")[2], {"outcome": "passed"})
+    if report.when == "call":
+        entry["seconds"] = round(report.duration, 3)
+    entry.update(report.user_properties)
+    if report.outcome != "passed":
+        entry["outcome"] = report.outcome
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        entry["why"] = why[-2000:]
+
+
+def pytest_sessionfinish() -> None:
+    """Write the outcomes."""
+    if _FIGURES:
+        Path(_FIGURES).write_text(json.dumps(_outcomes, default=float))
+
+
+@pytest.fixture
+def figures(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Return a function that keeps figures of a test: ``figures(elapsed_ns=1200)``."""
+
+    def keep(**values: object) -> None:
+        for name, value in values.items():
+            record_property(name, value)
+
+    return keep
 
 
 @pytest.fixture

@@ -227,3 +227,70 @@ def test_the_replays_of_graphs_are_stages(cuda: Any) -> None:
     for stage in ("decode[1]", "decode[4]"):
         (span,) = spans_of(stage)
         assert span["device_elapsed_ns"] > 0
+
+
+def test_nested_spans_on_one_stream(cuda: Any, figures: Any) -> None:
+    # GIVEN queued work
+    cuda._sleep(CYCLES)
+    # WHEN spans are nested three deep
+    truths = []
+    with Between(cuda, "outer") as outer:
+        for _ in range(3):
+            with Between(cuda, "middle") as middle:
+                cuda._sleep(CYCLES // 4)
+                with Between(cuda, "inner") as inner:
+                    cuda._sleep(CYCLES // 4)
+            truths.append((middle, inner))
+    # THEN each agrees with torch's events, and the inner ones lie within the outer ones
+    assert outer.is_consistent_with(spans_of("outer")["device_elapsed_ns"][0])
+    middles, inners = (spans_of(name)["device_elapsed_ns"] for name in ("middle", "inner"))
+    for (middle, inner), middle_ns, inner_ns in zip(truths, middles, inners, strict=True):
+        assert middle.is_consistent_with(middle_ns)
+        assert inner.is_consistent_with(inner_ns)
+        assert inner_ns <= middle_ns
+    figures(outer_ns=float(spans_of("outer")["device_elapsed_ns"][0]), middle_ns=middles.tolist())
+
+
+def test_spans_of_all_streams_that_run_at_once(cuda: Any, figures: Any) -> None:
+    # GIVEN 32 streams, of which each has its own thread of spans
+    streams = [cuda.Stream() for _ in range(32)]
+    for stream in streams:
+        with cuda.stream(stream):
+            cuda._sleep(CYCLES // 10)
+    truths = []
+    for i, stream in enumerate(streams):
+        with cuda.stream(stream):
+            with Between(cuda, f"one of many {i}") as truth:
+                cuda._sleep(CYCLES // 10)
+            truths.append(truth)
+    # THEN none takes the time of another stream for its own
+    found = [spans_of(f"one of many {i}")["device_elapsed_ns"][0] for i in range(32)]
+    assert all(truth.is_consistent_with(ns) for truth, ns in zip(truths, found, strict=True))
+    figures(shortest_ns=float(min(found)), longest_ns=float(max(found)))
+
+
+def test_100_000_pending_spans(cuda: Any, figures: Any) -> None:
+    # GIVEN a device that is busy for longer than the spans take to be queued
+    cuda._sleep(400 * CYCLES)
+    began = time.perf_counter()
+    for _ in range(100_000):
+        with stagespan.span("pending"):
+            pass
+    host_s = time.perf_counter() - began
+    # WHEN it is done
+    resolver_s = time.process_time()
+    cuda.synchronize()
+    assert stagespan.flush(60)
+    resolver_s = time.process_time() - resolver_s
+    # THEN each span is counted, and each has a device time or is counted as one without
+    summary = stagespan.stats()["pending"]
+    assert summary.count == 100_000
+    timed = 0 if summary.device_elapsed_ns is None else summary.device_elapsed_ns.count
+    without = sum(n for cause, n in stagespan.lost().items() if cause.startswith("device"))
+    assert timed + without >= 100_000
+    figures(
+        timed=timed,
+        without=without,
+        host_ns_each=host_s * 1e4,
+        cpu_ns_each_after_the_last=resolver_s * 1e4,
+    )

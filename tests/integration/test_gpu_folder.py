@@ -1,0 +1,67 @@
+"""The folder that `make gpu` packs, on a machine without a network, a compiler or a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOBODY = 65534
+MOST_BYTES = 60_000_000
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_every_part_runs_or_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("cannot cut off the network: run as root, with unshare")
+    # GIVEN a packed folder that cannot be written, and a Python with nothing but pip
+    tmp_path.chmod(0o755)
+    packed, target, home = tmp_path / "packed", tmp_path / "target", tmp_path / "home"
+    version = "{}.{}".format(*sys.version_info[:2])
+    subprocess.run(
+        [sys.executable, ROOT / "tools/gpu/pack.py", "--version", version, "--output", packed],
+        check=True,
+        timeout=1500,
+    )
+    assert sum(path.stat().st_size for path in packed.rglob("*")) < MOST_BYTES
+    for path in (packed, *packed.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    venv.create(target, symlinks=False)
+    home.mkdir()
+    os.chown(home, NOBODY, NOBODY)
+
+    # WHEN another user runs it there without a network, in an empty environment
+    command = [
+        *("unshare", "--net", "setpriv", "--reuid", str(NOBODY), "--clear-groups"),
+        *(target / "bin/python", packed / "run.py", "--output", home / "result"),
+    ]
+    done = subprocess.run(
+        command,
+        env={"PATH": "/usr/bin:/bin"},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+    # THEN each part is skipped with the reason, and the result says so
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (home / "result" / "result.json").read_text()
+    assert len(text) < 1_000_000
+    result = json.loads(text)
+    assert "msgspec" in result["unpacked"]
+    assert result["machine"]["torch"] is None
+    for part in result["parts"].values():
+        assert part["status"] == "skipped"
+        assert "torch is not installed" in part["reason"]
+    # AND nothing but the result is left
+    left = {path.name for path in (home / "result").iterdir()}
+    assert left == {"logs", "result.json", "traces"}
