@@ -140,10 +140,16 @@ def _comment(place: Place, loop: Any) -> str:
     lines = [one_line(line.expandtabs(4).rstrip()) for line in linecache.getlines(place.file)]
     shown = textwrap.dedent("\n".join(lines[first - 1 : last])).splitlines()
     digits = len(str(last))
-    rows = [
-        f"# {'>' if number >= body else ' '} {number:>{digits}}  {text}".rstrip()
-        for number, text in enumerate(shown, first)
-    ]
+    rows = []
+    for number, text in enumerate(shown, first):
+        mark = "# >" if number >= body else "#  "
+        indent = " " * (len(text) - len(text.lstrip()) + 8)
+        width = _WIDTH - len(mark) - digits - 3
+        parts = textwrap.wrap(
+            text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        numbers = [f"{number:>{digits}}", *[" " * digits] * len(parts)]
+        rows += [f"{mark} {at}  {part}" for at, part in zip(numbers, parts or [""], strict=False)]
     if len(rows) > MOST_LINES:
         left_out = len(rows) - MOST_LINES
         rows[MOST_LINES // 2 : -MOST_LINES // 2] = [f"# > ... {left_out:,} more lines"]
@@ -151,4 +157,4 @@ def _comment(place: Place, loop: Any) -> str:
     where = f"{one_line(place.function)} in {one_line(file)}, lines {first} to {last}:"
     head = [f"# One iteration is marked (>). {where}", "#"]
     cut = (row if len(row) <= _WIDTH else f"{row[: _WIDTH - 4]} ..." for row in (*head, *rows))
-    return "".join(f"{row}\n" for row in cut)
+    return "".join(f"{row.rstrip()}\n" for row in cut)

@@ -63,6 +63,14 @@ class Helpers(Stage):
         return self.scheduler.step(noise, timestep, latents)
 
 
+class Long(Stage):
+    def process(self, latents, num_inference_steps=6):
+        self.scheduler.set_timesteps(num_inference_steps)
+        for timestep in self.scheduler.timesteps:
+            latents = self.scheduler.step(self.dit(latents.to(torch.float32)), timestep.to(torch.float32), latents)
+        return latents
+
+
 class Generated(Stage):
     """Its method comes from no file."""
 
@@ -80,7 +88,7 @@ class Whole:
         for _ in range(2):
             latents = latents + 1
         return latents
-'''
+'''  # noqa: E501
 
 
 @pytest.fixture
@@ -134,6 +142,17 @@ def test_the_loop_that_ran_is_shown(
     for row in found:
         assert row is not None
         assert row[3].strip() == STAGES.splitlines()[int(row[2]) - 1].strip()
+
+
+def test_a_long_line_is_shown_whole(stages: ModuleType, tmp_path: Path) -> None:
+    (number,) = numbers_of("timestep.to(torch.float32)")
+    _, _, _, *rows = comment_of(stages.Long(), tmp_path)
+    # THEN it takes several lines of the comment, of which the first has its number
+    assert rows[0].startswith(f"# > {number}  ")
+    assert len(rows) > 1
+    assert all(len(row) <= 100 and row.startswith("# >") for row in rows)
+    words = " ".join(row.removeprefix("# >") for row in rows).split()
+    assert words[1:] == STAGES.splitlines()[number - 1].split()
 
 
 def test_a_model_and_a_scheduler_without_source(stages: ModuleType, tmp_path: Path) -> None:
