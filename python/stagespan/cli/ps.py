@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from stagespan.cli.numbers import FiniteRange
 from stagespan.cli.output import print_json
 from stagespan.cli.recover import print_job
 from stagespan.recording import Recording, finding, jobs, ranks, summary
@@ -22,7 +23,7 @@ from stagespan.text.tables import Column, print_table
 @click.option(
     "--stalled",
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Show only processes in which a thread has an open span, but has not begun or finished a "
     "span for this long.",
 )

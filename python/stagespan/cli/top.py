@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from stagespan.cli.numbers import FiniteRange
 from stagespan.errors import StagespanError
 from stagespan.recording.live_page import Page
 from stagespan.text.console import trimmed
@@ -26,7 +27,7 @@ _KEYS = "q quit   f freeze   s sort   / filter"
 @click.option(
     "--interval",
     metavar="SECONDS",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=FiniteRange(min=0.1, max=3600),
     default=1.0,
     show_default=True,
     help="Time between two readings.",

@@ -54,8 +54,9 @@ class AnnotateHook(Hook):
     def enter(self, call: Call) -> None:
         """Begin the range."""
         record_function = imports.load("torch.autograd.profiler").record_function
-        call.state[self.name] = record_function(call.stage)
-        call.state[self.name].__enter__()
+        opened = record_function(call.stage)
+        opened.__enter__()
+        call.state[self.name] = opened
 
     def leave(self, call: Call) -> None:
         """End the range."""

@@ -1,12 +1,14 @@
-"""Watches the bounds of a window, and ends it in the thread that opened it."""
+"""The bounds of a window: checks and watches them, and ends it in the thread that opened it."""
 
 from __future__ import annotations
 
+import numbers
 import threading
 import time
 from collections.abc import Callable
 
 from stagespan.contexts.requests import UnboundThread
+from stagespan.errors import SettingsError
 from stagespan.profiling.interrupt import Interrupt
 
 THREAD_NAME = "stagespan-window"
@@ -14,6 +16,14 @@ _INTERVAL_S = 0.01
 """How often the number of events is read. An eager program records about 1,000 in this time."""
 _SHORTEST_WAIT_S = 0.001
 _LONGEST_PAUSE_S = 5.0
+
+
+def check_bounds(function: str, **bounds: object) -> None:
+    """Raise SettingsError if an argument of `function` is neither None nor a number above 0."""
+    for what, bound in bounds.items():
+        is_number = isinstance(bound, numbers.Real) and not isinstance(bound, bool)
+        if bound is not None and not (is_number and bound > 0):  # type: ignore[operator]
+            raise SettingsError(f"{function}({what}={bound!r}) must be a number above 0.")
 
 
 class Watch:

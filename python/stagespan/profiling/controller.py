@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -19,7 +20,7 @@ from stagespan.errors import StagespanError
 from stagespan.process import forks, run
 from stagespan.process.files import stage_path, write_whole
 from stagespan.profiling.backends import Backend, Options, make_backend
-from stagespan.profiling.bounds import Watch
+from stagespan.profiling.bounds import Watch, check_bounds
 from stagespan.profiling.running import foreign_profiler
 from stagespan.profiling.timeline import compressed_with_spans, recorded_spans, shows_work
 
@@ -74,7 +75,9 @@ class Window:
         self.end_ns = 0
         """The window in Unix ns."""
         self._options = options
-        self._max_seconds = max_seconds
+        if max_seconds is None or max_seconds >= threading.TIMEOUT_MAX:
+            max_seconds = math.inf
+        self._max_seconds = float(max_seconds)
         self._max_bytes = max_bytes
         self._max_events = max_events
         self._backend: Backend | None = None
@@ -82,6 +85,7 @@ class Window:
         self._running: list[Backend] = []  # the call that takes it from here stops the profiler
         self._is_counted = False
         self._native_id = 0  # of the thread that has opened it; greenlets have other identifiers
+        self._pid = 0  # of its process
 
     @property
     def profiler(self) -> object:
@@ -98,14 +102,14 @@ class Window:
         left_open = _turn.get(_OPEN)
         if left_open is not None and left_open.skipped:  # its profiler still runs, see `stop`
             left_open.stop()
-        holder = _turn.setdefault(_OPEN, self)
-        if holder is not self or self._running:
-            return self._skip(
-                "nested",
-                f"{self.title} is not profiled: a profiler is already running for"
-                f" {holder.title}. Profile only one of them.",
-            )
         try:
+            holder = _turn.setdefault(_OPEN, self)
+            if holder is not self or self._running:
+                return self._skip(
+                    "nested",
+                    f"{self.title} is not profiled: a profiler is already running for"
+                    f" {holder.title}. Profile only one of them.",
+                )
             if foreign_profiler():
                 return self._give_up(
                     "foreign",
@@ -127,6 +131,11 @@ class Window:
                 )
             self.begin_ns = time.time_ns()
             self._backend.start()
+            self._running.append(self._backend)
+            self._native_id, self._pid = threading.get_native_id(), os.getpid()
+            if self._native_id != threading.main_thread().native_id:
+                _of_thread.end = _ThreadEnd(self)
+            self._start_watch(self._backend)
         except ImportError as error:
             return self._give_up("torch", f"{self.title} is not profiled: {error}. Install torch.")
         except Exception as error:
@@ -137,21 +146,25 @@ class Window:
         except BaseException:
             self._release()
             raise
-        self._running.append(self._backend)
-        self._native_id = threading.get_native_id()
-        if self._native_id != threading.main_thread().native_id:
-            _of_thread.end = _ThreadEnd(self)
-        self._start_watch(self._backend)
         return True
 
     def stop(self) -> None:
         """Close the window, if it is open.
 
         In another thread than `start`, this loses the profile: the profiler then runs until that
-        thread ends, or opens the next window.
+        thread ends, or opens the next window. In a forked process, nothing is recorded.
         """
         if self._watch is not None:
             self._watch.cancel()
+        if self._running and self._pid != os.getpid():
+            self._running.clear()
+            self._skip(
+                "fork",
+                f"{self.title} is not profiled in this process, which was forked while it was"
+                " being profiled: a forked process has no profiler. The process in which it began"
+                " writes the profile.",
+            )
+            return
         if self._running and not self.is_open_here():
             self._running[0].pause()
             self._skip(
@@ -245,15 +258,16 @@ class Window:
                 self.title,
             )
         self._is_counted = has_count and self._max_events < math.inf
-        seconds = math.inf if self._max_seconds is None else self._max_seconds
-        if self._is_counted or seconds < math.inf:
-            self._watch = Watch(seconds, self._is_counted, self._is_due, backend.pause, self.stop)
+        if self._is_counted or self._max_seconds < math.inf:
+            self._watch = Watch(
+                self._max_seconds, self._is_counted, self._is_due, backend.pause, self.stop
+            )
             self._watch.start()
 
     def _is_due(self) -> bool:
         """Whether the window has reached a bound, which `ended_early` names then."""
         open_s = (time.time_ns() - self.begin_ns) / 1e9
-        if self._max_seconds is not None and open_s >= self._max_seconds:
+        if open_s >= self._max_seconds:
             self.ended_early = f"{self._max_seconds:g} seconds (max_seconds)"
         elif self._is_counted and self._backend is not None:
             events = self._backend.recorded_operators() or 0
@@ -266,6 +280,10 @@ class Window:
         return self._skip(reason, sentence)
 
     def _release(self) -> None:
+        """Let another window be opened. If this one could not be bounded, its profiler stops."""
+        while self._running:
+            with contextlib.suppress(Exception):
+                self._running.pop().stop()
         if _turn.get(_OPEN) is self:
             _turn.pop(_OPEN, None)
 
@@ -327,6 +345,9 @@ def profile_window(
     Returns:
         A window that is not open yet.
 
+    Raises:
+        SettingsError: If ``max_seconds``, ``max_bytes`` or ``max_events`` is not a number above 0.
+
     Example:
         ```python
         with stagespan.profile_window("denoise") as window:
@@ -335,6 +356,11 @@ def profile_window(
             window.export("denoise_trace.json.gz")
         ```
     """
+    if max_events is None:
+        max_events = default_max_events()
+    check_bounds(
+        "profile_window", max_seconds=max_seconds, max_events=max_events, max_bytes=max_bytes
+    )
     chosen = current_platform.profiler_activities() if activities is None else activities
     if keep_npu_result is None:
         keep_npu_result = bool(settings.get("STAGESPAN_NPU_RESULT"))
@@ -351,8 +377,6 @@ def profile_window(
         all_threads=all_threads,
         trace_only=trace_only,
     )
-    if max_events is None:
-        max_events = default_max_events()
     return Window(name, options, max_seconds, max_bytes, max_events)
 
 

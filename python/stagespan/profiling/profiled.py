@@ -94,6 +94,16 @@ class ProfiledHook(Hook):
         if number >= self.limit():
             runs.pop(number, None)
             return
+        try:
+            is_profiled_now = self._open(call, runs)
+        except BaseException:
+            runs.pop(number, None)
+            raise
+        if not is_profiled_now:
+            runs.pop(number, None)
+
+    def _open(self, call: Call, runs: dict[int, object]) -> bool:
+        """Open the window of a run, unless that of its group is open. False if there is none."""
         # Programs that profile nothing do not need the reader of traces. It cannot be imported when
         # a trace is written, because that may be while the interpreter ends.
         imports.load("stagespan.profiling.kernels")
@@ -102,7 +112,7 @@ class ProfiledHook(Hook):
             group.depth += 1
             group.count += 1
             call.state[self.name] = group
-            return
+            return True
         chosen = {
             option: bool(settings.get(f"STAGESPAN_PROFILER_{option.upper()}", default))
             for option, default in self.options.items()
@@ -123,8 +133,8 @@ class ProfiledHook(Hook):
                 group = _Group(window, runs)
                 call.state[self.name] = self._groups[_key(call.stage)] = group
             self.log_started(call.stage)
-            return
-        runs.pop(number, None)
+            return True
+        return False
 
     def leave(self, call: Call) -> None:
         """Close the window."""

@@ -13,13 +13,8 @@ from stagespan.process import run
 from stagespan.process.files import stage_path
 from stagespan.process.imports import importing
 from stagespan.profiling.backends import import_beforehand
-from stagespan.profiling.controller import (
-    MAX_SECONDS,
-    MAX_TRACE_BYTES,
-    Window,
-    default_max_events,
-    profile_window,
-)
+from stagespan.profiling.bounds import check_bounds
+from stagespan.profiling.controller import MAX_SECONDS, MAX_TRACE_BYTES, Window, profile_window
 
 LOGGER = logging.getLogger("stagespan")
 
@@ -44,11 +39,11 @@ class profile_steps:
         all_threads: Whether operators of all threads are recorded, such as those of a pool that
             does the work, if torch can do that. No other thread may run an operator between two
             steps, because torch may crash then. Not with ``profile_memory``.
-        max_seconds: A trace ends after this time.
+        max_seconds: A trace ends after this time; None means never.
         max_events: A trace ends after this many operators and annotations, including nested ones,
             by default STAGESPAN_PROFILER_MAX_EVENTS; infinity means no limit. The end of a trace
             stops all Python threads of the process for a time that is proportional to them.
-        max_bytes: A larger trace is not written.
+        max_bytes: A larger trace is not written; None means no limit.
         output_dir: Folder for the files, by default the output folder of the run.
 
     Raises:
@@ -78,9 +73,9 @@ class profile_steps:
         profile_memory: bool = False,
         with_stack: bool = False,
         all_threads: bool = False,
-        max_seconds: float = MAX_SECONDS,
+        max_seconds: float | None = MAX_SECONDS,
         max_events: float | None = None,
-        max_bytes: int = MAX_TRACE_BYTES,
+        max_bytes: int | None = MAX_TRACE_BYTES,
         output_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         given = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
@@ -95,16 +90,9 @@ class profile_steps:
                     f"profile_steps({what}={number!r}) must be a whole number of at least {least}."
                     + (endless if what == "repeat" and number == 0 else "")
                 )
-        if max_events is None:
-            max_events = default_max_events()
-        bounds: dict[str, object] = {
-            "max_seconds": max_seconds,
-            "max_events": max_events,
-            "max_bytes": max_bytes,
-        }
-        for what, bound in bounds.items():
-            if not isinstance(bound, (int, float)) or isinstance(bound, bool) or not bound > 0:
-                raise SettingsError(f"profile_steps({what}={bound!r}) must be a number above 0.")
+        check_bounds(
+            "profile_steps", max_seconds=max_seconds, max_events=max_events, max_bytes=max_bytes
+        )
         given_name: object = name
         if not isinstance(given_name, str) or not given_name:
             raise SettingsError(
@@ -132,8 +120,13 @@ class profile_steps:
         import_beforehand()
 
     def __enter__(self) -> profile_steps:
+        try:
+            self._enter_step()
+        except BaseException:
+            self._marks.close()
+            self._close()
+            raise
         self._is_open = True
-        self._enter_step()
         return self
 
     def step(self) -> None:
@@ -146,26 +139,33 @@ class profile_steps:
 
     def __exit__(self, *error: object) -> None:
         self._is_open = False
-        self._marks.close()
+        try:
+            self._marks.close()
+            self._end()
+        finally:
+            self._close()
+
+    def _end(self) -> None:
+        """Write the trace of the steps so far, or say why there is none."""
         cycle, at = self._place()
         if self._window is not None and self._is_recording:
             done = at - self._wait - self._warmup
             self._close()
-            if done:
+            if self._finished.skipped is not None:
+                self.skipped = self._finished.skipped
+            elif done:
                 self._say(f"the loop ended after {done} of {self._active} steps to record")
                 self._write(cycle)
                 self._say_if_ended_early()
             else:
                 self._say("the loop ended before the first step to record was complete")
         elif cycle < self._repeat and not self.skipped:
-            self._close()
             first = cycle * (self._wait + self._warmup + self._active) + self._wait + self._warmup
             ran = f"{self._step} step{'' if self._step == 1 else 's'}"
             self._say(
                 f"the loop ended after {ran}, but the first step to record is step "
                 f"{first}: pass a smaller wait or warmup"
             )
-        self._close()
 
     def _place(self) -> tuple[int, int]:
         """Return the number of the cycle and of the step in it, from 0."""
@@ -227,6 +227,9 @@ class profile_steps:
         self._is_recording = False
 
     def _write(self, cycle: int) -> None:
+        if self._finished.skipped is not None:
+            self.skipped = self._finished.skipped
+            return
         folder = run.output_dir() if self._folder is None else self._folder
         number = f"_cycle{cycle + 1}" if cycle else ""
         path = stage_path(folder, self._name, f"{run.whose_file(folder)}{number}_trace.json.gz")

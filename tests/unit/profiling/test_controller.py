@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 import preloaded
-from stagespan.errors import StagespanError
+from stagespan.errors import SettingsError, StagespanError
 from stagespan.profiling import profile_window
 from stagespan.profiling.bounds import THREAD_NAME
 from stagespan.profiling.controller import open_window
@@ -302,6 +303,49 @@ def test_a_window_ends_by_itself_on_the_main_thread(
     assert products(window.export(tmp_path / "t.json.gz")) >= 1
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_seconds": "3"},
+        {"max_seconds": math.nan},
+        {"max_seconds": True},
+        {"max_events": -1},
+        {"max_events": "many"},
+        {"max_bytes": 0},
+        {"max_bytes": b"1"},
+    ],
+    ids=str,
+)
+def test_a_wrong_bound_is_refused_before_anything_is_marked(
+    wrong: dict[str, Any], work: Work
+) -> None:
+    with pytest.raises(SettingsError, match=r"profile_window\(max_\w+=.*must be a number above 0"):
+        profile_window("bounded", **wrong)
+    with profile_window("bounded", max_seconds=10**400, max_events=np.int64(10**9)) as window:
+        work()
+    assert (window.recorded, window.skipped) == (True, None)
+
+
+def test_a_window_whose_bound_cannot_be_watched_is_given_up(
+    work: Work, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a process in which no thread can start, because its stack is larger than its memory
+    before = threading.stack_size(1 << 46)
+    try:
+        # WHEN a window is opened that a thread must watch
+        with profile_window("unwatched", max_seconds=60) as window:
+            work()
+    finally:
+        threading.stack_size(before)
+    # THEN it is not recorded, a sentence says so, and nothing stays marked
+    assert not window.recorded
+    assert "the profiler did not start" in caplog.text
+    assert open_window() is None
+    with profile_window("unwatched", max_seconds=60) as window:
+        work()
+    assert window.recorded
+
+
 def test_a_deadline_that_is_not_reached_does_nothing(
     work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -484,6 +528,36 @@ def test_a_folder_that_cannot_be_written(
     with pytest.raises(OSError, match=r"\w"):
         window.export(target)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_forked_child_says_that_it_has_no_profiler() -> None:
+    # GIVEN a process that forks in a window and in a loop of profile_steps
+    code = """
+import os, sys, torch, stagespan
+kind = sys.argv[1]
+context = stagespan.profile_window("w") if kind == "window" else stagespan.profile_steps(0, 0, 2)
+with context as opened:
+    child = os.fork()
+    if kind == "steps" and child == 0:
+        opened.step()
+print(("child" if child == 0 else "parent"), opened.skipped, flush=True)
+if child:
+    os.waitpid(child, 0)
+else:
+    os._exit(0)
+"""
+    for kind in ("window", "steps"):
+        # WHEN the child leaves it
+        done = subprocess.run(
+            [*preloaded.python(), "-c", code, kind], capture_output=True, text=True, timeout=120
+        )
+        # THEN the child says that the process was forked, and nothing else
+        said = next(line for line in done.stdout.splitlines() if line.startswith("child"))
+        assert "forked" in said, done.stderr
+        assert "thread" not in said
+        assert "forked" not in next(
+            line for line in done.stdout.splitlines() if line.startswith("parent")
+        )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
