@@ -140,6 +140,16 @@ bool begin_root(RequestObject& self) noexcept {
   return self.shown != 0;
 }
 
+/// Writes the segment of a part after the end of a request. Most have nothing to show, and are never written.
+bool show_following(RequestObject& self) noexcept {
+  if (self.shown != 0 || self.begin_ticks == 0) return true;
+  SegmentStart start;
+  start.begin_ticks = self.begin_ticks;
+  start.parent_segment = self.parent.hop;
+  self.shown = write_entry(self, start);
+  return self.shown != 0;
+}
+
 /// When a request was received, and a reading of both clocks.
 struct Arrival {
   std::uint64_t received_ticks = now_ticks();
@@ -214,7 +224,13 @@ PyObject* request_enter(PyObject* object, PyObject*) {
   if (self.number == 0 && !initialise(self, nullptr, nullptr)) return nullptr;  // made while compiled code was captured
   self.begin_ticks = 0;
   if (mode_has(kModeEnabled)) {
-    if (self.is_remote ? !enter_received(self) : !begin_root(self)) return nullptr;
+    if (self.follows) {
+      self.status = kStatusOpen;
+      self.segment = random_number();
+      if (self.parent.hop != 0) self.begin_ticks = now_ticks();
+    } else if (self.is_remote ? !enter_received(self) : !begin_root(self)) {
+      return nullptr;
+    }
     if (self.is_remote) {
       self.begin_ticks = now_ticks();
       self.is_root = self.begins_here;
@@ -310,6 +326,27 @@ PyObject* request_initialise(PyObject* object, PyObject* const* args, Py_ssize_t
     self.parent = parent;
     keep(self.texts[kTraceParent], args[1]);
   }
+  Py_RETURN_NONE;
+}
+
+// _follow(request): makes it a part of a request that has ended.
+PyObject* request_follow(PyObject* object, PyObject* given) {
+  RequestObject& self = *self_of(object);
+  if (!is_request(given)) return PyErr_Format(PyExc_TypeError, "_follow() takes a request, not %R", given);
+  const RequestObject& first = *self_of(given);
+  if (is_open(self) || !initialise(self, first.id, first.metadata)) return nullptr;
+  self.parent = {first.parent.trace, first.segment, first.parent.flags};
+  self.follows = true;
+  self.passes_state = first.passes_state;
+  for (std::size_t key = 0; key < kKeys; ++key)
+    if (first.texts[key] != nullptr) keep(self.texts[key], first.texts[key]);
+  if (first.pipeline != nullptr) keep(self.pipeline, first.pipeline);
+  Py_RETURN_NONE;
+}
+
+PyObject* request_show(PyObject* object, PyObject*) {
+  RequestObject& self = *self_of(object);
+  if (self.follows && !show_following(self)) return nullptr;
   Py_RETURN_NONE;
 }
 
@@ -490,6 +527,7 @@ bool forward(const RequestObject& self, PyObject* carrier) noexcept {
 PyObject* inject(RequestObject* self, const InjectArguments& arguments) noexcept {
   Ref carrier(arguments.carrier != Py_None ? Py_NewRef(arguments.carrier) : PyDict_New());
   if (!carrier || self == nullptr) return carrier.release();
+  if (self->follows && !show_following(*self)) return nullptr;
   const bool is_recorded = (!self->is_remote || self->is_started) && self->shown != 0 && has_trace(*self);
   const bool is_written = is_recorded && mode_has(kModeEnabled) ? write_carrier(*self, carrier.get(), arguments)
                                                                 : forward(*self, carrier.get());
@@ -620,6 +658,8 @@ PyMethodDef g_methods[] = {
     {"inject", as_method(request_inject), METH_FASTCALL | METH_KEYWORDS, docs::kRequestInject},
     {"_initialise", as_method(request_initialise), METH_FASTCALL, nullptr},
     {"_receive", as_method(request_receive), METH_FASTCALL, nullptr},
+    {"_follow", request_follow, METH_O, nullptr},
+    {"_show", request_show, METH_NOARGS, nullptr},
     {"_enter", request_enter, METH_NOARGS, nullptr},
     {"_leave", request_leave, METH_O, nullptr},
     {"set_status", request_set_status, METH_O, docs::kRequestSetStatus},

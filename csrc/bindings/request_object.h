@@ -31,6 +31,7 @@ struct RequestObject {
   std::uint32_t generation;   // of the process that has entered it
   std::uint8_t status;        // as it was set
   bool has_given_id;
+  bool follows;  // a part after the end of a request, which is its parent
 
   // Of one that was received:
   bool is_remote;

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+import time
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from typing import Any
 
 from stagespan.contexts.remotes import Remote
-from stagespan.contexts.requests import request
+from stagespan.contexts.requests import request, status_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -14,6 +16,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _MOST_ID_CHARACTERS = 256
+_LONGEST_RETURN_NS = 1_000_000
+"""An application that does not wait and returns so soon after its answer does no work there."""
+_GONE = ("http.disconnect", "websocket.disconnect")
+_USUAL_CLOSES = (1000, 1001)
 
 
 class RequestMiddleware:
@@ -22,8 +28,13 @@ class RequestMiddleware:
     The trace is that of the header ``traceparent``. The id is that of ``id_header`` if it is set
     and the client sends it, else one of this process. ``metadata`` of the request has the
     ``method``, the ``path`` and, if the framework tells it, the ``route``, which is also the
-    request's pipeline. A client that has gone before the answer is complete makes the request
-    cancelled, and an answer with a status of 500 and above makes it an error.
+    request's pipeline. The route of a mounted application begins with the path of its mount. A
+    client that has gone before the answer is complete makes the request cancelled, and an answer
+    with a status of 500 and above makes it an error.
+
+    The request ends with the last message of the answer, or when the websocket is closed. What the
+    application does afterwards, such as background tasks, is a part of its own: it has the id and
+    the trace of the request, but neither its duration nor its status include it.
 
     Example:
         ```python
@@ -48,16 +59,12 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call of the server."""
         if scope["type"] not in ("http", "websocket"):
-            return await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return
         headers = scope.get("headers") or ()
         remote = Remote(headers, self._id_in(headers), trusted=self._trusted)
         remote.metadata.update(method=scope.get("method", "WEBSOCKET"), path=scope.get("path"))
-        call = _Call(remote, scope, receive, send)
-        async with remote:
-            try:
-                await self.app(scope, call.receive, call.send)
-            finally:
-                call.finish()
+        await _Call(remote, scope, receive, send).serve(self.app)
 
     def _id_in(self, headers: Any) -> str:
         for name, value in headers:
@@ -66,46 +73,158 @@ class RequestMiddleware:
         return ""
 
 
+class _After(request):
+    """What an application does after its answer. It is no request, so that none is counted."""
+
+    def __init__(self, answered: request) -> None:
+        self._follow(answered)
+        self._begin_ns = time.monotonic_ns()
+
+    def leave(self, error: BaseException | None) -> None:
+        """End it. It is recorded if it has taken time, or has failed."""
+        if error is not None or time.monotonic_ns() - self._begin_ns > _LONGEST_RETURN_NS:
+            self._show()
+        self._leave(status_of(None if error is None else type(error)))
+
+
 class _Call:
     """What the server and the application have said to each other."""
 
     def __init__(self, current: request, scope: Scope, receive: Receive, send: Send) -> None:
         self._current, self._scope = current, scope
         self._receive, self._send = receive, send
-        self._is_complete = self._has_gone = False
+        self._root_path = scope.get("root_path", "")
+        self._is_complete = self._has_gone = self._has_trailers = False
         self._status = 0
+        self._after: _After | None = None
+        self._is_running = False
+
+    async def serve(self, app: Application) -> None:
+        """Let the application answer, and work afterwards."""
+
+        async def answer() -> None:
+            await app(self._scope, self.receive, self.send)
+
+        self._current.__enter__()
+        try:
+            await self._run(answer())
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end(None)
+
+    @types.coroutine
+    def _run(self, application: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+        """Run the application, and enter the part after its answer in its own context.
+
+        Another task can send the answer, such as one that a framework makes for a stream.
+        """
+        resume: Callable[[Any], Any] = application.send
+        value = None
+        while True:
+            self._is_running = True
+            try:
+                waits_for = resume(value)
+            except StopIteration:
+                return
+            finally:
+                self._is_running = False
+            if self._after is not None and self._after._is_open:
+                self._after._show()
+            try:
+                value = yield waits_for
+                resume = application.send
+            except BaseException as error:
+                resume, value = application.throw, error
+            self._enter_after()
 
     async def receive(self) -> Message:
         message = await self._receive()
-        if message["type"] in ("http.disconnect", "websocket.disconnect") and not self._is_complete:
+        kind = message["type"]
+        if kind in _GONE and not self._is_complete:
             # Closing a websocket with code 1000 or 1001 is its usual end.
-            self._has_gone = message.get("code") not in (1000, 1001)
+            self._has_gone = message.get("code") not in _USUAL_CLOSES
+            if kind == "websocket.disconnect":
+                self._complete()
         return message
 
     async def send(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "http.response.start":
+        # An answer that refuses a websocket has the same messages.
+        kind = message["type"].removeprefix("websocket.http.").removeprefix("http.")
+        if kind == "response.start":
             self._status = int(message.get("status", 0))
+            self._has_trailers = bool(message.get("trailers", False))
             self._find_route()
-        is_last = kind == "http.response.body" and not message.get("more_body", False)
+        if kind == "response.trailers":
+            is_last = not message.get("more_trailers", False)
+        elif kind in ("response.body", "response.zerocopysend", "response.pathsend"):
+            is_last = not (message.get("more_body", False) or self._has_trailers)
+        else:
+            is_last = kind == "websocket.close"
+        was_complete, self._is_complete = self._is_complete, self._is_complete or is_last
         try:
             await self._send(message)
         except OSError:  # as servers say that the client has gone
-            self._has_gone = True
+            if not was_complete:
+                self._is_complete, self._has_gone = False, True
             raise
-        if is_last or kind == "websocket.close":
-            self._is_complete = True
+        if is_last:
+            self._complete()
+
+    def _complete(self) -> None:
+        """End the request, after its answer is complete or its websocket is closed."""
+        self._is_complete = True
+        if self._after is None:
+            self._leave(None)
+            self._after = _After(self._current)
+            if self._is_running:
+                self._enter_after()
+
+    def _enter_after(self) -> None:
+        if self._after is not None and not self._after._is_open:
+            self._after.__enter__()
+
+    def _end(self, error: BaseException | None) -> None:
+        """End what is open after the application has returned or raised."""
+        if self._after is None:
+            self._leave(error)
+        else:
+            self._after.leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Set the status and the route that the application has found, and leave the request."""
+        self._find_route()
+        if self._has_gone:
+            self._current.set_status("cancelled")
+        elif self._status >= 500:
+            self._current.set_status("error")
+        self._current.__exit__(None if error is None else type(error), error, None)
 
     def _find_route(self) -> None:
         # Frameworks add it to the scope. The path itself would be a name for each client's text.
         route = getattr(self._scope.get("route"), "path", None)
         if isinstance(route, str):
+            route = self._mounted_at(route) + route
             self._current.metadata["route"] = self._current.pipeline = route
 
-    def finish(self) -> None:
-        """Set the status, and the route that the application has found."""
-        self._find_route()
-        if self._has_gone and not self._is_complete:
-            self._current.set_status("cancelled")
-        elif self._status >= 500:
-            self._current.set_status("error")
+    def _mounted_at(self, route: str) -> str:
+        """Return the path of the mounts that lead to the application with this route.
+
+        Parameters of the mounts are shown as in a route, because their values are the client's.
+        """
+        path: str = self._scope.get("path", "")
+        inner: str = self._scope.get("root_path", "")
+        # Starlette's mounts keep what `root_path` was outside of them.
+        outer = self._scope.get("app_root_path", self._root_path)
+        is_mounted = "app_root_path" in self._scope or path.startswith(inner)
+        if not (is_mounted and inner.startswith(outer)):
+            return ""
+        mounts = inner[len(outer) :].rstrip("/")
+        for name, value in self._scope.get("path_params", {}).items():
+            if f"{{{name}}}" in route or f"{{{name}:" in route:
+                continue
+            before, is_there, after = f"{mounts}/".partition(f"/{value}/")
+            if not is_there:
+                return f"/{{{name}}}"
+            mounts = f"{before}/{{{name}}}/{after}".rstrip("/")
+        return mounts

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import os
 import socket
 import threading
 import time
@@ -19,8 +20,11 @@ import pytest
 import stagespan
 from stagespan import current_request, inject, span
 from stagespan.contexts.requests import FinishedRequest, finished_requests
+from stagespan.recording.timelines import timelines
 
 uvicorn = pytest.importorskip("uvicorn")
+fastapi = pytest.importorskip("fastapi")
+responses = pytest.importorskip("fastapi.responses")
 from stagespan.asgi import RequestMiddleware  # noqa: E402
 from stagespan.logging import RequestFilter  # noqa: E402
 
@@ -62,24 +66,95 @@ async def application(scope: dict[str, Any], receive: Receive, send: Send) -> No
     await send({"type": "http.response.body", "body": body})
 
 
+def served_by_fastapi() -> Any:
+    """An application with streams, mounts, background tasks and dependencies that clean up."""
+    app, api, inner = fastapi.FastAPI(), fastapi.FastAPI(), fastapi.FastAPI()
+
+    def task(kind: str) -> None:
+        current = current_request()
+        with span(f"task of {kind}"):
+            AFTERWARDS[kind] = current and (current.id, current.trace_id)
+            RELEASED[kind].wait(60)
+        if kind == "raises":
+            raise ValueError(kind)
+
+    def dependency() -> Iterator[None]:
+        yield
+        task("dependency")
+
+    @app.get("/task/{kind}")
+    async def with_task(kind: str, tasks: fastapi.BackgroundTasks) -> dict[str, int]:
+        tasks.add_task(task, kind)
+        with span("handle"):
+            return {}
+
+    @app.get("/stream/{kind}")
+    async def stream(kind: str, tasks: fastapi.BackgroundTasks) -> Any:
+        def parts() -> Iterator[bytes]:
+            for _ in range(3):
+                yield b"x" * 1000
+
+        tasks.add_task(task, kind)
+        return responses.StreamingResponse(parts(), background=tasks)
+
+    @app.get("/cleans", dependencies=[fastapi.Depends(dependency)])
+    async def cleans() -> dict[str, int]:
+        return {}
+
+    @inner.get("/items/{item}")
+    async def get_item(item: int) -> dict[str, int]:
+        return {}
+
+    @inner.websocket("/socket")
+    async def socket_(socket: fastapi.WebSocket) -> None:
+        await socket.accept()
+        await socket.close()
+
+    api.mount("/{tenant}/v2", inner)
+    app.mount("/api", api)
+    app.mount("/direct", inner)
+    return app
+
+
+AFTERWARDS: dict[str, Any] = {}
+"""The id of the request and the trace that work after an answer sees, by kind."""
+RELEASED: dict[str, threading.Event] = {}
+"""When that work may end."""
+
+
 async def _next(receive: Receive) -> dict[str, Any]:
     with contextlib.suppress(asyncio.TimeoutError):
         return await asyncio.wait_for(receive(), 0.001)
     return {"type": ""}
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+@contextlib.contextmanager
+def served(application: Any) -> Iterator[int]:
+    """Serve an application; yields the port."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(16)
-    app: Any = RequestMiddleware(application, id_header="X-Request-Id")  # type: ignore[arg-type]
+    app: Any = RequestMiddleware(application, id_header="X-Request-Id")
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
-    yield listener.getsockname()[1]
-    server.should_exit = True
-    thread.join()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with served(application) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def fastapi_port() -> Iterator[int]:
+    with served(served_by_fastapi()) as port:
+        yield port
 
 
 def get(port: int, path: str, **headers: str) -> str:
@@ -136,6 +211,96 @@ def test_a_client_that_has_gone_makes_the_request_cancelled(port: int, path: str
         client.recv(100)
     # THEN the request is cancelled, although the application only returns
     assert finished(path)["status"] == "cancelled"
+
+
+def segments_of(id_: str) -> list[Any]:
+    """Return the segments of a request in this process, in the order in which they begin."""
+    recording = stagespan.recording.open(os.getpid())
+    found = [one for one in recording.segments() if one["id"] == id_]
+    return sorted(found, key=lambda one: one["begin_ns"] or 0)
+
+
+def ended_segments_of(id_: str, count: int) -> list[Any]:
+    """Wait until this number of segments of a request have ended."""
+    for _ in range(3000):
+        segments = segments_of(id_)
+        if [one["status"] == "open" for one in segments] == [False] * count:
+            return segments
+        time.sleep(0.01)
+    pytest.fail(f"{id_} has no {count} segments that have ended: {segments}")
+
+
+@pytest.mark.parametrize("path", ["/task/plain", "/task/raises", "/stream/streamed", "/cleans"])
+def test_work_after_the_answer_is_a_part_of_its_own(fastapi_port: int, path: str) -> None:
+    kind = {"/cleans": "dependency"}.get(path, path.rpartition("/")[2])
+    released = RELEASED[kind] = threading.Event()
+    # GIVEN a call whose answer is complete while the application goes on
+    with contextlib.closing(socket.create_connection(("127.0.0.1", fastapi_port))) as client:
+        id_, trace = f"after{path}".replace("/", "-"), os.urandom(16).hex()
+        parent = f"00-{trace}-{os.urandom(8).hex()}-01"
+        headers = f"Host: x\r\nX-Request-Id: {id_}\r\ntraceparent: {parent}\r\n\r\n"
+        client.sendall(f"GET {path} HTTP/1.1\r\n{headers}".encode())
+        # THEN the request ends with the answer, and its status is that of the answer
+        one = finished(path)
+        assert (one["id"], one["status"]) == (id_, "ok")
+        released.set()
+    # AND the work has the id and the trace of the request, in a part that follows it
+    root, part = ended_segments_of(id_, 2)
+    assert AFTERWARDS[kind] == (id_, trace)
+    assert (part["trace_id"], part["parent_segment"]) == (trace, root["segment"])
+    assert (part["origin"], part["received_ns"]) == ("root", None)
+    assert part["begin_ns"] >= root["end_ns"]
+    assert (root["status"], part["status"]) == ("ok", "error" if kind == "raises" else "ok")
+    numbers = {
+        stagespan.stage_names()[row["stage"]]: row["request"]
+        for row in stagespan.spans()
+        if row["request"] in (root["number"], part["number"])
+    }
+    assert numbers[f"task of {kind}"] == part["number"]
+    # AND it is not another request
+    assert [done["id"] for done in finished_requests].count(id_) == 1
+    (shown,) = timelines([stagespan.recording.open(os.getpid())], id_)
+    assert (shown.causes, len(shown.segments)) == ([], 2)
+    assert stagespan.current_request() is None
+
+
+def test_routes_of_mounted_applications_begin_with_the_mount(fastapi_port: int) -> None:
+    for path in ("/direct/items/5", "/api/anna/v2/items/5", "/api/5/v2/items/5"):
+        get(fastapi_port, path)
+    assert finished("/direct/items/5")["metadata"]["route"] == "/direct/items/{item}"
+    for tenant in ("anna", "5"):
+        path = f"/api/{tenant}/v2/items/5"
+        assert finished(path)["metadata"]["route"] == "/api/{tenant}/v2/items/{item}"
+
+
+def test_an_answer_ends_with_its_trailers() -> None:
+    open_after: list[tuple[str, Any]] = []
+
+    async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        current = current_request()
+        assert current is not None
+
+        async def send_and_look(**message: Any) -> None:
+            await send(message)
+            open_after.append((message["type"], current._is_open))
+
+        await send_and_look(type="http.response.start", status=200, trailers=True)
+        await send_and_look(type="http.response.body", body=b"x")
+        await send_and_look(type="http.response.trailers", headers=[], more_trailers=True)
+        await send_and_look(type="http.response.trailers", headers=[])
+
+    async def nothing(*_message: Any) -> dict[str, Any]:
+        return {}
+
+    scope = {"type": "http", "method": "GET", "path": "/trailers", "headers": []}
+    asyncio.run(RequestMiddleware(app)(scope, nothing, nothing))  # type: ignore[arg-type]
+    assert [is_open for _, is_open in open_after] == [True, True, True, False]
+
+
+def test_an_application_that_only_returns_has_no_other_part(port: int) -> None:
+    id_ = get(port, "/items/7").split()[0]
+    assert finished("/items/7")["id"] == id_
+    assert [one["origin"] for one in segments_of(id_)] == ["remote"]
 
 
 def test_websockets_and_other_calls() -> None:

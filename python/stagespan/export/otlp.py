@@ -93,7 +93,9 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
     trace_id, own_id = int(segment["trace_id"] or "0", 16), int(segment["segment"] or "0", 16)
     resource = _resource_of(part.resource)
     own = _context(trace_id, own_id)
-    hops = [one for one in (segment, *part.returns) if one["parent_segment"] is not None]
+    follows = segment["origin"] == "root" and segment["parent_segment"] is not None
+    received = part.returns if follows else (segment, *part.returns)
+    hops = [one for one in received if one["parent_segment"] is not None]
     for one in hops:
         yield _hop(one, trace_id, resource)
     parent = segment["parent_hop"]
@@ -121,7 +123,7 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
             f"{_batch_context(one, part).span_id:016x}" for one in part.batches
         ]
         attributes["stagespan.batch.sizes"] = [one.size for one in part.batches]
-    if parent is None:
+    if parent is None or follows:
         kind = SpanKind.INTERNAL
     else:
         kind = SpanKind.CONSUMER if hops and hops[0] is segment else SpanKind.SERVER
@@ -129,7 +131,9 @@ def spans_of(part: Part, more: Mapping[str, Any] = MappingProxyType({})) -> Iter
     yield ReadableSpan(
         name=segment["queue"] or part.resource.pipeline,
         context=own,
-        parent=None if parent is None else _context(trace_id, int(parent, 16), is_remote=True),
+        parent=None
+        if parent is None
+        else _context(trace_id, int(parent, 16), is_remote=not follows),
         resource=resource,
         attributes=attributes,
         kind=kind,

@@ -80,8 +80,9 @@ class Segment(Request):
     """A segment: the part of a request in this process. Unknown values are None.
 
     ``segment`` is its id, ``parent_hop`` that of the hop that brought it, and ``parent_segment``
-    that of the segment that sent it (16 hexadecimal digits each). ``origin`` is ``"root"`` (the
-    request began here), ``"remote"``, ``"return"`` (not a segment, but a hop that has come back to
+    that of the segment that sent it (16 hexadecimal digits each). In a part after the end of a
+    request, such as background tasks, both are that request's segment. ``origin`` is ``"root"``
+    (it began here), ``"remote"``, ``"return"`` (not a segment, but a hop that has come back to
     the segment with this number) or ``"repeated"`` (the carrier was received before). ``sent_ns``
     is on this process's clock, and None if it was sent on another one.
     """

@@ -608,7 +608,11 @@ def _missing_hops(
     for stretch in segments:
         segment, pid = stretch.segment, stretch.recording.pid
         own_id = segment["segment"] or ""
-        own = arrived[own_id] | {child.segment["parent_hop"] for child in found.by_parent[own_id]}
+        own = arrived[own_id] | {
+            child.segment["parent_hop"]
+            for child in found.by_parent[own_id]
+            if child.segment["received_ns"] is not None
+        }
         for process, one in found.dropped[own_id]:
             if one["parent_hop"] not in own:
                 own.add(one["parent_hop"])
