@@ -21,9 +21,9 @@ namespace {
 // needs is looked up by the function's address. Nothing is stored in the function, so torch.compile and other tools see
 // it unchanged. Python 3.11 does not read the field when Python code calls a function.
 //
-// Python 3.14 does not read it either where the function is the getter of a property. A function that can become one
-// has code that times it, as on 3.11 (decorators.py), and its calls are intercepted all the same, because that is
-// faster.
+// Python 3.13 and later do not read it either where `Class(...)` calls the function as `__init__`, nor 3.14 where it is
+// the getter of a property. A function that can become one has code that times it, as on 3.11 (decorators.py), and its
+// calls are intercepted all the same, because that is faster.
 
 constexpr int kKinds = CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR;
 
@@ -145,11 +145,14 @@ void remember(Recent& slot, PyObject* function, Interception& interception) {
       interception.inner, interception.plain};
 }
 
-/// Times the function in a cell. What its own code does with defaults and keywords is left to that code.
+/// Times the function in a cell. What its own code does with defaults and keywords is left to that code. Both functions
+/// have positional parameters only.
 PyObject* call_inner(SpanObject& span, PyObject* cell, vectorcallfunc plain, PyObject* function, PyObject* const* args,
                      std::size_t nargsf, PyObject* kwnames) {
   const Ref inner(Py_XNewRef(PyCell_GET(cell)));
-  if (kwnames != nullptr || PyVectorcall_NARGS(nargsf) != 1 || !inner) return plain(function, args, nargsf, kwnames);
+  const int parameters = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(function))->co_argcount;
+  if (kwnames != nullptr || PyVectorcall_NARGS(nargsf) != parameters || !inner)
+    return plain(function, args, nargsf, kwnames);
   return call_timed(span, inner.get(), args, nargsf, kwnames,
                     [&] { return PyObject_Vectorcall(inner.get(), args, nargsf, kwnames); });
 }

@@ -38,6 +38,7 @@ import stagespan
 pytestmark = pytest.mark.usefixtures("fresh")
 DECORATED = [name for name in CONTEXTS if name != "none"]
 PLAIN = in_this_function(CONTEXTS["none"]("none"))
+SYNCHRONOUS_BY_POSITION = ("nested", "method", "static", "class")
 WITH_ONE_PARAMETER = ("nested", "static", "coroutine", "generator", "async_generator")
 IN_WORKERS = {**os.environ, "STAGESPAN_DEBUG": "true"}
 
@@ -46,11 +47,13 @@ def spans_of_copy(kind: str) -> int:
     """Return how many spans a call of a copy of a decorated function ends: none if it is not timed.
 
     The copy has the code of the original, which times the function only where its calls cannot be
-    intercepted: those of all functions on Python 3.11, and of those that may be the getter of a
-    property on Python 3.14.
+    intercepted: those of all functions on Python 3.11, of those that may be an `__init__` on Python
+    3.13 and later, and of those that may be the getter of a property on Python 3.14.
     """
-    in_code = sys.version_info[:2] == (3, 11) or (
-        sys.version_info >= (3, 14) and kind in WITH_ONE_PARAMETER
+    in_code = (
+        sys.version_info[:2] == (3, 11)
+        or (sys.version_info >= (3, 13) and kind in SYNCHRONOUS_BY_POSITION)
+        or (sys.version_info >= (3, 14) and kind in WITH_ONE_PARAMETER)
     )
     return int(in_code)
 

@@ -5,8 +5,8 @@ except its identity. The original stays untimed. The result for other callables 
 How the new function is timed depends on the version of Python:
 
 - All versions except 3.11: `_core.time_function` intercepts its calls. The function does not
-  change, except on 3.14 if it can become the getter of a property, whose reads are not calls: it
-  then also gets other code, as on 3.11.
+  change, unless it can become something that the interpreter calls without using the entry (see
+  `_intercepts`): it then also gets other code, as on 3.11.
 - 3.11: a plain synchronous function under an always-on context gets the code and the closure of a
   `wrapper`. In all other cases, a `trampoline` replaces its `__code__` while it is timed.
 """
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F")
 _INTERCEPTS_CALLS = sys.version_info < (3, 11) or sys.version_info >= (3, 12)
+_INTERCEPTS_INIT = sys.version_info < (3, 13)
+_INTERCEPTS_GETTERS = sys.version_info < (3, 14)
 _NOT_SYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 _log = logging.getLogger("stagespan")
@@ -157,7 +159,7 @@ def _decorate_function(span: Span, function: FunctionType) -> FunctionType:
     synchronous = not function.__code__.co_flags & _NOT_SYNCHRONOUS
     if not _intercepts(function) and synchronous and span.kind != "debug":
         fresh = fresh_function(function, *wrapper.wrapper_parts(span, function))
-        if sys.version_info >= (3, 14):
+        if sys.version_info >= (3, 13):
             _core.time_function(fresh, (span,), wrapper.inner_cell(fresh))
         return fresh
     spans = (*_spans_of(function), span)
@@ -171,15 +173,21 @@ def _decorate_function(span: Span, function: FunctionType) -> FunctionType:
 def _intercepts(function: FunctionType) -> bool:
     """Whether all calls of a function go through its entry, which can be replaced.
 
-    Python 3.11 never uses the entry. Python 3.14 does not use that of a property's getter where an
-    attribute is read for the second time; every function with one parameter may become a getter.
+    Python 3.11 never uses the entry. Python 3.13 and later do not use that of an `__init__` where
+    the same call creates an object of the same class again, and Python 3.14 does not use that of a
+    property's getter where an attribute is read again. Any function whose parameters suit may
+    become one of them later.
     """
     code = function.__code__
-    return _INTERCEPTS_CALLS and not (
-        sys.version_info >= (3, 14)
-        and code.co_argcount == 1
-        and code.co_kwonlyargcount == 0
-        and not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    has_more = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    if has_more or code.co_kwonlyargcount or not code.co_argcount:
+        return _INTERCEPTS_CALLS
+    may_be_init = not code.co_flags & _NOT_SYNCHRONOUS
+    may_be_getter = code.co_argcount == 1
+    return (
+        _INTERCEPTS_CALLS
+        and (_INTERCEPTS_INIT or not may_be_init)
+        and (_INTERCEPTS_GETTERS or not may_be_getter)
     )
 
 

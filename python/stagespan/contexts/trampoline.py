@@ -1,6 +1,7 @@
 """Code objects that time a function where not all of its calls can be intercepted.
 
-That is on Python 3.11, and on 3.14 for what can become the getter of a property.
+That is on Python 3.11, on 3.13 and later for what can become an `__init__`, and on 3.14 for what
+can become the getter of a property.
 
 They time what a wrapper (`wrapper`) cannot: coroutines and generators, and debug contexts, which
 must cost nothing when they are off. A trampoline replaces the `__code__` of a function. It has the

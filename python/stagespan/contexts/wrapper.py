@@ -1,6 +1,7 @@
 """Functions that time a plain function where not all of its calls can be intercepted.
 
-That is on Python 3.11, and on 3.14 for what can become the getter of a property.
+That is on Python 3.11, on 3.13 and later for what can become an `__init__`, and on 3.14 for what
+can become the getter of a property.
 
 A wrapper has the same parameters, the same place in the source file and the same globals. It has
 the free variables of the function and three of its own:

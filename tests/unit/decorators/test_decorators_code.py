@@ -44,8 +44,8 @@ def test_functions_made_in_a_loop_are_freed() -> None:
 
 
 def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
-    # The code of functions that can be getters is also replaced on Python 3.14.
-    is_replaced = not INTERCEPTS_CALLS or sys.version_info >= (3, 14)
+    # The code of functions that can be `__init__` is also replaced on Python 3.13 and later.
+    is_replaced = not INTERCEPTS_CALLS or sys.version_info >= (3, 13)
 
     # GIVEN two timed functions with the same code, each with its own closure
     def make(number: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
