@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -120,10 +124,11 @@ def stages(*names: str, module: str = "work") -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["default", "debug", "off"])
-def test_all_processes_of_a_program_are_in_one_table(mode: str, tmp_path: Path) -> None:
+def test_all_processes_of_a_program_are_in_one_table(
+    mode: str, folder: Path, tmp_path: Path
+) -> None:
     # GIVEN a program that starts processes in all ways, and ends them in several
     write(tmp_path, work=WORK, starts=STARTS)
-    left = os.listdir("/dev/shm")
     # WHEN it runs with recordings, without them, or in debug mode
     done = run(
         tmp_path,
@@ -148,7 +153,7 @@ def test_all_processes_of_a_program_are_in_one_table(mode: str, tmp_path: Path) 
     told = [line for line in done.stderr.splitlines() if line.startswith("stagespan: stage")]
     assert len(told) == len(silent) * (mode == "off")
     assert "no stage ran" not in done.stderr
-    assert set(os.listdir("/dev/shm")) - set(left) <= {f"stagespan-{os.geteuid()}"}
+    assert not list(folder.glob(".run-*"))
 
 
 MAIN = """
@@ -345,3 +350,167 @@ def test_the_variable_times_stages_without_the_command(tmp_path: Path) -> None:
     assert done.stdout == "{'fork': 2}\n", done.stderr
     assert done.stderr.count("STAGESPAN_STAGES") == 1
     assert "'nonsense' must be written as pkg.mod:Class.method" in done.stderr
+
+
+def test_many_processes_take_little_space_and_are_all_counted(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a program that starts many processes, one after the other, and measures their space
+    write(tmp_path, work=WORK)
+    write(
+        tmp_path,
+        starts="""
+            import os, sys, work
+            def size_of(folder):
+                found = {}
+                for path, _, names in os.walk(folder):
+                    for name in names:
+                        status = os.lstat(os.path.join(path, name))
+                        found[status.st_ino] = status.st_blocks * 512
+                return sum(found.values())
+            largest = 0
+            for _ in range(100):
+                if os.fork() == 0:
+                    work.here()
+                    sys.exit()
+                os.wait()
+                largest = max(largest, size_of(os.environ["STAGESPAN_RECORDING_DIR"]))
+            print(largest)
+        """,
+    )
+    # WHEN it is run
+    done = run(tmp_path, *stages("here"), "starts.py")
+    # THEN all of them are counted, although few recordings are kept
+    assert done.returncode == 0, done.stderr
+    assert counts_told(done) == {"here": 100}
+    assert 0 < int(done.stdout) < 100 * 2**20
+    assert not list(folder.glob(".run-*"))
+
+
+def test_a_program_that_sets_its_own_search_path_is_reached(tmp_path: Path) -> None:
+    write(tmp_path, work=WORK)
+    write(
+        tmp_path,
+        starts="""
+            import os, subprocess, sys
+            call = (
+                "import work, os, sys;"
+                "work.here(); print(os.environ['PYTHONPATH'][-4:], sys.path[1])"
+            )
+            os.environ["PYTHONPATH"] = "/own"
+            subprocess.run([sys.executable, "-c", call], check=True)
+            own = {**os.environ, "PYTHONPATH": "/its"}
+            subprocess.run([sys.executable, "-c", call], check=True, env=own)
+        """,
+    )
+    done = run(tmp_path, *stages("here"), "starts.py")
+    assert done.stdout == "/own /own\n/its /its\n", done.stderr
+    assert counts_told(done) == {"here": 2}
+    assert "could not be reached" not in done.stderr
+
+
+SERVED = """
+    def work(): pass
+
+    def wsgi(environment, start):
+        work()
+        start("200 OK", [])
+        return [b"x"]
+
+    async def asgi(scope, receive, send):
+        if scope["type"] == "http":
+            work()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"x"})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("server", "options"),
+    [
+        ("gunicorn", "-w 2 --max-requests 5 app:wsgi -b 127.0.0.1:{port}"),
+        ("gunicorn", "-w 2 --preload -k gevent app:wsgi -b 127.0.0.1:{port}"),
+        ("uvicorn", "app:asgi --workers 2 --lifespan off --port {port}"),
+        ("uvicorn", "app:asgi --reload --lifespan off --port {port}"),
+    ],
+)
+def test_the_workers_of_a_server_are_counted(server: str, options: str, tmp_path: Path) -> None:
+    pytest.importorskip(server)
+    if "gevent" in options:
+        pytest.importorskip("gevent")
+    # GIVEN a server with workers
+    write(tmp_path, app=SERVED)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "stagespan", "run", *stages("work", module="app")]
+    process = subprocess.Popen(
+        [*command, "-m", server, *options.format(port=port).split()],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # WHEN it has answered, and is stopped
+    answered = 0
+    try:
+        while answered < 30 and process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60):
+                    answered += 1
+            except OSError:  # it does not listen yet, or a worker is replaced
+                time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        error = process.communicate(timeout=120)[1]
+    # THEN each answer is counted, and those that a worker that ended could not send
+    done = subprocess.CompletedProcess("", 0, "", error)
+    assert counts_told(done)["work"] >= answered == 30
+    assert "no stage ran" not in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("needed", "program"),
+    [
+        ("xdist", "pytest -q -n 2 -p no:cacheprovider test_app.py"),
+        ("torch", "torch.distributed.run --nproc_per_node 2 ranks.py"),
+        ("celery", "celery -A tasks worker -c 1 --max-tasks-per-child 3 -l WARNING"),
+    ],
+)
+def test_the_workers_of_other_programs_are_counted(
+    needed: str, program: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(needed)
+    # GIVEN two tests, ranks that run the stage once and twice, and tasks of which the last one
+    # stops the workers
+    write(
+        tmp_path,
+        app="def work(): pass",
+        test_app="""
+            import app, pytest
+            @pytest.mark.parametrize("number", range(3))
+            def test_work(number): app.work()
+        """,
+        ranks="import app, os\nfor _ in range(int(os.environ['RANK']) + 1): app.work()",
+        tasks="""
+            import app as work, os, signal
+            from celery import Celery
+            app = Celery("tasks", broker="filesystem://")
+            app.conf.broker_transport_options = {
+                "data_folder_in": "queue", "data_folder_out": "queue", "processed_folder": "done",
+            }
+            @app.task
+            def run(is_last):
+                work.work()
+                if is_last: os.kill(os.getppid(), signal.SIGTERM)
+        """,
+    )
+    if needed == "celery":
+        for name in ("queue", "done"):
+            (tmp_path / name).mkdir()
+        call = "import tasks\nfor left in range(7, -1, -1): tasks.run.delay(not left)"
+        subprocess.run([sys.executable, "-c", call], cwd=tmp_path, check=True, timeout=300)
+    # WHEN they run in workers
+    done = run(tmp_path, *stages("work", module="app"), "-m", *program.split())
+    # THEN all calls are counted
+    assert counts_told(done) == {"work": 8 if needed == "celery" else 3}, done.stderr

@@ -17,6 +17,7 @@ from stagespan.text.amounts import counted
 if TYPE_CHECKING:
     from stagespan.contexts.named import Wrapper
     from stagespan.process.command import Command
+    from stagespan.recording.members import Members
 
 
 @click.command(
@@ -112,8 +113,12 @@ class _Ending:
     """Prints the table, writes the files, and names the stages that were not found."""
 
     def __init__(self, command: Command, wrapper: Wrapper, *, write: bool) -> None:
+        from stagespan.recording.members import Members
+
         self.wrapper = wrapper
         self._command = command
+        self._members = Members(command.folder)
+        command.on_start(self._members.limit)
         self._write = write
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -135,31 +140,28 @@ class _Ending:
             if not self._is_printed:
                 self._is_printed = True
                 try:
-                    _print_and_write(self._command, self.wrapper, self._write)
+                    _print_and_write(self._command, self._members, self.wrapper, self._write)
                 finally:
                     self._command.remove()
 
 
-def _print_and_write(command: Command, wrapper: Wrapper, write: bool) -> None:
+def _print_and_write(command: Command, members: Members, wrapper: Wrapper, write: bool) -> None:
     from rich.console import Console
 
     from stagespan import is_debug
     from stagespan.process import run
     from stagespan.profiling import unused
-    from stagespan.recording import members
     from stagespan.report import exit as at_exit
     from stagespan.report import timing
     from stagespan.report.tables import print_report
 
-    others = members.read(command.folder)
+    recorded = members.recorded()
     # In debug mode, another handler writes the files, and each process writes its own.
     written = (
-        at_exit.write_reports(timing.report_with(others.recorded))
-        if write and not is_debug()
-        else []
+        at_exit.write_reports(timing.report_with(recorded)) if write and not is_debug() else []
     )
     if run.rank() == 0:
-        report = timing.report_with([*others.recorded, *others.handed_over])
+        report = timing.report_with([*recorded, *members.handed_over()])
         if report["stages"]:
             print_report(report, Console(stderr=True))
         for sentence in (

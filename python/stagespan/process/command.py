@@ -13,13 +13,10 @@ import atexit
 import contextlib
 import fcntl
 import functools
-import json
 import os
-import shutil
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +32,7 @@ FIGURES = ".figures"
 """The suffix of files with the figures of processes whose recordings cannot be read."""
 _STARTUP = str(Path(__file__).parent / "startup")
 
+_on_start: list[Callable[[], None]] = []
 _own_pid = 0
 """The process of the command, in it and in its forked children."""
 
@@ -50,6 +48,7 @@ class Command:
 
         It is in the folder of the recordings, so that these can have a name there.
         """
+        tempfile = imports.load("tempfile")
         parent = settings.get("STAGESPAN_RECORDING_DIR") or _core.recording_default_folder()
         if settings.get("STAGESPAN_RECORDING") in ("off", "memfd") or (
             _core.recording_why_not_in(os.fsencode(os.path.abspath(parent))) is not None
@@ -70,12 +69,17 @@ class Command:
         os.environ["PYTHONPATH"] = _STARTUP + (os.pathsep + before if before else "")
         _join()
 
+    def on_start(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after each start of a process by the command's own process."""
+        _on_start.append(callback)
+
     def lines(self) -> Iterator[tuple[str, list[Any]]]:
         """Yield what the processes have told: the kind of each line, and its facts."""
         try:
             text = (self.folder / _LOG).read_text(errors="replace")
         except OSError:
             return
+        json = imports.load("json")
         for line in text.splitlines():
             with contextlib.suppress(ValueError):  # the disk was full
                 kind, *facts = json.loads(line)
@@ -91,7 +95,7 @@ class Command:
 
     def remove(self) -> None:
         """Remove the folder. Processes that still run then have nowhere to write to."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        imports.load("shutil").rmtree(self.folder, ignore_errors=True)
 
 
 def _remove_abandoned(parent: str) -> None:
@@ -100,7 +104,7 @@ def _remove_abandoned(parent: str) -> None:
         try:
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path.parent, ignore_errors=True)
+                imports.load("shutil").rmtree(path.parent, ignore_errors=True)
         except OSError:  # the command runs, or it belongs to another user
             continue
 
@@ -126,6 +130,9 @@ def tell(kind: str, *facts: object) -> None:
     """Add a line to the command's log, if this process works for a command."""
     if not folder():
         return
+    with imports.importing():  # also while json itself is imported, whose functions can be stages
+        import json
+
     line = json.dumps([kind, *facts]) + "\n"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     with contextlib.suppress(OSError):  # the command has ended
@@ -149,28 +156,67 @@ def _join() -> None:
     """
     import _posixsubprocess
 
-    starts: Any = _posixsubprocess
-    if getattr(starts.fork_exec, "_is_watched_by_stagespan", False):
+    if getattr(_posixsubprocess.fork_exec, "_is_watched_by_stagespan", False):
         return
-    fork_exec = starts.fork_exec
-
-    @functools.wraps(fork_exec)
-    def watched(*arguments: Any) -> Any:
-        pid = fork_exec(*arguments)
-        if any(map(_is_python, arguments[1])):
-            tell("started", pid)
-        return pid
-
-    watched._is_watched_by_stagespan = True  # type: ignore[attr-defined]
-    starts.fork_exec = watched
-    subprocess: Any = sys.modules.get("subprocess")
-    if getattr(subprocess, "_fork_exec", None) is fork_exec:
-        subprocess._fork_exec = watched
+    _watch(_posixsubprocess, "fork_exec", lambda arguments: arguments[1], environment=5)
+    _watch(os, "posix_spawn", lambda arguments: arguments[:1])
+    forks.around(lambda: None, _after_start, lambda: None)
     atexit.register(_hand_over)
     # Before the recording of a worker ends.
     forks.at_worker_exit(_hand_over, priority=1)
     if settings.get("STAGESPAN_RECORDING") in ("off", "memfd"):
         termination.watch(_hand_over)
+
+
+def _watch(
+    module: Any,
+    name: str,
+    programs: Callable[[tuple[Any, ...]], Iterable[str | bytes]],
+    environment: int | None = None,
+) -> None:
+    """Watch a function that starts programs and returns a process id.
+
+    ``programs`` are the paths among its arguments, of which the first that exists is started, and
+    ``environment`` is the place of the new process's environment, a list of bytes.
+    """
+    start = getattr(module, name)
+
+    @functools.wraps(start)
+    def watched(*arguments: Any, **more: Any) -> Any:
+        given = list(arguments)
+        if environment is not None and len(given) > environment:
+            given[environment] = _with_startup(given[environment])
+        pid = start(*given, **more)
+        if any(map(_is_python, programs(arguments))):
+            tell("started", pid)
+        _after_start()
+        return pid
+
+    watched._is_watched_by_stagespan = True  # type: ignore[attr-defined]
+    setattr(module, name, watched)
+    subprocess: Any = sys.modules.get("subprocess")
+    if getattr(subprocess, f"_{name}", None) is start:  # a name of its own, from Python 3.11 on
+        setattr(subprocess, f"_{name}", watched)
+
+
+def _with_startup(environment: list[bytes] | None) -> list[bytes] | None:
+    """Return an environment in which a program that set its own PYTHONPATH keeps our folder."""
+    found = [key + b"=" + value for key, value in os.environb.items()]
+    found = found if environment is None else list(environment)
+    before = next((entry for entry in found if entry.startswith(b"PYTHONPATH=")), b"PYTHONPATH=")
+    paths = before.partition(b"=")[2]
+    startup, separator = os.fsencode(_STARTUP), os.fsencode(os.pathsep)
+    is_cleared = not any(entry.startswith(os.fsencode(f"{_FOLDER}=")) for entry in found)
+    if is_cleared or startup in paths.split(separator):
+        return environment
+    entry = b"PYTHONPATH=" + startup + (separator + paths if paths else b"")
+    return [entry, *(other for other in found if other != before)]
+
+
+def _after_start() -> None:
+    if os.getpid() == _own_pid:
+        for callback in _on_start:
+            callback()
 
 
 def _is_python(path: str | bytes) -> bool:

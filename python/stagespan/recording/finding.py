@@ -24,7 +24,8 @@ from stagespan.recording.reading import (
     stat_fields,
 )
 
-_FILE = re.compile(r"(\d+)-(\d+)(?:-\d+)?\.stagespan")
+SUFFIX = ".stagespan"
+_FILE = re.compile(rf"(\d+)-(\d+)(?:-\d+)?{re.escape(SUFFIX)}")
 _DELETED = " (deleted)"
 EXPORTER_FILE = ".exporter"
 """The file in a folder of recordings on which an exporter holds a lock."""

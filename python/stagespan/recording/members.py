@@ -3,39 +3,72 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from stagespan.errors import StagespanError
 from stagespan.process.command import FIGURES
+from stagespan.recording.finding import SUFFIX
 from stagespan.recording.reading import Recording
 from stagespan.report import merged
 
 if TYPE_CHECKING:
     from stagespan.report.merged import Stages
 
-
-class Members(NamedTuple):
-    """The stages of each process, except for the command's own."""
-
-    recorded: list[Stages]
-    """Those that are in recordings."""
-    handed_over: list[Stages]
-    """Those of processes without a recording that could be read, which have written reports."""
+_MOST_KEPT = 32
+"""How many recordings a folder may have before those of ended processes are read and removed. Each
+takes 1 to 2 MiB of a tmpfs."""
 
 
-def read(folder: Path) -> Members:
-    """Read the recordings and figures in the folder of a command, alive or not."""
-    found = Members([], [])
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(f"{os.getpid()}-"):
-            continue
+class Members:
+    """The processes whose recordings are in the folder of a command, except for its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._removed: Stages = {}
+        self._reading = threading.RLock()
+
+    def limit(self) -> None:
+        """Read and remove the recordings of ended processes if there are many."""
         try:
-            if path.suffix == ".stagespan":
-                copy = Recording(str(path), everything=False)
-                found.recorded.append(copy.snapshot().stages())
-            elif path.suffix == FIGURES:
-                found.handed_over.append(merged.decoded(path.read_bytes()))
-        except (StagespanError, OSError, ValueError):  # it was cut off, or is damaged
-            continue
-    return found
+            names = [name for name in os.listdir(self._folder) if name.endswith(SUFFIX)]
+        except OSError:
+            return
+        if len(names) <= _MOST_KEPT or not self._reading.acquire(blocking=False):
+            return
+        try:
+            for copy in self._recordings():
+                if copy.has_gone:
+                    os.unlink(copy.path)
+                    self._removed = merged.merged([self._removed, copy.snapshot().stages()])
+        except OSError:
+            return
+        finally:
+            self._reading.release()
+
+    def recorded(self) -> list[Stages]:
+        """Return the stages in recordings, of processes that are alive or not."""
+        with self._reading:
+            found = [copy.snapshot().stages() for copy in self._recordings()]
+            return [stages for stages in (self._removed, *found) if stages]
+
+    def handed_over(self) -> list[Stages]:
+        """Return the stages of processes whose recordings could not be read at their end."""
+        found: list[Stages] = []
+        for path in self._folder.glob(f"*{FIGURES}"):
+            try:
+                found.append(merged.decoded(path.read_bytes()))
+            except (OSError, ValueError):  # the disk was full
+                continue
+        return found
+
+    def _recordings(self) -> list[Recording]:
+        found = []
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            if not path.name.startswith(f"{os.getpid()}-"):
+                try:
+                    found.append(Recording(str(path), everything=False))
+                except StagespanError:  # it was cut off, or is damaged
+                    continue
+        return found
