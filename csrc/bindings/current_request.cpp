@@ -6,7 +6,6 @@
 #include <new>
 #include <utility>
 
-#include "docstrings.h"
 #include "execution_context.h"
 #include "object.h"
 #include "task_scopes.h"
@@ -197,15 +196,6 @@ void leave(Entered& entered, PyObject* object) noexcept {
 
 // --- the functions --------------------------------------------------------------------------------------
 
-PyObject* request_leave(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) return PyErr_Format(PyExc_TypeError, "request_leave() takes 2 arguments, not %zd", count);
-  if (args[0] == Py_None) Py_RETURN_NONE;
-  if (PyCapsule_IsValid(args[0], kEntered) == 0)
-    return PyErr_Format(PyExc_TypeError, "request_leave() takes what request_adopt() has returned");
-  leave_request(args[0], args[1]);
-  Py_RETURN_NONE;
-}
-
 PyObject* inheritance(PyObject*, PyObject*) {
   ThreadState& thread = current_thread();
   const ParentLink link = innermost(thread, *thread.scope);
@@ -214,10 +204,21 @@ PyObject* inheritance(PyObject*, PyObject*) {
   return encode({link, Inherited::kExact});
 }
 
-PyObject* adopt(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) return PyErr_Format(PyExc_TypeError, "adopt() takes 2 arguments, not %zd", count);
+// --- what a function takes along ------------------------------------------------------------------------
+
+/// The context manager around a function that runs elsewhere.
+struct AdoptedObject {
+  PyObject_HEAD PyObject* inheritance;
+  PyObject* request;
+  PyObject* entered;  // a capsule; null while it is not entered, and if nothing was taken along
+};
+
+AdoptedObject& adopted_of(PyObject* object) { return *reinterpret_cast<AdoptedObject*>(object); }
+
+PyObject* adopted_enter(PyObject* object, PyObject*) {
+  AdoptedObject& self = adopted_of(object);
   Inherited inherited;
-  if (args[0] != Py_None && !decode(args[0], inherited)) Py_RETURN_NONE;
+  if (self.inheritance != Py_None && !decode(self.inheritance, inherited)) Py_RETURN_NONE;
   if (has_no_scope(current_thread())) Py_RETURN_NONE;
   Ref capsule;
   Entered* const entered = make_entered(capsule);
@@ -238,8 +239,42 @@ PyObject* adopt(PyObject*, PyObject* const* args, Py_ssize_t count) {
   thread.locals[index].scope = &scope;
   scope.top = index;
   entered->frame = index;
-  enter(thread, *entered, inherited.link.request, args[1]);
-  return capsule.release();
+  enter(thread, *entered, inherited.link.request, self.request);
+  drop_from(self.entered);
+  self.entered = capsule.release();
+  Py_RETURN_NONE;
+}
+
+PyObject* adopted_exit(PyObject* object, PyObject* const*, Py_ssize_t) {
+  const Ref entered(std::exchange(adopted_of(object).entered, nullptr));
+  if (entered) leave_request(entered.get(), adopted_of(object).request);
+  Py_RETURN_NONE;
+}
+
+void adopted_dealloc(PyObject* object) {
+  AdoptedObject& self = adopted_of(object);
+  drop_from(self.entered);
+  drop_from(self.inheritance);
+  drop_from(self.request);
+  PyObject_Free(object);
+}
+
+PyMethodDef g_adopted_methods[] = {
+    {"__enter__", adopted_enter, METH_NOARGS, nullptr},
+    {"__exit__", as_method(adopted_exit), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyTypeObject g_adopted_type = static_type("stagespan._core.Adopted", sizeof(AdoptedObject), 0);
+
+PyObject* adopted(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "request_adopted() takes 2 arguments, not %zd", count);
+  auto* const made = PyObject_New(AdoptedObject, &g_adopted_type);
+  if (made == nullptr) return nullptr;
+  made->inheritance = Py_NewRef(args[0]);
+  made->request = Py_NewRef(args[1]);
+  made->entered = nullptr;
+  return reinterpret_cast<PyObject*>(made);
 }
 
 PyObject* get_request_variable(PyObject*, PyObject*) { return request_variable(); }
@@ -258,17 +293,16 @@ void leave_request(PyObject* entered, PyObject* request) noexcept {
   if (!found->is_left) leave(*found, request);
 }
 
+bool init_current_request() {
+  g_adopted_type.tp_dealloc = adopted_dealloc;
+  g_adopted_type.tp_methods = g_adopted_methods;
+  return PyType_Ready(&g_adopted_type) == 0;
+}
+
 PyMethodDef g_current_request_functions[] = {
-    {"request_leave", as_method(request_leave), METH_FASTCALL,
-     "request_leave(entered, request, /)\n--\n\nRestore what was current where `request_adopt` was called."},
-    {"request_variable", get_request_variable, METH_NOARGS,
-     "request_variable()\n--\n\nThe context variable that contains the current request, or None."},
-    {"request_inheritance", inheritance, METH_NOARGS,
-     "inheritance()\n--\n\nThe innermost open span and the request of the calling code, for `adopt`; None if there is "
-     "neither."},
-    {"request_adopt", as_method(adopt), METH_FASTCALL,
-     "adopt(inheritance, request, /)\n--\n\nOpen spans as children of what was innermost elsewhere, in that request; "
-     "gives what `request_leave` takes, or None."},
+    {"request_variable", get_request_variable, METH_NOARGS, nullptr},
+    {"request_inheritance", inheritance, METH_NOARGS, nullptr},
+    {"request_adopted", as_method(adopted), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -138,7 +138,7 @@ void define_hot_objects(py::module_& module) {
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
   if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_unnamed_span_type(m) ||
       !init_token_type(m) || !init_timed_functions(m) || !init_timed_iterators() || !init_waiting(m) ||
-      !init_request_type(m) || !init_batch_type(m))
+      !init_current_request() || !init_request_type(m) || !init_batch_type(m))
     throw py::error_already_set();
 }
 

@@ -10,11 +10,13 @@
 #include <utility>
 
 #include "carrier_texts.h"
+#include "context_method.h"
 #include "context_variables.h"
 #include "current_request.h"
 #include "docstrings.h"
 #include "execution_context.h"
 #include "object.h"
+#include "ready_object.h"
 #include "request_tables.h"
 #include "segments.h"
 #include "stage_names.h"
@@ -37,6 +39,8 @@ std::uint64_t g_last_number = 0;
 PyObject* g_find_parent = nullptr;    // () -> (trace_high, trace_low, hop, flags) of OpenTelemetry's span, or None
 PyObject* g_find_hash = nullptr;      // () -> a function from an id to what files show, or None if they show the id
 PyObject* g_find_pipeline = nullptr;  // () -> the name of the process's pipeline
+PyObject* g_is_captured = nullptr;    // () -> whether torch.compile or torch.export runs this code to capture it
+PyObject* g_keep_finished = nullptr;  // takes what is known of a request that has ended
 PyObject* g_hash = nullptr;
 PyObject* g_pipeline = nullptr;
 
@@ -125,6 +129,8 @@ std::uint32_t write_entry(const RequestObject& self, SegmentStart& start) noexce
   start.segment = self.segment;
   start.parent_hop = self.parent.hop;
   start.trace_flags = self.parent.flags;
+  // Last, so that what is done once for each process or thread is not part of the request.
+  if (start.origin == kOriginRoot && start.begin_ticks == 0) start.begin_ticks = now_ticks();
   return Recorder::get().begin_segment(self.number, start) + 1;
 }
 
@@ -133,10 +139,10 @@ bool begin_root(RequestObject& self) noexcept {
   if (!has_trace(self) && !join_trace(self)) return false;
   self.segment = random_number();
   SegmentStart start;
-  start.begin_ticks = now_ticks();
   self.shown = write_entry(self, start);
   self.begin_ticks = start.begin_ticks;
   self.is_root = true;
+  Recorder::get().this_thread();  // makes the recording, which takes a millisecond
   return self.shown != 0;
 }
 
@@ -218,10 +224,20 @@ void end_received(RequestObject& self, SegmentStatus status) noexcept {
   Recorder::get().end_segment(self.hop_number, self.hop_shown - 1, status, stage);
 }
 
-PyObject* request_enter(PyObject* object, PyObject*) {
+/// Whether torch.compile or torch.export runs this code to capture it. Negative with an exception set if that fails.
+int is_captured() noexcept {
+  static PyObject* const name = PyUnicode_InternFromString("torch._dynamo");
+  if (name == nullptr || PyDict_GetItem(PyImport_GetModuleDict(), name) == nullptr || g_is_captured == nullptr)
+    return 0;
+  const Ref answer(PyObject_CallNoArgs(g_is_captured));
+  return answer ? PyObject_IsTrue(answer.get()) : -1;
+}
+
+bool enter(PyObject* object) noexcept {
   RequestObject& self = *self_of(object);
-  if (is_open(self)) return nullptr;
-  if (self.number == 0 && !initialise(self, nullptr, nullptr)) return nullptr;  // made while compiled code was captured
+  if (const int captured = is_captured(); captured != 0) return captured > 0;
+  if (is_open(self)) return false;
+  if (self.number == 0 && !initialise(self, nullptr, nullptr)) return false;  // made while compiled code was captured
   self.begin_ticks = 0;
   if (mode_has(kModeEnabled)) {
     if (self.follows) {
@@ -229,7 +245,7 @@ PyObject* request_enter(PyObject* object, PyObject*) {
       self.segment = random_number();
       if (self.parent.hop != 0) self.begin_ticks = now_ticks();
     } else if (self.is_remote ? !enter_received(self) : !begin_root(self)) {
-      return nullptr;
+      return false;
     }
     if (self.is_remote) {
       self.begin_ticks = now_ticks();
@@ -237,11 +253,11 @@ PyObject* request_enter(PyObject* object, PyObject*) {
     }
   }
   Ref entered = enter_request(self.number, object);
-  if (!entered) return nullptr;
+  if (!entered) return false;
   self.entered = entered.release();
   remember_begun(self);
   add_open(self);
-  Py_RETURN_NONE;
+  return true;
 }
 
 /// What is known of a request that has ended.
@@ -273,30 +289,45 @@ PyObject* finished_entry(const RequestObject& self, std::uint64_t end_ticks, std
   return entry.release();
 }
 
-// _leave(status) -> its entry among the finished ones, or None
-PyObject* request_leave(PyObject* object, PyObject* given_status) {
+/// What an attribute of a module is, if the module has been imported.
+Ref imported(const char* module, const char* name) noexcept {
+  PyObject* const found = PyDict_GetItemString(PyImport_GetModuleDict(), module);
+  return attribute(found, name);
+}
+
+/// The status of a request that an exception of this type has left; None is no exception.
+SegmentStatus status_of(PyObject* kind) noexcept {
+  if (kind == Py_None) return kStatusOk;
+  const auto is_of = [kind](PyObject* type) { return type != nullptr && PyErr_GivenExceptionMatches(kind, type) != 0; };
+  const bool is_cancelled = is_of(PyExc_GeneratorExit) ||
+                            is_of(imported("asyncio.exceptions", "CancelledError").get()) ||
+                            is_of(imported("concurrent.futures", "CancelledError").get());
+  return is_cancelled ? kStatusCancelled : kStatusError;
+}
+
+/// Ends a request, if it is open. False with an exception set if what is known of it cannot be kept.
+bool leave(PyObject* object, PyObject* kind) noexcept {
   RequestObject& self = *self_of(object);
-  const long derived = PyLong_AsLong(given_status);
-  if (derived < 0 || derived >= kStatusCount) {
-    if (PyErr_Occurred() == nullptr) PyErr_Format(PyExc_ValueError, "no status has the number %ld", derived);
-    return nullptr;
-  }
-  if (self.entered == nullptr) Py_RETURN_NONE;
+  if (self.entered == nullptr) return true;
+  const SegmentStatus derived = status_of(kind);
   const Ref entered(std::exchange(self.entered, nullptr));
   remove_open(self);
   leave_request(entered.get(), object);
-  if (self.begin_ticks == 0) Py_RETURN_NONE;
-  const auto status = static_cast<std::uint8_t>(self.status != kStatusOpen ? self.status : derived);
+  if (self.begin_ticks == 0) return true;
+  const SegmentStatus status = self.status != kStatusOpen ? static_cast<SegmentStatus>(self.status) : derived;
   if (self.owner != nullptr) {
-    end_received(self, static_cast<SegmentStatus>(derived));
-    Py_RETURN_NONE;
+    end_received(self, derived);
+    return true;
   }
   if (self.is_remote)
-    end_received(self, static_cast<SegmentStatus>(status));
+    end_received(self, status);
   else
-    Recorder::get().end_segment(self.number, self.shown - 1, static_cast<SegmentStatus>(status));
+    Recorder::get().end_segment(self.number, self.shown - 1, status);
   remember_ended(self);
-  return finished_entry(self, now_ticks(), status);
+  if (self.follows) return true;  // it is not counted
+  const Ref entry(finished_entry(self, now_ticks(), status));
+  const Ref keep_finished(Py_XNewRef(g_keep_finished));  // it may replace itself
+  return entry && (!keep_finished || Ref(PyObject_CallOneArg(keep_finished.get(), entry.get())));
 }
 
 PyObject* request_set_status(PyObject* object, PyObject* status) {
@@ -305,6 +336,28 @@ PyObject* request_set_status(PyObject* object, PyObject* status) {
   while (number != kStatusUnused &&
          (PyUnicode_Check(status) == 0 || PyUnicode_CompareWithASCIIString(status, kStatusNames[number]) != 0))
     ++number;
+// _enter() and _leave(kind)
+PyObject* request_enter(PyObject* object, PyObject*) { return enter(object) ? Py_NewRef(Py_None) : nullptr; }
+PyObject* request_leave(PyObject* object, PyObject* kind) { return leave(object, kind) ? Py_NewRef(Py_None) : nullptr; }
+
+PyObject* request_with_enter(PyObject* object, PyObject* const*, Py_ssize_t) {
+  return enter(object) ? Py_NewRef(object) : nullptr;
+}
+
+PyObject* request_with_exit(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  return request_leave(object, count > 0 ? args[0] : Py_None);
+}
+
+PyObject* request_aenter(PyObject* object, PyObject*) { return ready(request_with_enter(object, nullptr, 0)); }
+
+PyObject* request_aexit(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  return ready(request_with_exit(object, args, count));
+}
+
+// The decorators of `__enter__` and `__exit__`.
+PyObject* enter_method(PyObject*, PyObject* function) { return context_method(function, request_with_enter, 0); }
+PyObject* exit_method(PyObject*, PyObject* function) { return context_method(function, request_with_exit, 3); }
+
   if (number == kStatusUnused)
     return PyErr_Format(PyExc_ValueError,
                         "%R is not a status of a request: pass one of ok, error, cancelled, discarded, abandoned",
@@ -596,10 +649,10 @@ PyObject* request_chunk(PyObject* object, PyObject* const* args, Py_ssize_t coun
 
 // --- the functions of Python ----------------------------------------------------------------------------
 
-// request_set_finders(parent, hash, pipeline)
-PyObject* set_finders(PyObject*, PyObject* args) {
-  PyObject *parent = nullptr, *hash = nullptr, *pipeline = nullptr;
-  if (PyArg_ParseTuple(args, "OOO", &parent, &hash, &pipeline) == 0) return nullptr;
+// request_set_functions(parent, hash, pipeline, captured)
+PyObject* set_functions(PyObject*, PyObject* args) {
+  PyObject *parent = nullptr, *hash = nullptr, *pipeline = nullptr, *captured = nullptr;
+  if (PyArg_ParseTuple(args, "OOOO", &parent, &hash, &pipeline, &captured) == 0) return nullptr;
   keep(g_find_parent, parent);
   keep(g_find_hash, hash);
   keep(g_find_pipeline, pipeline);
@@ -636,6 +689,12 @@ void request_dealloc(PyObject* object) {
   if (self.entered != nullptr) remove_open(self);
   if (self.hop_shown != 0 && !self.is_started) end_received(self, kStatusUnused);
   request_clear(object);
+  keep(g_is_captured, captured);
+  Py_RETURN_NONE;
+}
+
+PyObject* set_finished(PyObject*, PyObject* function) {
+  keep(g_keep_finished, function);
   drop_from(self.entered);
   drop_from(self.id);
   drop_from(self.queue);
@@ -697,8 +756,11 @@ void start_request(RequestObject& self) noexcept {
 PyMethodDef g_request_functions[] = {
     {"inject", as_method(inject_current), METH_FASTCALL | METH_KEYWORDS, docs::kInject},
     {"current_request", current_request, METH_NOARGS, docs::kCurrentRequest},
-    {"request_set_finders", set_finders, METH_VARARGS, nullptr},
+    {"request_set_functions", set_functions, METH_VARARGS, nullptr},
+    {"request_set_finished", set_finished, METH_O, nullptr},
     {"request_set_pipeline", set_pipeline, METH_O, nullptr},
+    {"__aenter__", request_aenter, METH_NOARGS, nullptr},
+    {"__aexit__", as_method(request_aexit), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -712,7 +774,7 @@ bool init_request_type(PyObject* module) {
   g_request_type.tp_dealloc = request_dealloc;
   // Objects are made by object.__new__, because torch.compile captures only those.
   g_request_type.tp_new = PyBaseObject_Type.tp_new;
-  if (!init_carrier_texts() || PyType_Ready(&g_request_type) != 0 ||
+  if (!init_carrier_texts() || !init_context_method() || PyType_Ready(&g_request_type) != 0 ||
       PyDict_DelItemString(g_request_type.tp_dict, "__new__") != 0)
     return false;
   PyType_Modified(&g_request_type);
@@ -720,3 +782,5 @@ bool init_request_type(PyObject* module) {
 }
 
 }  // namespace stagespan::python
+    {"request_enter_method", enter_method, METH_O, nullptr},
+    {"request_exit_method", exit_method, METH_O, nullptr},

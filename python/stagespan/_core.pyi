@@ -5,6 +5,7 @@ Times are in nanoseconds; absolute times are Unix time. You can call every funct
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import (
     AsyncGenerator,
@@ -21,7 +22,7 @@ from typing import Any, Literal, TypeVar, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import disjoint_base
+from typing_extensions import Self, disjoint_base
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -210,7 +211,9 @@ class Request:
     def _follow(self, request: Request, /) -> None: ...
     def _show(self) -> None: ...
     def _enter(self) -> None: ...
-    def _leave(self, status: int, /) -> Any: ...
+    def _leave(self, kind: type[BaseException] | None, /) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *error: object) -> None: ...
 
 @final
 class batch:
@@ -577,25 +580,33 @@ def hooks_raise_later(error: BaseException) -> None:
     """
 
 # Requests
-def request_leave(entered: object, request: Any, /) -> None:
-    """Undo `request_adopt`, once, from any context and thread: what was current before is current
-    again in the context in which it was called, unless something else has been entered there since,
-    and in the calling code. ``entered`` may be None.
-    """
-
-def request_set_finders(
+def request_set_functions(
     parent: Callable[[], tuple[int, int, int, int] | None],
     hash: Callable[[], Callable[[str], str] | None],
     pipeline: Callable[[], str],
     /,
 ) -> None:
+    captured: Callable[[], bool],
     """Set the functions that requests need from Python. The first returns the two halves of the
     trace id, the span id and the flags of OpenTelemetry's current span; the second one the function
-    that hashes ids in files; the third one the name of the pipeline.
+    that hashes ids in files; the third one the name of the pipeline; the fourth one whether
+    torch.compile captures the calling code.
     """
 
 def request_set_pipeline(name: str, /) -> None:
     """Set the name of the pipeline."""
+def request_set_finished(function: Callable[[Any], object], /) -> None:
+    """Set the function that takes what is known of each request that has ended."""
+
+def request_enter_method(function: _F, /) -> _F:
+    """Return an attribute for `__enter__` of a subclass of `Request`. Bound to an object, it is C
+    code that an exception of a signal handler cannot interrupt; as an attribute of the class, and
+    in a graph that torch.compile captures, it is ``function``, which must do the same.
+    """
+
+def request_exit_method(function: _F, /) -> _F:
+    """The same for `__exit__`."""
+
 
 def request_known(number: int, /) -> tuple[str, str | None]:
     """Return the id and the trace id of a request; an empty id if its number is not known."""
@@ -627,14 +638,17 @@ def request_figures(
 
 # Threads
 def request_inheritance() -> object:
-    """Return the innermost open span and the request of the calling code, for `request_adopt`;
+    """Return the innermost open span and the request of the calling code, for `request_adopted`;
     None if there is neither.
     """
 
-def request_adopt(inheritance: object, request: Any, /) -> object:
-    """Open spans of the calling code as children of the span in `request_inheritance`, in its
-    request, until `request_leave` is called with the result. In a forked child, return None and do
-    nothing.
+def request_adopted(
+    inheritance: object, request: Any, /
+) -> contextlib.AbstractContextManager[None, None]:
+    """Return a context in which spans are children of the span in `request_inheritance`, in its
+    request. It may be left in any context and thread: what was current before is then current again
+    where it was entered, unless something else has been entered there since. In a forked child, it
+    does nothing.
     """
 
 # Reading

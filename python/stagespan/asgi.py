@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMa
 from typing import Any
 
 from stagespan.contexts.remotes import Remote
-from stagespan.contexts.requests import request, status_of
+from stagespan.contexts.requests import request
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -84,7 +84,7 @@ class _After(request):
         """End it. It is recorded if it has taken time, or has failed."""
         if error is not None or time.monotonic_ns() - self._begin_ns > _LONGEST_RETURN_NS:
             self._show()
-        self._leave(status_of(None if error is None else type(error)))
+        self._leave(None if error is None else type(error))
 
 
 class _Call:

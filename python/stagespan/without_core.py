@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from stagespan.errors import StagespanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _F = TypeVar("_F")
 _reason = "it is not installed"
@@ -209,7 +209,7 @@ recording_end = _nothing
 recording_set_tell_fault = recording_reserve_for_marks = _nothing
 recording_why_not_in = device_drop_completions = memory_forget_peak_rss = _nothing
 innermost_stage = request_inheritance = segment_wait = timed_by = memory_never_free = _nothing
-request_set_finders = request_set_pipeline = _nothing
+request_set_functions = request_set_finished = request_set_pipeline = _nothing
 termination_unwatch = termination_await = termination_watch_stops = termination_mark_stop = _nothing
 
 
@@ -241,19 +241,31 @@ def current_request() -> Any:
     return _request.get()
 
 
-def request_adopt(inheritance: object, request: Any, /) -> contextvars.Token[Any]:
-    """Make a request current. Returns what `request_leave` takes."""
-    return _request.set(request)
+@contextlib.contextmanager
+def request_adopted(inheritance: object, request: Any, /) -> Iterator[None]:
+    """Make a request current in the block."""
+    entered = _request.set(request)
+    try:
+        yield
+    finally:
+        _reset(entered)
 
 
-def request_leave(entered: contextvars.Token[Any], request: Any, /) -> None:
-    """Undo `request_adopt`, in the context in which it was called."""
+def _reset(entered: contextvars.Token[Any]) -> None:
     # A token that was used already, or in another context, is refused.
     with contextlib.suppress(RuntimeError, ValueError):
         _request.reset(entered)
 
 
 class Request:
+def request_enter_method(function: _F, /) -> _F:
+    """Return the function: nothing is measured that an exception could spoil."""
+    return function
+
+
+request_exit_method = request_enter_method
+
+
     """A request that is current, passes on what was received, and is not recorded."""
 
     trace_id = pipeline = branch = queue = None
@@ -281,10 +293,17 @@ class Request:
             raise RuntimeError(f"the request {self.id!r} is already open")
         self._entered = _request.set(self)
 
-    def _leave(self, status: int) -> None:
+    def _leave(self, kind: type[BaseException] | None) -> None:
         entered, self._entered = self._entered, None
         if entered is not None:
-            request_leave(entered, self)
+            _reset(entered)
+
+    async def __aenter__(self) -> Any:
+        self._enter()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._leave(None)
 
     @property
     def _is_open(self) -> bool:

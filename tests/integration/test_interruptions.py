@@ -161,6 +161,56 @@ assert [t.name for t in threading.enumerate()].count("stagespan") == 1
     run(AT_EACH_LINE + code, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        "with stagespan.request('r'): pass",
+        "with stagespan.extract({}): pass",
+        "with remote: pass",
+        "with stagespan.request('r'), stagespan.span('s'), stagespan.extract({}): pass",
+        "asynchronous().send(None)",
+        "bound()",
+        "decorated()",
+    ],
+)
+def test_an_exception_of_a_signal_handler_leaves_no_request_current(
+    block: str, tmp_path: Path
+) -> None:
+    # GIVEN a loop that does little but enter requests and leave them
+    code = f"""
+import random, signal
+import stagespan
+
+class TimeLimit(Exception): pass
+
+def stop(*_):
+    raise TimeLimit
+
+async def asynchronous():
+    async with stagespan.request("r"), stagespan.extract({{}}): pass
+
+with stagespan.request("outer"), stagespan.span("outer"):
+    bound = stagespan.bind(lambda: None)
+    carrier = stagespan.inject()
+decorated = stagespan.request("nightly")(lambda: None)
+remote = stagespan.extract(carrier)
+signal.signal(signal.SIGALRM, stop)
+for _ in range(400):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-4, 8e-4))
+        while True:
+            try:
+                {block}
+            except StopIteration: pass
+    except TimeLimit:
+        pass
+    # WHEN the handler raises an exception THEN what it has interrupted is not current any more
+    assert stagespan.current_request() is None, stagespan.current_request()
+    assert stagespan.open_spans() == []
+"""
+    run(code, tmp_path)
+
+
 def test_a_report_in_a_signal_handler_does_not_wait_for_a_log_handler(tmp_path: Path) -> None:
     # GIVEN a program that is interrupted inside a log handler for which the service thread waits
     lines = run(

@@ -58,6 +58,25 @@ finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
 """The latest requests that have ended, oldest first."""
 
 
+_waiting: list[Callable[[], object]] = []
+
+
+def when_one_has_ended(callback: Callable[[], object]) -> None:
+    """Call `callback` once, when the next request of this process has ended, in its thread."""
+    _waiting.append(callback)
+    _core.request_set_finished(_end_first)
+
+
+def _end_first(finished: FinishedRequest) -> None:
+    finished_requests.append(finished)
+    _core.request_set_finished(finished_requests.append)
+    while _waiting:
+        try:
+            _waiting.pop()()
+        except Exception:
+            _core.lost_add("hook_errors")
+
+
 def settle_figures() -> None:
     """Read the figures of finished requests from the rings, in one pass.
 
@@ -116,28 +135,21 @@ class request(_core.Request):
         if not (_DYNAMO in _modules and compiling()):
             self._initialise(request_id, traceparent, metadata)
 
+    @_core.request_enter_method
     def __enter__(self) -> Self:
         if not (_DYNAMO in _modules and compiling()):
             self._enter()
         return self
 
+    @_core.request_exit_method
     def __exit__(
         self,
         kind: type[BaseException] | None = None,
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        if _DYNAMO in _modules and compiling():
-            return
-        finished: FinishedRequest | None = self._leave(1 if kind is None else status_of(kind))
-        if finished is not None:
-            finished_requests.append(finished)
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(self, *error: Any) -> None:
-        self.__exit__(*error)
+        if not (_DYNAMO in _modules and compiling()):
+            self._leave(kind)
 
     def __call__(self, function: _F) -> _F:
         """Decorate a function: each call is a separate request."""
@@ -170,18 +182,6 @@ class request(_core.Request):
         return f"<request {self.id!r}, number {self.number}, {state}>"
 
 
-def status_of(kind: type[BaseException] | None) -> int:
-    """Return the number of the status of a request that an exception of this type has left."""
-    if kind is None:
-        return 1
-    cancelled: list[type[BaseException]] = [GeneratorExit]
-    for module in ("asyncio.exceptions", "concurrent.futures"):
-        found = getattr(sys.modules.get(module), "CancelledError", None)
-        if found is not None:
-            cancelled.append(found)
-    return 3 if issubclass(kind, tuple(cancelled)) else 2
-
-
 def shown_id(id_: str) -> str:
     """Return what files show of a request's id: the id, or its hash by STAGESPAN_REQUEST_IDS."""
     hash_ = _find_hash()
@@ -212,7 +212,8 @@ def _opentelemetry_parent() -> tuple[int, int, int, int] | None:
         return None
 
 
-_core.request_set_finders(_opentelemetry_parent, _find_hash, run.pipeline_name)
+_core.request_set_functions(_opentelemetry_parent, _find_hash, run.pipeline_name, compiling)
+_core.request_set_finished(finished_requests.append)
 
 
 _this_process = object()
@@ -254,22 +255,16 @@ class Carried:
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function with this request and this span."""
         self._end_wait()
-        adopted = self.enter()
-        try:
+        with _core.request_adopted(self._inheritance, self._request):
             return function(*args, **kwargs)
-        finally:
-            self.leave(adopted)
 
     async def wait_for(
         self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Await a coroutine function with this request and this span."""
         self._end_wait()
-        adopted = self.enter()
-        try:
+        with _core.request_adopted(self._inheritance, self._request):
             return await function(*args, **kwargs)
-        finally:
-            self.leave(adopted)
 
     def _end_wait(self) -> None:
         """Record the wait from submit to start, at the first call."""
@@ -277,14 +272,7 @@ class Carried:
         if queue is not None and self._request is not None and self._process is _this_process:
             _core.segment_wait(self._request.number, queue, self._submitted_ticks)
 
-    def enter(self) -> object:
-        """Make the request and the span current; pass the result to `leave`."""
-        return _core.request_adopt(self._inheritance, self._request)
-
-    def leave(self, adopted: object) -> None:
-        """Restore what was current before `enter`."""
-        _core.request_leave(adopted, self._request)
-
 
 # The parent reports its own requests.
 forks.after_in_child(finished_requests.clear)
+forks.after_in_child(_waiting.clear)
