@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::string_view kNames[kKeys] = {"traceparent", "tracestate", "stagespan"};
 PyObject* g_names[kKeys];
+constexpr std::string_view kEnvironNames[kKeys] = {"HTTP_TRACEPARENT", "HTTP_TRACESTATE", "HTTP_STAGESPAN"};
+PyObject* g_environ_names[kKeys];
 
 /// A str or bytes as it is; its data is null for other objects, and for str that are not ASCII.
 std::string_view ascii_of(PyObject* object) noexcept {
@@ -36,17 +38,30 @@ std::size_t key_of(PyObject* name) noexcept {
   return kKeys;
 }
 
-/// A value as a str, which is empty if it is neither str nor bytes.
-Ref as_text(PyObject* value) noexcept {
-  if (PyUnicode_Check(value) != 0) return Ref(Py_NewRef(value));
-  const std::string_view bytes = ascii_of(value);
-  return Ref(PyUnicode_DecodeLatin1(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), nullptr));
+/// By key: whether it has several values that differ.
+using Twice = bool[kKeys];
+
+/// Says once that a carrier of an unknown shape is not read, because its hops would be missing without a word.
+void warn_of(std::size_t key, PyObject* value) noexcept {
+  static bool is_told = false;
+  if (is_told) return;
+  is_told = true;
+  if (PyErr_WarnFormat(PyExc_RuntimeWarning, 3,
+                       "stagespan: a carrier has the key '%s' with a value of type '%s', which is not a text, so it is "
+                       "not read: pass texts, bytes, or lists of them to extract() (shown once)",
+                       kNames[key].data(), Py_TYPE(value)->tp_name) != 0)
+    PyErr_Clear();
 }
 
-bool take_pair(PyObject* name, PyObject* value, Texts& to, bool (&is_twice)[kKeys]) {
-  const std::size_t key = key_of(name);
-  if (key == kKeys) return true;
-  Ref text = as_text(value);
+bool take_text(std::size_t key, PyObject* value, Texts& to, Twice& is_twice) {
+  const bool is_text = PyUnicode_Check(value) != 0;
+  if (!is_text && PyBytes_Check(value) == 0 && PyByteArray_Check(value) == 0) {
+    if (value != Py_None) warn_of(key, value);
+    return true;
+  }
+  const std::string_view bytes = is_text ? std::string_view() : ascii_of(value);
+  Ref text(is_text ? Py_NewRef(value)
+                   : PyUnicode_DecodeLatin1(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), nullptr));
   if (!text) return false;
   if (!to[key]) {
     to[key] = std::move(text);
@@ -59,19 +74,42 @@ bool take_pair(PyObject* name, PyObject* value, Texts& to, bool (&is_twice)[kKey
   return true;
 }
 
-bool take_pairs(PyObject* pairs, Texts& to) {
+/// Takes a value, which may be a list of texts, as mappings have them whose keys can occur several times.
+bool take_value(std::size_t key, PyObject* value, Texts& to, Twice& is_twice) {
+  if (PyList_Check(value) == 0 && PyTuple_Check(value) == 0) return take_text(key, value, to, is_twice);
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i)
+    if (!take_text(key, Ref(Py_NewRef(PySequence_Fast_GET_ITEM(value, i))).get(), to, is_twice)) return false;
+  return true;
+}
+
+bool take_pairs(PyObject* pairs, Texts& to, Twice& is_twice) {
   const Ref iterator(PyObject_GetIter(pairs));
   if (!iterator) return false;
-  bool is_twice[kKeys] = {};
   while (const Ref pair = Ref(PyIter_Next(iterator.get()))) {
     const bool is_tuple = PyTuple_Check(pair.get()) != 0;
     if ((!is_tuple && PyList_Check(pair.get()) == 0) || PySequence_Fast_GET_SIZE(pair.get()) != 2) continue;
-    PyObject** const items = PySequence_Fast_ITEMS(pair.get());
-    if (!take_pair(items[0], items[1], to, is_twice)) return false;
+    const std::size_t key = key_of(PySequence_Fast_GET_ITEM(pair.get(), 0));
+    const Ref value(Py_NewRef(PySequence_Fast_GET_ITEM(pair.get(), 1)));
+    if (key != kKeys && !take_value(key, value.get(), to, is_twice)) return false;
   }
-  for (std::size_t key = 0; key < kKeys; ++key)
-    if (is_twice[key]) to[key] = Ref();
   return PyErr_Occurred() == nullptr;
+}
+
+bool has_any(const Texts& texts) noexcept {
+  for (const Ref& text : texts)
+    if (text) return true;
+  return false;
+}
+
+/// Takes the headers of a WSGI environ, which has them under names of its own. Not from other containers, in which a
+/// client could choose such a name.
+bool take_from_environ(PyObject* dict, Texts& to, Twice& is_twice) {
+  for (std::size_t key = 0; key < kKeys; ++key) {
+    const Ref value(Py_XNewRef(PyDict_GetItemWithError(dict, g_environ_names[key])));
+    PyErr_Clear();
+    if (value && !take_value(key, value.get(), to, is_twice)) return false;
+  }
+  return true;
 }
 
 /// The usual carrier has the keys as `inject` writes them. False if it is not one.
@@ -90,10 +128,8 @@ bool take_from_dict(PyObject* dict, Texts& to) noexcept {
   return is_any;
 }
 
-}  // namespace
-
-bool take_texts(PyObject* carrier, Texts& to) {
-  if (carrier == Py_None) return true;
+/// False with an exception set if `carrier` is neither a mapping nor pairs.
+bool take_all(PyObject* carrier, Texts& to, Twice& is_twice) {
   if (PyDict_CheckExact(carrier)) {
     if (take_from_dict(carrier, to)) return true;
     for (Ref& text : to) text = Ref();
@@ -101,13 +137,25 @@ bool take_texts(PyObject* carrier, Texts& to) {
   const bool is_text = PyUnicode_Check(carrier) != 0 || PyBytes_Check(carrier) != 0;
   if (!is_text && (PyDict_Check(carrier) != 0 || PyObject_HasAttrString(carrier, "items") != 0)) {
     const Ref items(PyMapping_Items(carrier));
-    return items && take_pairs(items.get(), to);
+    if (!items || !take_pairs(items.get(), to, is_twice)) return false;
+    return PyDict_Check(carrier) == 0 || has_any(to) || take_from_environ(carrier, to, is_twice);
   }
   if (!is_text && (Py_TYPE(carrier)->tp_iter != nullptr || PySequence_Check(carrier) != 0))
-    return take_pairs(carrier, to);
+    return take_pairs(carrier, to, is_twice);
   PyErr_Format(PyExc_TypeError, "extract() takes a mapping, or pairs of names and values, not %s",
                Py_TYPE(carrier)->tp_name);
   return false;
+}
+
+}  // namespace
+
+bool take_texts(PyObject* carrier, Texts& to) {
+  if (carrier == Py_None) return true;
+  Twice is_twice = {};
+  if (!take_all(carrier, to, is_twice)) return false;
+  for (std::size_t key = 0; key < kKeys; ++key)
+    if (is_twice[key]) to[key] = Ref();
+  return true;
 }
 
 std::string_view view_of(PyObject* text, std::size_t most_bytes) noexcept {
@@ -126,7 +174,9 @@ PyObject* name_of_key(Key key) noexcept { return g_names[key]; }
 
 bool init_carrier_texts() {
   for (std::size_t key = 0; key < kKeys; ++key)
-    if ((g_names[key] = PyUnicode_InternFromString(kNames[key].data())) == nullptr) return false;
+    if ((g_names[key] = PyUnicode_InternFromString(kNames[key].data())) == nullptr ||
+        (g_environ_names[key] = PyUnicode_InternFromString(kEnvironNames[key].data())) == nullptr)
+      return false;
   return true;
 }
 

@@ -13,8 +13,9 @@ namespace stagespan::python {
 /// The texts of a carrier; empty where it has none.
 using Texts = Ref[kKeys];
 
-/// Takes the texts of a mapping, or of pairs of names and values, of str or bytes, with names in any case. A key that
-/// occurs twice with different values is left out. False with an exception set if `carrier` is neither.
+/// Takes the texts of a mapping, such as a WSGI environ, or of pairs of names and values. Values are str or bytes, or
+/// lists of them; names are in any case. A key that occurs twice with different values is left out. The first carrier
+/// with values of another type is told. False with an exception set if `carrier` is neither.
 bool take_texts(PyObject* carrier, Texts& to);
 
 /// A text in UTF-8; its data is null if the object is null, not a str, or longer.

@@ -70,6 +70,11 @@ Ref shown_id(PyObject* id) noexcept {
   return Ref(hash == Py_None ? Py_NewRef(id) : PyObject_CallOneArg(hash, id));
 }
 
+/// The stage of its queue, or of another kind with this name.
+std::uint32_t queue_stage(const RequestObject& self, StageKind kind) noexcept {
+  return stage_of_kind(self.queue, kind, self.has_foreign_queue ? Chooser::kOtherProcess : Chooser::kThisProcess);
+}
+
 /// The entry of a segment or hop in the recording, null if it has none.
 SegmentEntry* entry_of(std::uint64_t number, std::uint32_t shown) noexcept {
   return shown != 0 ? Recorder::get().segment(number, shown - 1) : nullptr;
@@ -124,13 +129,13 @@ std::uint32_t write_entry(const RequestObject& self, SegmentStart& start) noexce
   const Ref shown = shown_id(self.id);
   const Utf8 id(shown.get());
   if (!id) return 0;
+  // Last, so that what is done once for each process or thread is not part of the request.
+  if (start.origin == kOriginRoot && start.begin_ticks == 0) start.begin_ticks = now_ticks();
   start.id = id.view();
   start.trace = self.parent.trace;
   start.segment = self.segment;
   start.parent_hop = self.parent.hop;
   start.trace_flags = self.parent.flags;
-  // Last, so that what is done once for each process or thread is not part of the request.
-  if (start.origin == kOriginRoot && start.begin_ticks == 0) start.begin_ticks = now_ticks();
   return Recorder::get().begin_segment(self.number, start) + 1;
 }
 
@@ -138,11 +143,11 @@ bool begin_root(RequestObject& self) noexcept {
   self.status = kStatusOpen;
   if (!has_trace(self) && !join_trace(self)) return false;
   self.segment = random_number();
+  Recorder::get().this_thread();  // makes the recording, which takes a millisecond
   SegmentStart start;
   self.shown = write_entry(self, start);
   self.begin_ticks = start.begin_ticks;
   self.is_root = true;
-  Recorder::get().this_thread();  // makes the recording, which takes a millisecond
   return self.shown != 0;
 }
 
@@ -179,11 +184,12 @@ bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arr
   SegmentStart start;
   start.origin = self.owner == nullptr ? kOriginRemote : kOriginReturn;
   if (!has_trace(self) && !join_trace(self)) return false;
-  if (self.parent.hop != 0 && is_repeated_hop(self.parent.hop)) start.origin = kOriginRepeated;
+  // Our own key names one message. A foreign `traceparent` may be the parent of any number of calls.
+  if (!self.begins_here && self.parent.hop != 0 && is_repeated_hop(self.parent.hop)) start.origin = kOriginRepeated;
   self.segment = self.owner == nullptr ? random_number() : self.owner->segment;
   start.branch = branch.view();
   start.attempt = self.attempt;
-  start.queue_stage = stage_of_kind(self.queue, kQueue);
+  start.queue_stage = queue_stage(self, kQueue);
   start.received_ticks = arrival.received_ticks;
   Recorder& recorder = Recorder::get();
   if (sent != nullptr) {
@@ -206,7 +212,7 @@ bool write_received(RequestObject& self, const SentHop* sent, const Arrival& arr
   // The hop is a span of this process, unless its begin is unknown or impossible.
   if (is_same_clock && start.sent_ticks != 0 && start.sent_ticks <= arrival.received_ticks &&
       start.origin != kOriginRepeated)
-    recorder.record_ticks(stage_of_kind(self.queue, kHandOff), start.sent_ticks, arrival.received_ticks, self.number);
+    recorder.record_ticks(queue_stage(self, kHandOff), start.sent_ticks, arrival.received_ticks, self.number);
   return true;
 }
 
@@ -215,12 +221,12 @@ bool enter_received(RequestObject& self) noexcept {
   // The recorder was off when it was received.
   if (self.hop_shown == 0 && !write_received(self, nullptr, Arrival())) return false;
   self.is_started = true;
-  Recorder::get().enter_segment(self.hop_number, self.hop_shown - 1, stage_of_kind(self.queue, kQueue));
+  Recorder::get().enter_segment(self.hop_number, self.hop_shown - 1, queue_stage(self, kQueue));
   return true;
 }
 
 void end_received(RequestObject& self, SegmentStatus status) noexcept {
-  const std::uint32_t stage = status != kStatusUnused ? stage_of_kind(self.queue, kRemote) : kNoStage;
+  const std::uint32_t stage = status != kStatusUnused ? queue_stage(self, kRemote) : kNoStage;
   Recorder::get().end_segment(self.hop_number, self.hop_shown - 1, status, stage);
 }
 
@@ -330,12 +336,6 @@ bool leave(PyObject* object, PyObject* kind) noexcept {
   return entry && (!keep_finished || Ref(PyObject_CallOneArg(keep_finished.get(), entry.get())));
 }
 
-PyObject* request_set_status(PyObject* object, PyObject* status) {
-  RequestObject& self = *self_of(object);
-  std::uint8_t number = kStatusOk;
-  while (number != kStatusUnused &&
-         (PyUnicode_Check(status) == 0 || PyUnicode_CompareWithASCIIString(status, kStatusNames[number]) != 0))
-    ++number;
 // _enter() and _leave(kind)
 PyObject* request_enter(PyObject* object, PyObject*) { return enter(object) ? Py_NewRef(Py_None) : nullptr; }
 PyObject* request_leave(PyObject* object, PyObject* kind) { return leave(object, kind) ? Py_NewRef(Py_None) : nullptr; }
@@ -358,6 +358,12 @@ PyObject* request_aexit(PyObject* object, PyObject* const* args, Py_ssize_t coun
 PyObject* enter_method(PyObject*, PyObject* function) { return context_method(function, request_with_enter, 0); }
 PyObject* exit_method(PyObject*, PyObject* function) { return context_method(function, request_with_exit, 3); }
 
+PyObject* request_set_status(PyObject* object, PyObject* status) {
+  RequestObject& self = *self_of(object);
+  std::uint8_t number = kStatusOk;
+  while (number != kStatusUnused &&
+         (PyUnicode_Check(status) == 0 || PyUnicode_CompareWithASCIIString(status, kStatusNames[number]) != 0))
+    ++number;
   if (number == kStatusUnused)
     return PyErr_Format(PyExc_ValueError,
                         "%R is not a status of a request: pass one of ok, error, cancelled, discarded, abandoned",
@@ -390,7 +396,6 @@ PyObject* request_follow(PyObject* object, PyObject* given) {
   if (is_open(self) || !initialise(self, first.id, first.metadata)) return nullptr;
   self.parent = {first.parent.trace, first.segment, first.parent.flags};
   self.follows = true;
-  self.passes_state = first.passes_state;
   for (std::size_t key = 0; key < kKeys; ++key)
     if (first.texts[key] != nullptr) keep(self.texts[key], first.texts[key]);
   if (first.pipeline != nullptr) keep(self.pipeline, first.pipeline);
@@ -415,9 +420,29 @@ Ref kept_name(std::string_view name) noexcept {
   return Ref(Py_NewRef(place));
 }
 
+/// Keeps the members of a `tracestate` that can be passed on. False with an exception set if that fails.
+bool keep_state(RequestObject& self, PyObject* text) noexcept {
+  // A lone surrogate becomes bytes that no member can have.
+  const Ref encoded(PyUnicode_IS_ASCII(text) ? nullptr : PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"));
+  if (!encoded && PyErr_Occurred() != nullptr) return false;
+  const std::string_view view = encoded ? std::string_view(PyBytes_AS_STRING(encoded.get()),
+                                                           static_cast<std::size_t>(PyBytes_GET_SIZE(encoded.get())))
+                                        : std::string_view(static_cast<const char*>(PyUnicode_DATA(text)),
+                                                           static_cast<std::size_t>(PyUnicode_GET_LENGTH(text)));
+  char buffer[kMostStateBytes];
+  const TraceState state = read_tracestate(view, buffer);
+  if (state.dropped != 0) Recorder::get().lose(kLostTraceState, state.dropped);
+  if (state.text.empty()) return true;
+  const bool is_whole = state.text.data() == view.data();
+  const Ref kept(is_whole ? Py_NewRef(text)
+                          : PyUnicode_FromStringAndSize(state.text.data(), static_cast<Py_ssize_t>(state.text.size())));
+  if (kept) keep(self.texts[kTraceState], kept.get());
+  return static_cast<bool>(kept);
+}
+
 // _receive(carrier, request_id, trusted)
 PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t count) {
-  const Arrival arrival;
+  Arrival arrival;
   if (count != 3) return PyErr_Format(PyExc_TypeError, "_receive() takes 3 arguments, not %zd", count);
   RequestObject& self = *self_of(object);
   if (is_open(self)) return nullptr;
@@ -447,11 +472,14 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
   }
   if (!initialise(self, is_sent ? id.get() : args[1], nullptr)) return nullptr;
   self.is_remote = true;
-  if (has_parent) self.parent = parent;
-  for (std::size_t key = 0; key < kKeys; ++key)
-    if (texts[key] && (has_parent || key == kTraceState)) keep(self.texts[key], texts[key].get());
-  self.passes_state =
-      has_parent && texts[kTraceState] && is_tracestate(view_of(texts[kTraceState].get(), kMostStateBytes));
+  self.has_foreign_queue = is_sent && !sent.queue.empty();
+  if (has_parent) {
+    self.parent = parent;
+    keep(self.texts[kTraceParent], texts[kTraceParent].get());
+    if (texts[kTraceState] && !keep_state(self, texts[kTraceState].get())) return nullptr;
+    const std::string_view own = view_of(texts[kOwnKey].get(), kMostCarrierBytes);
+    if (own.data() != nullptr && is_header_text(own)) keep(self.texts[kOwnKey], texts[kOwnKey].get());
+  }
   self.attempt = static_cast<std::uint16_t>(is_sent ? sent.attempt : 1);
   keep(self.branch, branch.get());
   keep(self.queue, queue.get());
@@ -462,6 +490,10 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
     self.number = owner->number;
     keep(self.id, owner->id);
     keep(self.metadata, owner->metadata);
+  }
+  if (mode_has(kModeEnabled) && t_state == nullptr && !is_sent) {
+    Recorder::get().this_thread();  // making the recording takes a millisecond, which is not a part of the request
+    arrival = Arrival();
   }
   if (mode_has(kModeEnabled) && !write_received(self, is_sent ? &sent : nullptr, arrival)) return nullptr;
   Py_RETURN_NONE;
@@ -565,7 +597,7 @@ bool write_carrier(RequestObject& self, PyObject* carrier, const InjectArguments
   hop.unix_ns = realtime_ns();
   const std::size_t own_bytes = write_sent_hop(hop, own);
   return set_text(carrier, kTraceParent, parent, sizeof(parent)) &&
-         (!self.passes_state || set_text(carrier, kTraceState, self.texts[kTraceState])) &&
+         (self.texts[kTraceState] == nullptr || set_text(carrier, kTraceState, self.texts[kTraceState])) &&
          set_text(carrier, kOwnKey, own, own_bytes);
 }
 
@@ -656,6 +688,12 @@ PyObject* set_functions(PyObject*, PyObject* args) {
   keep(g_find_parent, parent);
   keep(g_find_hash, hash);
   keep(g_find_pipeline, pipeline);
+  keep(g_is_captured, captured);
+  Py_RETURN_NONE;
+}
+
+PyObject* set_finished(PyObject*, PyObject* function) {
+  keep(g_keep_finished, function);
   Py_RETURN_NONE;
 }
 
@@ -689,12 +727,6 @@ void request_dealloc(PyObject* object) {
   if (self.entered != nullptr) remove_open(self);
   if (self.hop_shown != 0 && !self.is_started) end_received(self, kStatusUnused);
   request_clear(object);
-  keep(g_is_captured, captured);
-  Py_RETURN_NONE;
-}
-
-PyObject* set_finished(PyObject*, PyObject* function) {
-  keep(g_keep_finished, function);
   drop_from(self.entered);
   drop_from(self.id);
   drop_from(self.queue);
@@ -704,6 +736,12 @@ PyObject* set_finished(PyObject*, PyObject* function) {
 }
 
 PyObject* get_trace_id(PyObject* object, void*) { return text_of_trace(self_of(object)->parent.trace); }
+
+// The name under which its wait is counted, or None.
+PyObject* get_counted_queue(PyObject* object, void*) {
+  const RequestObject& self = *self_of(object);
+  return self.queue != nullptr && mode_has(kModeEnabled) ? stage_name(queue_stage(self, kQueue)) : Py_NewRef(Py_None);
+}
 
 PyObject* get_is_open(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->entered != nullptr); }
 
@@ -719,6 +757,8 @@ PyMethodDef g_methods[] = {
     {"_receive", as_method(request_receive), METH_FASTCALL, nullptr},
     {"_follow", request_follow, METH_O, nullptr},
     {"_show", request_show, METH_NOARGS, nullptr},
+    {"__aenter__", request_aenter, METH_NOARGS, nullptr},
+    {"__aexit__", as_method(request_aexit), METH_FASTCALL, nullptr},
     {"_enter", request_enter, METH_NOARGS, nullptr},
     {"_leave", request_leave, METH_O, nullptr},
     {"set_status", request_set_status, METH_O, docs::kRequestSetStatus},
@@ -740,6 +780,7 @@ PyMemberDef g_members[] = {
 PyGetSetDef g_getset[] = {
     {"trace_id", get_trace_id, nullptr, docs::kRequestTraceId, nullptr},
     {"_is_open", get_is_open, nullptr, nullptr, nullptr},
+    {"_counted_queue", get_counted_queue, nullptr, nullptr, nullptr},
     {"_given_id", get_given_id, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
@@ -759,8 +800,8 @@ PyMethodDef g_request_functions[] = {
     {"request_set_functions", set_functions, METH_VARARGS, nullptr},
     {"request_set_finished", set_finished, METH_O, nullptr},
     {"request_set_pipeline", set_pipeline, METH_O, nullptr},
-    {"__aenter__", request_aenter, METH_NOARGS, nullptr},
-    {"__aexit__", as_method(request_aexit), METH_FASTCALL, nullptr},
+    {"request_enter_method", enter_method, METH_O, nullptr},
+    {"request_exit_method", exit_method, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -782,5 +823,3 @@ bool init_request_type(PyObject* module) {
 }
 
 }  // namespace stagespan::python
-    {"request_enter_method", enter_method, METH_O, nullptr},
-    {"request_exit_method", exit_method, METH_O, nullptr},

@@ -35,9 +35,9 @@ struct RequestObject {
 
   // Of one that was received:
   bool is_remote;
-  bool is_started;   // its wait in the queue has ended
-  bool begins_here;  // who sent it is unknown, so that replies come back to it
-  bool passes_state;
+  bool is_started;         // its wait in the queue has ended
+  bool begins_here;        // who sent it is unknown, so that replies come back to it
+  bool has_foreign_queue;  // another process has chosen the name
   std::uint16_t attempt;
   std::uint32_t hop_shown;  // as `shown`, of the hop, which is its segment unless it has an owner
   std::uint64_t hop_number;

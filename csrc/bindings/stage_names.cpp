@@ -51,9 +51,11 @@ std::uint32_t invalid_name(PyObject* name) noexcept {
 }
 
 // Interns the text, and stores the stage's name if it differs.
-std::uint32_t intern(PyObject* name, PyObject* text, StageKind kind) {
+std::uint32_t intern(PyObject* name, PyObject* text, StageKind kind, Chooser chooser) {
+  const std::string_view view(PyBytes_AS_STRING(text), static_cast<std::size_t>(PyBytes_GET_SIZE(text)));
+  Recorder& recorder = Recorder::get();
   const std::uint32_t stage =
-      Recorder::get().intern({PyBytes_AS_STRING(text), static_cast<std::size_t>(PyBytes_GET_SIZE(text))}, kind);
+      chooser == Chooser::kThisProcess ? recorder.intern(view, kind) : recorder.intern_foreign(view, kind);
   if (stage == kStageOverflow || g_renamed[stage] != nullptr) return stage;
   PyObject* const called = stage_name(stage);
   if (called == nullptr || PyUnicode_Compare(called, name) == 0)
@@ -64,13 +66,19 @@ std::uint32_t intern(PyObject* name, PyObject* text, StageKind kind) {
   return stage;
 }
 
+/// Whether a stage is that of all names for which there was no place.
+bool is_common(std::uint32_t stage, Chooser chooser) noexcept {
+  return stage == kStageOverflow ||
+         (chooser == Chooser::kOtherProcess && Recorder::get().name_of(stage) == kForeignName);
+}
+
 // Names that are kept in a cache by their address. Subclasses can override comparison, so only plain strings are looked
 // up and cached.
 bool may_be_kept(PyObject* name) noexcept {
   return PyUnicode_CheckExact(name) && PyUnicode_GET_LENGTH(name) <= kLongestKept;
 }
 
-std::uint32_t find_stage(PyObject* name, StageKind kind) noexcept {
+std::uint32_t find_stage(PyObject* name, StageKind kind, Chooser chooser) noexcept {
   if (!PyUnicode_Check(name) || PyUnicode_GET_LENGTH(name) == 0) return invalid_name(name);
   const ErrorAside pending;
   const bool kept = may_be_kept(name);
@@ -83,8 +91,8 @@ std::uint32_t find_stage(PyObject* name, StageKind kind) noexcept {
     PyErr_Clear();
     return invalid_name(name);
   }
-  const std::uint32_t stage = intern(name, text.get(), kind);
-  if (stage == kStageOverflow || !kept) return stage;
+  const std::uint32_t stage = intern(name, text.get(), kind, chooser);
+  if (!kept || is_common(stage, chooser)) return stage;
   const Ref number(PyLong_FromUnsignedLong(stage));
   if (!number || PyDict_SetItem(g_stages[kind], name, number.get()) != 0) PyErr_Clear();
   return stage;
@@ -92,12 +100,12 @@ std::uint32_t find_stage(PyObject* name, StageKind kind) noexcept {
 
 }  // namespace
 
-std::uint32_t stage_of_kind(PyObject* name, StageKind kind) noexcept {
+std::uint32_t stage_of_kind(PyObject* name, StageKind kind, Chooser chooser) noexcept {
   const std::uint64_t mixed = (std::uint64_t{reinterpret_cast<std::uintptr_t>(name)} + kind) * 0x9e3779b97f4a7c15;
   CachedKind& cached = g_kind_cache[mixed >> (64 - std::bit_width(kKindCacheSize - 1))];
   if (cached.name == name && cached.kind == kind) return cached.stage;
-  const std::uint32_t stage = find_stage(name, kind);
-  if (stage > kStageInvalid && may_be_kept(name)) {
+  const std::uint32_t stage = find_stage(name, kind, chooser);
+  if (stage > kStageInvalid && may_be_kept(name) && !is_common(stage, chooser)) {
     PyObject* const before = std::exchange(cached.name, Py_NewRef(name));
     cached.kind = kind;
     cached.stage = stage;
@@ -107,7 +115,7 @@ std::uint32_t stage_of_kind(PyObject* name, StageKind kind) noexcept {
 }
 
 std::uint32_t stage_of_slow(PyObject* name) noexcept {
-  const std::uint32_t stage = find_stage(name, kExecution);
+  const std::uint32_t stage = find_stage(name, kExecution, Chooser::kThisProcess);
   if (stage > kStageInvalid && may_be_kept(name) && !is_annotated(stage)) {
     CachedName& cached = cached_name(name);
     PyObject* const before = std::exchange(cached.name, Py_NewRef(name));

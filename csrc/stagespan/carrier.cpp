@@ -145,6 +145,22 @@ char* put_encoded(char* to, std::string_view text, std::size_t most_bytes) noexc
   return put_hexadecimal(at, digits == 16 ? hash : hash ^ hash >> 32, digits);
 }
 
+/// Whether a member of a `tracestate` is a key and a value as the specification defines them.
+bool is_state_member(std::string_view member) noexcept {
+  constexpr std::size_t kMostPartBytes = 256;
+  const std::size_t equals = member.find('=');
+  if (equals == std::string_view::npos) return false;
+  const std::string_view key = member.substr(0, equals), value = member.substr(equals + 1);
+  const auto is_plain_key = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
+  const auto is_in_key = [&](char c) {
+    return is_plain_key(c) || c == '_' || c == '-' || c == '*' || c == '/' || c == '@';
+  };
+  const auto is_in_value = [](char c) { return c >= ' ' && c <= '~' && c != ',' && c != '='; };
+  return !key.empty() && key.size() <= kMostPartBytes && is_plain_key(key.front()) &&
+         std::all_of(key.begin(), key.end(), is_in_key) && !value.empty() && value.size() <= kMostPartBytes &&
+         std::all_of(value.begin(), value.end(), is_in_value);
+}
+
 }  // namespace
 
 bool read_traceparent(std::string_view text, TraceParent& to) noexcept {
@@ -186,9 +202,36 @@ bool is_id_of(const SentHop& hop, std::string_view id) noexcept {
   return sent_text == own_text;
 }
 
-bool is_tracestate(std::string_view text) noexcept {
-  return text.size() <= kMostStateBytes &&
-         std::all_of(text.begin(), text.end(), [](char c) { return (c >= ' ' && c <= '~') || c == '\t'; });
+bool is_header_text(std::string_view text) noexcept {
+  return text.size() <= kMostCarrierBytes &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= '!' && c <= '~'; });
+}
+
+TraceState read_tracestate(std::string_view text, char (&buffer)[kMostStateBytes]) noexcept {
+  TraceState found;
+  std::size_t members = 0, bytes = 0;
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::size_t end = std::min(rest.find(','), rest.size());
+    const std::string_view member = stripped(rest.substr(0, end));
+    const std::size_t more_bytes = member.size() + (members != 0 ? 1 : 0);
+    if (!member.empty() && !is_state_member(member)) {
+      ++found.dropped;
+    } else if (!member.empty()) {
+      if (members == kMostStateMembers || bytes + more_bytes > kMostStateBytes) {
+        // The others are dropped too: members of less weight are on the right.
+        found.dropped += 1 + static_cast<std::size_t>(std::count(rest.begin(), rest.end(), ','));
+        break;
+      }
+      if (members != 0) buffer[bytes++] = ',';
+      std::memcpy(buffer + bytes, member.data(), member.size());
+      bytes += member.size();
+      ++members;
+    }
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  const bool is_whole = found.dropped == 0 && text.size() <= kMostStateBytes;
+  found.text = is_whole && members != 0 ? text : std::string_view(buffer, bytes);
+  return found;
 }
 
 void write_traceparent(const TraceParent& parent, char (&to)[kTraceParentBytes]) noexcept {
@@ -201,7 +244,8 @@ void write_traceparent(const TraceParent& parent, char (&to)[kTraceParentBytes])
   *at++ = '-';
   at = put_hexadecimal(at, parent.hop, 16);
   *at++ = '-';
-  put_hexadecimal(at, parent.flags, 2);
+  // Others must be 0 in a new one, until a version of the specification gives them a meaning.
+  put_hexadecimal(at, parent.flags & kKnownTraceFlags, 2);
 }
 
 std::size_t write_sent_hop(const SentHop& hop, char (&to)[kMostCarrierBytes]) noexcept {

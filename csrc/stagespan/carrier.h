@@ -10,10 +10,12 @@
 namespace stagespan {
 
 inline constexpr std::size_t kMostCarrierBytes = 256;  // of `traceparent` and of our own key
-inline constexpr std::size_t kMostStateBytes = 2048;   // of `tracestate`
+inline constexpr std::size_t kMostStateBytes = 512;    // of `tracestate`, and
+inline constexpr std::size_t kMostStateMembers = 32;   // as W3C Trace Context asks for at least
 inline constexpr std::size_t kTraceParentBytes = 55;   // as we write it
 inline constexpr std::uint32_t kMostAttempt = 65'535;
-inline constexpr std::uint32_t kNewTraceFlags = 3;  // sampled, and with a random trace id
+inline constexpr std::uint32_t kNewTraceFlags = 3;    // sampled, and with a random trace id
+inline constexpr std::uint32_t kKnownTraceFlags = 3;  // those that have a meaning
 
 /// What a `traceparent` says.
 struct TraceParent {
@@ -43,11 +45,20 @@ bool read_traceparent(std::string_view text, TraceParent& to) noexcept;
 bool read_sent_hop(std::string_view text, SentHop& to) noexcept;
 /// Whether the id of a hop that was read is this one, as its sender wrote it.
 bool is_id_of(const SentHop& hop, std::string_view id) noexcept;
-/// Whether a `tracestate` can be passed on.
-bool is_tracestate(std::string_view text) noexcept;
+/// Whether a header can contain a text: printable characters of ASCII, at most `kMostCarrierBytes`.
+bool is_header_text(std::string_view text) noexcept;
 
-/// Write a text; the second one returns its length. Its texts are percent-encoded. One that is too long is cut, and
-/// ends with a hash of the whole.
+/// The members of a `tracestate` that are passed on: the well-formed ones from the left, as far as the limits allow.
+/// The text is in `text` if that can be passed on as it is, else in `buffer`; it never has other members than were
+/// checked.
+struct TraceState {
+  std::string_view text;
+  std::size_t dropped = 0;  // members
+};
+TraceState read_tracestate(std::string_view text, char (&buffer)[kMostStateBytes]) noexcept;
+
+/// Write a text, with the flags that have a meaning; the second one returns its length. Its texts are percent-encoded.
+/// One that is too long is cut, and ends with a hash of the whole.
 void write_traceparent(const TraceParent& parent, char (&to)[kTraceParentBytes]) noexcept;
 std::size_t write_sent_hop(const SentHop& hop, char (&to)[kMostCarrierBytes]) noexcept;
 

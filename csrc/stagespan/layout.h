@@ -50,7 +50,7 @@ namespace stagespan {
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 9;
+inline constexpr std::uint32_t kLayoutVersion = 10;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -106,8 +106,10 @@ inline constexpr std::uint32_t kAmountsAtOnce = kSegmentsAtOnce * kAmountsPerReq
 constexpr std::uint32_t frames_per_slot(std::uint32_t frames_per_thread) { return frames_per_thread + kFramesAtOnce; }
 
 // Stages that exist from the start.
-inline constexpr std::uint32_t kStageOverflow = 0;  // for names and statistics beyond the limits of the tables
-inline constexpr std::uint32_t kStageInvalid = 1;   // for spans whose name is not a valid string
+inline constexpr std::uint32_t kStageOverflow = 0;       // for names and statistics beyond the limits of the tables
+inline constexpr std::uint32_t kStageInvalid = 1;        // for spans whose name is not a valid string
+inline constexpr std::uint32_t kMostForeignNames = 256;  // places of names that other processes have chosen
+inline constexpr const char* kForeignName = "(other)";   // for further ones
 inline constexpr std::uint32_t kNoStage = 0xffffffff;
 inline constexpr std::uint32_t kSeveralStages = 0xfffffffe;
 
@@ -137,6 +139,7 @@ enum Cause : std::uint32_t {
   kLostMemory,        // spans, names and work counters that were lost because memory was exhausted
   kLostRequests,      // open requests that the recording does not show
   kLostLinks,         // links from batches to requests that later ones have overwritten
+  kLostTraceState,    // members of a `tracestate` that were not passed on
   kCauseCount,
 };
 
@@ -165,6 +168,7 @@ inline constexpr const char* kCauseNames[kCauseCount] = {
     "memory",
     "requests",
     "links",
+    "tracestate",
 };
 
 enum Region : std::uint32_t {

@@ -189,6 +189,23 @@ std::uint32_t Recorder::intern_locked(std::string_view name, StageKind kind) {
   return stage;
 }
 
+std::uint32_t Recorder::intern_foreign(std::string_view name, StageKind kind) noexcept {
+  if (!arena_) return kStageOverflow;
+  const std::lock_guard lock(cold_);
+  try {
+    const bool is_known = stages_.contains(static_cast<char>(kind) + shortened(name));
+    // One place for each kind is left for the common name.
+    const bool has_place = is_known || foreign_names_ < kMostForeignNames - kStageKinds;
+    if (!has_place) lose(kLostNames);
+    const std::uint32_t stage = intern_locked(has_place ? name : kForeignName, kind);
+    if (has_place && !is_known && stage != kStageOverflow) ++foreign_names_;
+    return stage;
+  } catch (const std::bad_alloc&) {
+    lose(kLostMemory);
+    return kStageOverflow;
+  }
+}
+
 std::string_view Recorder::name_of(std::uint32_t stage) const noexcept {
   if (!arena_ || stage >= arena_.header().name_count.load(std::memory_order_acquire)) return "(overflow)";
   const NameEntry& entry = arena_.name(stage);

@@ -76,6 +76,9 @@ class Recorder {
   /// for a new name, names get `kStageOverflow` and are counted. Names longer than 255 bytes are cut, and end with a
   /// hash of the whole name to keep them distinct.
   std::uint32_t intern(std::string_view name, StageKind kind = kExecution) noexcept;
+  /// The same for a name that another process has chosen. If it is not the name of a stage yet, it becomes one only
+  /// while such names have at most `kMostForeignNames` places; further ones share `kForeignName`, and are counted.
+  std::uint32_t intern_foreign(std::string_view name, StageKind kind) noexcept;
   /// The text stays at the same address until the process ends.
   std::string_view name_of(std::uint32_t stage) const noexcept;
   StageKind kind_of(std::uint32_t stage) const noexcept;
@@ -267,6 +270,7 @@ class Recorder {
   std::uint64_t rate_ticks_ = 0;
   std::mutex cold_;
   std::unordered_map<std::string, std::uint32_t> stages_;  // by kind (one character) and name
+  std::uint32_t foreign_names_ = 0;
   std::unordered_map<std::string, std::uint32_t> work_keys_;
   std::vector<std::uint32_t> free_blocks_;
   std::vector<ThreadState*> threads_;

@@ -203,6 +203,8 @@ class Request:
     @property
     def _is_open(self) -> bool: ...
     @property
+    def _counted_queue(self) -> str | None: ...
+    @property
     def _given_id(self) -> str: ...
     @property
     def _traceparent(self) -> str | None: ...
@@ -210,10 +212,10 @@ class Request:
     def _receive(self, carrier: object, request_id: str, trusted: bool, /) -> None: ...
     def _follow(self, request: Request, /) -> None: ...
     def _show(self) -> None: ...
-    def _enter(self) -> None: ...
-    def _leave(self, kind: type[BaseException] | None, /) -> None: ...
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *error: object) -> None: ...
+    def _enter(self) -> None: ...
+    def _leave(self, kind: type[BaseException] | None, /) -> None: ...
 
 @final
 class batch:
@@ -584,17 +586,15 @@ def request_set_functions(
     parent: Callable[[], tuple[int, int, int, int] | None],
     hash: Callable[[], Callable[[str], str] | None],
     pipeline: Callable[[], str],
+    captured: Callable[[], bool],
     /,
 ) -> None:
-    captured: Callable[[], bool],
     """Set the functions that requests need from Python. The first returns the two halves of the
     trace id, the span id and the flags of OpenTelemetry's current span; the second one the function
     that hashes ids in files; the third one the name of the pipeline; the fourth one whether
     torch.compile captures the calling code.
     """
 
-def request_set_pipeline(name: str, /) -> None:
-    """Set the name of the pipeline."""
 def request_set_finished(function: Callable[[Any], object], /) -> None:
     """Set the function that takes what is known of each request that has ended."""
 
@@ -607,6 +607,8 @@ def request_enter_method(function: _F, /) -> _F:
 def request_exit_method(function: _F, /) -> _F:
     """The same for `__exit__`."""
 
+def request_set_pipeline(name: str, /) -> None:
+    """Set the name of the pipeline."""
 
 def request_known(number: int, /) -> tuple[str, str | None]:
     """Return the id and the trace id of a request; an empty id if its number is not known."""

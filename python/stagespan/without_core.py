@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import itertools
 import logging
+import re
 import sys
 import threading
 import time
@@ -257,7 +258,6 @@ def _reset(entered: contextvars.Token[Any]) -> None:
         _request.reset(entered)
 
 
-class Request:
 def request_enter_method(function: _F, /) -> _F:
     """Return the function: nothing is measured that an exception could spoil."""
     return function
@@ -266,9 +266,10 @@ def request_enter_method(function: _F, /) -> _F:
 request_exit_method = request_enter_method
 
 
+class Request:
     """A request that is current, passes on what was received, and is not recorded."""
 
-    trace_id = pipeline = branch = queue = None
+    trace_id = pipeline = branch = queue = _counted_queue = None
     attempt = 1
     _entered: Any = None
     _traceparent: str | None = None
@@ -319,15 +320,52 @@ request_exit_method = request_enter_method
     chunk = set_status = lambda self, *args, **kwargs: None
 
 
+_PARENT = re.compile(r"[ \t]*[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?[ \t]*")
+_MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{1,256}")
+_OWN = re.compile(r"[!-~]{1,256}")
+_MOST_MEMBERS, _MOST_STATE_CHARACTERS = 32, 512
+
+
 def _texts_in(carrier: Any, names: tuple[str, ...]) -> dict[str, str]:
-    """Return the texts with these names. Everything else that a sender may write is ignored."""
-    found = {}
+    """Return what can be passed on, as the extension does. All else that comes in is ignored."""
+    found: dict[str, list[str]] = {}
     for pair in carrier.items() if hasattr(carrier, "items") else carrier or ():
         with contextlib.suppress(AttributeError, TypeError, ValueError):
-            name, text = (p.decode("latin-1") if isinstance(p, bytes) else p for p in pair)
-            if name.lower() in names and isinstance(text, str):
-                found[name.lower()] = text
-    return found
+            name, value = pair
+            name = _text(name)
+            if isinstance(carrier, dict) and name.isupper():
+                name = name.removeprefix("HTTP_")  # in a WSGI environ
+            if (name := name.lower()) in names:
+                values = value if isinstance(value, (list, tuple)) else [value]
+                found.setdefault(name, []).extend(map(_text, values))
+    texts = {name: of[0] for name, of in found.items() if len(set(of)) == 1}
+    if len(texts.get("traceparent", "")) > 256 or not _PARENT.fullmatch(
+        texts.get("traceparent", "")
+    ):
+        return {}
+    if "tracestate" in found:
+        texts["tracestate"] = _state(",".join(found["tracestate"]))
+    if not _OWN.fullmatch(texts.get("stagespan", "")):
+        texts.pop("stagespan", None)
+    return {name: text for name, text in texts.items() if text}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, (str, bytes, bytearray)):
+        raise TypeError
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+def _state(text: str) -> str:
+    """Return the well-formed members of a `tracestate` from the left, as far as the limits go."""
+    state = ""
+    members = [one.strip(" \t") for one in text.split(",")]
+    for number, member in enumerate(one for one in members if _MEMBER.fullmatch(one)):
+        more = f"{state},{member}" if state else member
+        if number == _MOST_MEMBERS or len(more) > _MOST_STATE_CHARACTERS:
+            break
+        state = more
+    return state
 
 
 def inject(carrier: Any = None, **options: Any) -> dict[str, str]:

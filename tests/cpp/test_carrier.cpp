@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <ostream>
 #include <set>
 #include <string>
 #include <string_view>
@@ -122,12 +123,75 @@ TEST(SentHop, HasLongTextsCutWithAHash) {
   EXPECT_LE(written(hop).size(), kMostCarrierBytes);
 }
 
-TEST(TraceState, IsPassedOnIfItIsPrintable) {
-  EXPECT_TRUE(is_tracestate("vendor=a:b, other=2"));
-  EXPECT_TRUE(is_tracestate(""));
-  EXPECT_FALSE(is_tracestate("a=1\n"));
-  EXPECT_FALSE(is_tracestate("a=\xc3\xbc"));
-  EXPECT_FALSE(is_tracestate(std::string(kMostStateBytes + 1, 'a')));
+TEST(TraceParent, IsWrittenWithTheFlagsThatHaveAMeaning) {
+  for (std::uint32_t flags = 0; flags < 256; ++flags) {
+    char text[kTraceParentBytes];
+    write_traceparent({{1, 2}, 3, flags}, text);
+    EXPECT_EQ(std::string_view(text + sizeof(text) - 2, 2), "0" + std::to_string(flags & 3));
+  }
+}
+
+struct Kept {
+  std::string text;
+  std::size_t dropped;
+  bool is_given;  // not a copy
+  bool operator==(const Kept&) const = default;
+};
+
+void PrintTo(const Kept& kept, std::ostream* to) {
+  *to << kept.text << " (" << kept.dropped << " dropped" << (kept.is_given ? ", as it was given)" : ")");
+}
+
+Kept kept(std::string_view text) {
+  char buffer[kMostStateBytes];
+  const TraceState state = read_tracestate(text, buffer);
+  return {std::string(state.text), state.dropped, state.text.data() == text.data()};
+}
+
+TEST(TraceState, OfWellFormedMembersIsPassedOnAsItIs) {
+  for (const std::string& text : {std::string("vendor=a:b, other=2"), std::string("a=1"), std::string("t1@sys=x y"),
+                                  std::string("a=1,,b=2 "), "k=" + std::string(256, 'v'), std::string("0/_-*@=!")})
+    EXPECT_EQ(kept(text), (Kept{text, 0, true})) << text;
+  for (const std::string text : {"", ",", " , \t,"}) EXPECT_EQ(kept(text).text, "");
+}
+
+TEST(TraceState, LosesItsMalformedMembers) {
+  const std::string malformed[] = {"a",
+                                   "=1",
+                                   "a=",
+                                   "A=1",
+                                   "a=1\n",
+                                   "a=\xc3\xbc",
+                                   "-a=1",
+                                   "a=1=2",
+                                   "a b=1",
+                                   "a=\x7f",
+                                   "a=\r\nx: y",
+                                   std::string("a=\0", 3),
+                                   "k=" + std::string(257, 'v'),
+                                   std::string(257, 'k') + "=v"};
+  for (const std::string& member : malformed) {
+    EXPECT_EQ(kept(member), (Kept{"", 1, false})) << member;
+    EXPECT_EQ(kept("b=1," + member + ", c=2"), (Kept{"b=1,c=2", 1, false})) << member;
+  }
+}
+
+TEST(TraceState, IsCutAfterAWholeMember) {
+  // GIVEN more members than may be passed on
+  std::string text, first;
+  for (std::size_t i = 0; i < kMostStateMembers + 5; ++i) {
+    if (i == kMostStateMembers) first = text;
+    text += (i != 0 ? "," : "") + std::string("m") + std::to_string(i) + "=1";
+  }
+  EXPECT_EQ(kept(first), (Kept{first, 0, true}));
+  EXPECT_EQ(kept(text), (Kept{first, 5, false}));
+  // AND longer ones THEN the first that does not fit is the end, also if a later one would fit
+  const std::string large = "k=" + std::string(248, 'v');
+  EXPECT_EQ(kept(large + "," + large + "," + large + ",a=1"), (Kept{large + "," + large, 2, false}));
+  EXPECT_EQ(kept(large + "," + large + ",k=34567890"), (Kept{large + "," + large + ",k=34567890", 0, true}));
+  EXPECT_EQ(kept(large + "," + large + ",k=345678901").text, large + "," + large);
+  // AND blanks that do not fit are left out
+  EXPECT_EQ(kept("a=1" + std::string(600, ' ') + ",b=2"), (Kept{"a=1,b=2", 0, false}));
 }
 
 }  // namespace

@@ -219,5 +219,27 @@ TEST_F(Names, BeyondTheNamePoolNamesShareAStageAndShorterOnesStillFit) {
   EXPECT_EXIT(_exit(fill()), ::testing::ExitedWithCode(0), "");
 }
 
+TEST_F(Names, OfOtherProcessesTakeOnlySomePlaces) {
+  // GIVEN a stage of this process
+  const std::uint32_t own = recorder().intern("own queue", kQueue);
+  const std::size_t before = recorder().names().size();
+  // WHEN another process chooses many names, each for two kinds
+  const std::uint32_t first = recorder().intern_foreign("foreign 0", kQueue);
+  for (int i = 0; i < 2'000; ++i)
+    for (const StageKind kind : {kQueue, kRemote})
+      EXPECT_EQ(recorder().kind_of(recorder().intern_foreign("foreign " + std::to_string(i), kind)), kind);
+  // THEN they take no more than their places, and all that were not first are one stage of each kind
+  EXPECT_LE(recorder().names().size() - before, kMostForeignNames);
+  EXPECT_GT(recorder().names().size() - before, kMostForeignNames / 2);
+  EXPECT_EQ(recorder().name_of(recorder().intern_foreign("foreign 1999", kQueue)), kForeignName);
+  EXPECT_EQ(recorder().intern_foreign("foreign 0", kQueue), first);
+  EXPECT_GE(lost(kLostNames), 2U * 2'000U - kMostForeignNames);
+  // AND the names of this process have places, also if another process chooses them
+  EXPECT_EQ(recorder().intern_foreign("own queue", kQueue), own);
+  const std::uint32_t later = recorder().intern("foreign 1999", kQueue);
+  EXPECT_EQ(recorder().name_of(later), "foreign 1999");
+  EXPECT_EQ(recorder().intern_foreign("foreign 1999", kQueue), later);
+}
+
 }  // namespace
 }  // namespace stagespan

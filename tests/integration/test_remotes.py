@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import textwrap
@@ -193,6 +194,30 @@ def test_the_same_carrier_twice_counts_once() -> None:
     assert one.causes == []
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_each_call_of_a_foreign_parent_is_a_request(trusted: bool) -> None:
+    # GIVEN several calls below one span of another tracer, as a gateway makes them for one client
+    header = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+    carrier = {"traceparent": header, "tracestate": "vendor=1"}
+    names = []
+    for n in range(3):
+        with extract(carrier, trusted=trusted) as remote, span("work"):
+            names.append(remote.id)
+            # WHEN one of them calls on inside of this system, and its message comes twice
+            if n == 1:
+                inner = changed(inject(queue="tasks"), id=f"inner {trusted}")
+    for _ in range(2):
+        with extract(inner), span("work"):
+            pass
+    # THEN each of them is a request, and only the message counts once
+    origins = {one["id"]: one["origin"] for one in recording.open(os.getpid()).segments()}
+    assert [origins[name] for name in names] == ["remote"] * 3
+    found = recording.open(os.getpid()).segments()
+    inner_origins = [one["origin"] for one in found if one["id"] == f"inner {trusted}"]
+    assert inner_origins == ["remote", "repeated"]
+    assert counts("remote")["default"] == 3
+
+
 # --- waits, batches and chunks --------------------------------------------------------------------
 
 
@@ -326,6 +351,33 @@ def test_sizes_of_messages_where_they_are_told() -> None:
     assert rows == {"sized": 200, "not sized": None}
     with pytest.raises(TypeError, match="'bytes'"):
         extract(carriers_[0], size_bytes="large")  # type: ignore[arg-type]
+
+
+def test_queues_that_others_name_leave_places_for_own_stages(tmp_path: Path) -> None:
+    # GIVEN a peer that puts an id into the name of each queue, more often than there are places
+    program = """
+        import stagespan
+        for n in range(4200):
+            parent = f"00-{n + 1:032x}-{n + 1:016x}-01"
+            own = "1;id;" + 4 * "0000000000000001;" + f"reply-{n};1;"
+            carrier = {"traceparent": parent, "stagespan": own}
+            with stagespan.extract(carrier, size_bytes=10) as remote:
+                assert remote.queue == f"reply-{n}"
+        # WHEN the process names stages itself, also one that a peer has named
+        for n in range(100):
+            with stagespan.span(f"own-{n}"): pass
+        with stagespan.queued("reply-4000"): pass
+        # THEN they have their names, and so do the first ones of the peer
+        assert all(stagespan.stats()[f"own-{n}"].count == 1 for n in range(100))
+        waits = stagespan.stats(kind="queue")
+        assert waits["reply-0"].count == 1 and waits["reply-0"].work == {"bytes": 10}
+        assert waits["reply-4000"].count == 1
+        assert len(waits) + len(stagespan.stats(kind="remote")) <= 257
+        # AND the others are counted under one name
+        assert waits["(other)"].count + sum(name.startswith("reply") for name in waits) == 4201
+        assert stagespan.lost()["names"] > 4000
+    """
+    python(program, tmp_path)
 
 
 def test_links_that_do_not_fit_are_counted() -> None:
@@ -598,6 +650,30 @@ def test_a_process_that_ends_in_a_batch_or_a_wait(kind: str, folder: Path, tmp_p
         ("prefill", "execution", False),
         ("forward", kind, True),
     ]
+
+
+@pytest.mark.parametrize("first", ["stagespan.request('r')", "stagespan.extract({})"])
+def test_making_the_recording_is_not_a_part_of_the_first_request(
+    first: str, folder: Path, tmp_path: Path
+) -> None:
+    # GIVEN a folder where that takes long, because it removes what ended processes left
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for n in range(3000):
+        (folder / f"{ended.pid}-{n + 1}.stagespan").touch()
+    program = f"""
+        import os, stagespan
+        from stagespan import recording
+        # WHEN the first thing that is recorded is a request
+        with {first}: pass
+        made_ns = os.stat(os.environ["STAGESPAN_RECORDING_DIR"]).st_mtime_ns
+        (one,) = recording.open(os.getpid()).segments()
+        begin_ns = one["begin_ns"] if one["received_ns"] is None else one["received_ns"]
+        # THEN it begins after the last file has been removed
+        assert len(os.listdir(os.environ["STAGESPAN_RECORDING_DIR"])) < 100
+        assert begin_ns > made_ns - 100_000, (made_ns - begin_ns) / 1e6
+    """
+    python(program, tmp_path)
 
 
 def test_hashes_instead_of_ids(tmp_path: Path) -> None:

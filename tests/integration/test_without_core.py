@@ -274,15 +274,30 @@ def test_other_tests_run_where_the_plugin_is_installed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
 @pytest.mark.parametrize(
-    "headers",
+    ("headers", "passed_on"),
     [
-        {"traceparent": "t", "stagespan": "s"},
-        [(b"Traceparent", b"t"), (b"StageSpan", b"s"), (b"host", b"h")],
-        [("traceparent", "t"), ("stagespan", "s"), ("one", "two", "three"), 4, (5, 6)],
+        ({"traceparent": PARENT, "stagespan": "s"}, {"traceparent": PARENT, "stagespan": "s"}),
+        (
+            [(b"Traceparent", PARENT.encode()), (b"StageSpan", b"s"), (b"host", b"h")],
+            {"traceparent": PARENT, "stagespan": "s"},
+        ),
+        (
+            [("traceparent", PARENT), ("tracestate", "a=1"), ("tracestate", "B,c=2\r\n,d=3"), 4],
+            {"traceparent": PARENT, "tracestate": "a=1,d=3"},
+        ),
+        ({"traceparent": [PARENT], "stagespan": ["s\n"]}, {"traceparent": PARENT}),
+        ({"HTTP_TRACEPARENT": PARENT, "HTTP_STAGESPAN": "s" * 300}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT + "\n", "tracestate": "a=1"}, {}),
+        ([("traceparent", PARENT), ("one", "two", "three"), (5, 6)], {"traceparent": PARENT}),
     ],
 )
-def test_requests_pass_on_what_any_sender_wrote(headers: Any, tmp_path: Path) -> None:
+def test_requests_pass_on_what_a_header_can_contain(
+    headers: Any, passed_on: dict[str, str], tmp_path: Path
+) -> None:
     done = run(
         """
         import ast, email.message, json, stagespan
@@ -297,8 +312,10 @@ def test_requests_pass_on_what_any_sender_wrote(headers: Any, tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     trusted, untrusted = json.loads(done.stdout)
-    assert trusted == {"traceparent": "t", "stagespan": "s"}
-    assert untrusted == {"traceparent": "t"}
+    assert trusted == passed_on
+    assert untrusted == {name: passed_on[name] for name in passed_on if name != "stagespan"}
+    # AND the extension does the same
+    assert stagespan.extract(headers).inject() == passed_on
 
 
 def test_spans_have_the_same_fields() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import collections
 import re
+import subprocess
+import sys
+import textwrap
 import time
 from typing import Any
 
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 
 import stagespan
 from carrier_texts import Sent, own_text, sent_in
-from stagespan import current_request, extract, inject, request
+from stagespan import current_request, extract, inject, lost, request
 
 TRACE, HOP = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADER = f"00-{TRACE}-{HOP}-01"
@@ -44,7 +47,7 @@ def test_every_valid_header_is_read(
         written = inject()["traceparent"]
 
     assert remote.trace_id == f"{trace:032x}"
-    assert re.fullmatch(f"00-{trace:032x}-[0-9a-f]{{16}}-{flags:02x}", written)
+    assert re.fullmatch(f"00-{trace:032x}-[0-9a-f]{{16}}-{flags & 3:02x}", written)
 
 
 @given(st.one_of(st.text(), st.binary(), st.none(), st.integers()))
@@ -173,6 +176,90 @@ def test_what_is_no_carrier_is_refused(carrier: Any) -> None:
         extract(carrier)
 
 
+@pytest.mark.parametrize(
+    "carrier",
+    [
+        {"traceparent": [HEADER], "stagespan": (own(),), "other": []},
+        {"Traceparent": [HEADER.encode(), HEADER.encode()], "Stagespan": [own()]},
+        [("traceparent", [HEADER]), ("stagespan", [bytearray(own().encode())])],
+        collections.UserDict({"traceparent": [HEADER], "stagespan": [own()]}),
+        {"HTTP_TRACEPARENT": HEADER, "HTTP_STAGESPAN": own(), "REQUEST_METHOD": "GET"},
+    ],
+)
+def test_lists_of_texts_and_names_of_wsgi(carrier: Any) -> None:
+    remote = extract(carrier)
+    assert (remote.trace_id, remote.id, remote.queue) == (TRACE, "r-1", "decode")
+
+
+def test_lists_with_several_values() -> None:
+    # Like a header that comes several times.
+    other = f"00-{'1' * 32}-{HOP}-01"
+    assert extract({"traceparent": [HEADER, other]}).trace_id not in (TRACE, "1" * 32)
+    with extract({"traceparent": HEADER, "tracestate": ["a=1", "b=2,c=3"]}):
+        assert inject()["tracestate"] == "a=1,b=2,c=3"
+
+
+def test_names_of_wsgi_are_not_read_elsewhere() -> None:
+    # A client can choose such a name for a header of its own.
+    carriers: list[Any] = [
+        [("HTTP_TRACEPARENT", HEADER)],
+        collections.UserDict({"HTTP_TRACEPARENT": HEADER}),
+        {"http_traceparent": HEADER},
+        {"HTTP_STAGESPAN": own(), "traceparent": f"00-{'1' * 32}-{HOP}-01"},
+    ]
+    for carrier in carriers:
+        remote = extract(carrier)
+        assert remote.trace_id != TRACE
+        assert remote.id != "r-1"
+
+
+def test_a_wsgi_server_passes_its_environ() -> None:
+    import http.client
+    import threading
+    from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        with extract(environ) as remote:
+            start_response("200 OK", [])
+            return [f"{remote.id} {remote.trace_id} {remote.queue}".encode()]
+
+    with make_server("127.0.0.1", 0, app, handler_class=Quiet) as server:
+        serving = threading.Thread(target=server.handle_request)
+        serving.start()
+        client = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        with request("over http") as one:
+            client.request("GET", "/", headers=inject(queue="web"))
+            answer = client.getresponse().read().decode()
+        client.close()
+        serving.join()
+    assert answer == f"over http {one.trace_id} web"
+
+
+def test_a_carrier_of_another_shape_is_told_once() -> None:
+    # GIVEN attributes of a message as objects, as some queues have them
+    program = f"""
+        import warnings, stagespan
+        stagespan.extract({{"traceparent": None, "other": 5}})
+        for kind in ("traceparent", "stagespan"):
+            stagespan.extract({{kind: {{"StringValue": "{HEADER}"}}}})
+        warnings.simplefilter("error")
+        stagespan.extract([("tracestate", 5)])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
+    )
+    # THEN the first one is named, and nothing is raised
+    (said,) = [line for line in done.stderr.splitlines() if "Warning" in line]
+    assert done.returncode == 0
+    assert "RuntimeWarning: stagespan: a carrier has the key 'traceparent' with a value of" in said
+    assert "type 'dict', which is not a text" in said
+    assert said.startswith("<string>:5:")
+
+
 def test_headers_in_any_case_and_as_pairs() -> None:
     for carrier in (
         {"TraceParent": HEADER, "STAGESPAN": own()},
@@ -250,8 +337,64 @@ def test_flags_and_foreign_members_are_passed_on(flags: str) -> None:
         written = inject()
     assert written["tracestate"] == state
     assert written["traceparent"].startswith(f"00-{TRACE}-")
-    assert written["traceparent"].endswith(f"-{flags}")
+    # AND flags that no version of the specification defines yet are not
+    assert written["traceparent"].endswith(f"-{int(flags, 16) & 3:02x}")
     assert HOP not in written["traceparent"]
+
+
+def kept_state(state: Any, *, trusted: bool = True) -> str | None:
+    """Return what is passed on of a `tracestate`, the same by each way."""
+    carrier = {"traceparent": HEADER, "tracestate": state}
+    remote = extract(carrier, trusted=trusted)
+    unentered = remote.inject().get("tracestate")
+    with remote:
+        assert inject().get("tracestate") == unentered
+    stagespan.disable()
+    try:
+        with extract(carrier, trusted=trusted):
+            assert inject().get("tracestate") == unentered
+    finally:
+        stagespan.enable()
+    return unentered
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_long_tracestate_is_cut_after_a_whole_member(trusted: bool) -> None:
+    # GIVEN a header that no proxy has limited, with what ends a header far behind its begin
+    members = [f"v{i}=" + "x" * 120 for i in range(200)]
+    state = ",".join(members) + ",end=1\r\nx-admin: yes"
+    before = lost().get("tracestate", 0)
+    # WHEN it is passed on THEN its first members are
+    assert kept_state(state, trusted=trusted) == ",".join(members[:4])
+    assert lost()["tracestate"] - before == 2 * (200 - 4 + 1)
+    # AND at most 32 short ones
+    short = [f"k{i}=1" for i in range(40)]
+    assert kept_state(",".join(short), trusted=trusted) == ",".join(short[:32])
+
+
+@pytest.mark.parametrize("malformed", ["b", "B=1", "b=\n", "b=é", "b=\udc80", "=1", "b=1=2"])
+def test_malformed_members_of_a_tracestate_are_dropped(malformed: str) -> None:
+    before = lost().get("tracestate", 0)
+    assert kept_state(f"a=1,{malformed},c=3") == "a=1,c=3"
+    assert kept_state(malformed) is None
+    assert lost()["tracestate"] - before == 4
+
+
+@given(st.one_of(st.text(), st.text(st.sampled_from("ab=,@ \t\n1é"), max_size=800)))
+def test_no_more_of_a_tracestate_is_passed_on_than_a_header_can_contain(state: str) -> None:
+    found = kept_state(state) or ""
+    assert re.fullmatch(r"[ -~\t]*", found)
+    assert len(found) <= 512
+    given_members = [member.strip(" \t") for member in state.split(",")]
+    assert all(member.strip(" \t") in given_members for member in found.split(",") if found)
+    assert extract({"tracestate": state}).inject() == {}
+
+
+def test_an_own_key_that_no_header_can_contain_is_not_passed_on() -> None:
+    for text in ("9;new\r\nx: y", "9;" + "x" * 300, "9;é"):
+        assert extract({"traceparent": HEADER, "stagespan": text}).inject() == {
+            "traceparent": HEADER
+        }
 
 
 def test_a_carrier_that_is_only_passed_on_is_unchanged() -> None:

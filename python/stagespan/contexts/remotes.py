@@ -35,8 +35,8 @@ def extract(carrier: Any, *, trusted: bool = True, size_bytes: int | None = None
         ```
     """
     remote = Remote(carrier, trusted=trusted)
-    if size_bytes is not None and remote.queue is not None:
-        _core.queued(remote.queue).add(bytes=size_bytes)
+    if size_bytes is not None and remote._counted_queue is not None:
+        _core.queued(remote._counted_queue).add(bytes=size_bytes)
     return remote
 
 
