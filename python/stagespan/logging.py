@@ -6,6 +6,7 @@ import logging
 
 from stagespan import _core
 from stagespan.contexts.requests import shown_id
+from stagespan.text.escaping import one_line
 
 
 class RequestFilter(logging.Filter):
@@ -13,8 +14,9 @@ class RequestFilter(logging.Filter):
 
     ``request`` is the id of the current request, ``trace_id`` that of its trace, and ``stage`` the
     innermost open span of the code that logs. Each is ``-`` if there is none, so that a format
-    string can name them. Add it to a handler: filters of loggers do not see the records of their
-    children. A value that a record already has is not replaced.
+    string can name them. What would end the line or control a terminal is escaped. Add the filter
+    to a handler: filters of loggers do not see the records of their children. A value that a record
+    already has is not replaced.
 
     Example:
         ```python
@@ -34,5 +36,6 @@ class RequestFilter(logging.Filter):
         }
         for name, value in values.items():
             if getattr(record, name, None) is None:
-                setattr(record, name, "-" if value is None else value)
+                # Clients choose ids: they must not end the line or control a terminal.
+                setattr(record, name, "-" if value is None else one_line(value))
         return True

@@ -342,6 +342,29 @@ def test_websockets_and_other_calls() -> None:
     assert current_request() is None
 
 
+def test_ids_and_stages_do_not_forge_lines_of_a_log() -> None:
+    # GIVEN a peer whose ids end lines and control terminals
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(RequestFilter())
+    handler.setFormatter(logging.Formatter("%(request)s|%(stage)s|%(message)s"))
+    log = logging.getLogger("test.forged")
+    log.addHandler(handler)
+    try:
+        for end in ("\n", "\r", "\x85", "\u2028", "\x1b[2J", "\x00"):
+            with stagespan.request(f"a{end}forged"):
+                carrier = stagespan.inject()
+            with stagespan.extract(carrier), span(f"s{end}forged"):
+                log.warning("told")
+    finally:
+        log.removeHandler(handler)
+    # THEN each record is one line
+    assert stream.getvalue().splitlines() == [
+        f"a{shown}forged|s{shown}forged|told"
+        for shown in ("\\n", "\\r", "\\x85", "\\u2028", "\\x1b[2J", "\\x00")
+    ]
+
+
 def test_log_records_have_the_request_and_the_stage() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
