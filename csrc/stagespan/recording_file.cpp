@@ -150,6 +150,10 @@ class Folder {
   DIR* folder_;
 };
 
+/// What the exporter is told of a recording that was removed: with the number of its inode, because a later recording
+/// of the process can have its name.
+std::string line_of(std::string name, ino_t inode) { return name.append(" ").append(std::to_string(inode)); }
+
 /// The exporter of a folder's recordings, if there is one.
 class Exporter {
  public:
@@ -271,7 +275,10 @@ bool RecordingFile::publish(const ArenaHeader& header) noexcept {
         const bool is_whole = file && pread(file.get(), &before, sizeof(before), 0) == ssize_t{sizeof(before)};
         if (is_whole && before.layout_version == kLayoutVersion && before.pid_namespace != header.pid_namespace) break;
         if (file && is_locked(file.get()).value_or(false)) break;  // a second recorder in this process
-        unlinkat(folder.get(), name.c_str(), 0);
+        struct stat status{};
+        const bool is_known = file && fstat(file.get(), &status) == 0;
+        if (unlinkat(folder.get(), name.c_str(), 0) == 0 && is_known)
+          Exporter(folder.get()).tell(line_of(name, status.st_ino));
       }
     }
   } catch (const std::exception&) {
@@ -459,6 +466,7 @@ struct Leftover {
   std::string name;
   std::int64_t modified_ns;
   std::uint64_t bytes;
+  ino_t inode;
   bool is_crash = true;
 };
 
@@ -535,7 +543,7 @@ std::vector<Leftover> leftovers_in(const Folder& folder) {
         life_of_owner(folder.fd(), name, own.st_ino) != Life::kDead)
       continue;
     found.push_back({std::move(name), std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
-                     static_cast<std::uint64_t>(status.st_blocks) * 512});
+                     static_cast<std::uint64_t>(status.st_blocks) * 512, status.st_ino});
   }
   return found;
 }
@@ -572,7 +580,7 @@ void RecordingFile::end(ArenaHeader& header) noexcept {
     }
     struct stat status{};
     if (lstat(place_.path.c_str(), &status) != 0 || status.st_dev != device_ || status.st_ino != inode_) return;
-    if (unlink(place_.path.c_str()) == 0) exporter.tell(place_.path.substr(folder_.size() + 1));
+    if (unlink(place_.path.c_str()) == 0) exporter.tell(line_of(place_.path.substr(folder_.size() + 1), inode_));
   } catch (const std::exception&) {  // too little memory
   }
 }
@@ -642,7 +650,8 @@ void RecordingFile::tidy() noexcept {
       // A file without its final name was never completed.
       const bool is_complete = dead[i].name.front() != '.';
       if (i < most_files && bytes <= kLeftoverBytes && is_complete) continue;
-      if (unlinkat(fd, dead[i].name.c_str(), 0) == 0 && is_complete) exporter.tell(dead[i].name);
+      if (unlinkat(fd, dead[i].name.c_str(), 0) == 0 && is_complete)
+        exporter.tell(line_of(dead[i].name, dead[i].inode));
     }
   } catch (const std::exception&) {
   }

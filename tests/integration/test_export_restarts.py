@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import textwrap
 import time
 from itertools import product
 from pathlib import Path
@@ -330,6 +331,48 @@ def test_hand_offs_have_the_counts_of_the_statistics(folder: Path) -> None:
             total_s = of(samples, f"{metric}_sum", to=queue)
             assert total_s == pytest.approx(stats[queue].total_ns / 1e9, rel=0.01, abs=1e-5)
     end(process)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_was_recorded_before_exec_is_read_or_counted_as_lost(
+    folder: Path, is_read: bool
+) -> None:
+    # GIVEN an exporter, and a process that runs two other programs after each other
+    program = """
+        import os, sys, stagespan
+        left = int(sys.argv[1])
+        for _ in range(3):
+            with stagespan.span(f"program {left}"): pass
+        print("ready", flush=True)
+        input()
+        if left:
+            arguments = ["-c", sys.argv[2], str(left - 1), sys.argv[2]]
+            os.execv(sys.executable, [sys.executable, *arguments])
+    """
+    text = textwrap.dedent(program)
+    count, lost = "stagespan_stage_duration_seconds_count", "stagespan_lost_total"
+    with exporter() as (exporting, port):
+        scraped(port)
+        if not is_read:
+            exporting.send_signal(signal.SIGSTOP)
+        process = start(program, "2", text, STAGESPAN_JOB="svc")
+        assert process.stdin is not None
+        for left in (2, 1, 0):
+            ready(process)
+            if is_read:
+                assert until(lambda left=left: of(scraped(port), count, stage=f"program {left}"))
+            if left:
+                process.stdin.write("\n")
+                process.stdin.flush()
+        # WHEN it reads the recordings
+        exporting.send_signal(signal.SIGCONT)
+        assert until(lambda: of(scraped(port), count, stage="program 0") == 3)
+        # THEN those of the programs before are in the totals or among the losses
+        found = scraped(port)
+        before = [of(found, count, stage=f"program {left}") for left in (2, 1)]
+        expected = ([3, 3], 0) if is_read else ([None, None], 2)
+        assert (before, of(found, lost, cause="recording") or 0) == expected
+        end(process)
 
 
 @pytest.mark.full

@@ -150,11 +150,13 @@ class Node:
 
     def _count_marks(self) -> None:
         """Count the recordings that were removed before they were read, or never had a file."""
-        paths = [one.path for one in self._processes.values()]
-        paths += [one.path for one in self._folded.values() if one is not None]
-        seen = set(map(os.path.basename, paths))
+        files = [(one.path, one.inode) for one in self._processes.values()]
+        files += [(one.path, one.inode) for one in self._folded.values() if one is not None]
+        # By inode too: the program that a process runs after exec has a recording of the same name.
+        seen = {os.path.basename(path) for path, _ in files}
+        seen |= {f"{os.path.basename(path)} {inode[1]}" for path, inode in files}
         for marks in self._marks.values():
-            self._lost["recording"] += sum(name not in seen for name in marks.read())
+            self._lost["recording"] += sum(one not in seen for one in marks.read())
 
     # --- processes --------------------------------------------------------------------------------
 
