@@ -169,11 +169,11 @@ def command(
         sender = server = keeper = None
         if otlp is not None:
             from stagespan.export.otlp import Otlp
-            from stagespan.export.otlp_sending import endpoint, limit_logging
+            from stagespan.export.otlp_sending import endpoint, is_disabled, limit_logging
 
             limit_logging()
             url = None if otlp == _FROM_ENVIRONMENT else otlp
-            sender = Otlp(url, genai)
+            sender = None if is_disabled() else Otlp(url, genai)
             collector = url or endpoint("TRACES") or "the collector of this machine"
         if keep is not None:
             from stagespan.export.kept import Keeper

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
 import threading
@@ -13,6 +14,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
+from stagespan.contexts import requests
 from stagespan.device.environment import version
 from stagespan.errors import StagespanError
 from stagespan.export import genai, otlp_deltas
@@ -23,13 +25,16 @@ from stagespan.export.otlp_sending import (
     LONGEST_END_S,
     Answers,
     Sender,
+    address,
     deliver,
     exporter_for,
+    is_disabled,
 )
 from stagespan.export.own import Own
 from stagespan.export.requests import AWAITED_OTLP, Batch, Part, Resource, TimedSpan
 from stagespan.export.totals import LABEL_SEPARATOR, Gauges, Group
 from stagespan.export.traces import Rules
+from stagespan.process import forks, termination
 
 try:
     from opentelemetry.sdk.metrics import export as points
@@ -43,6 +48,7 @@ except ImportError as error:
         "install opentelemetry-exporter-otlp-proto-http`."
     ) from error
 
+_LOGGER = logging.getLogger("stagespan")
 _SCOPE = InstrumentationScope("stagespan", version())
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _HALF = (1 << 64) - 1
@@ -255,11 +261,14 @@ def metrics_of(
     gauges: Gauges,
     begin_ns: int,
     operation: str | None = None,
+    instance: str | None = None,
 ) -> points.MetricsData:
     """Return all figures, with the same counts as the recordings. They count from ``begin_ns``.
 
-    With an operation, those that the conventions for generative AI name are added.
+    With an operation, those that the conventions for generative AI name are added. ``instance`` is
+    the process if the figures are only of one: its forked children send figures of their own.
     """
+    of_instance = {} if instance is None else {"service.instance.id": instance}
     now_ns, host = time.time_ns(), os.uname().nodename
     found = []
     open_groups = {group for group, _ in (*gauges.running, *gauges.waiting)} | {*gauges.oldest_ns}
@@ -269,6 +278,7 @@ def metrics_of(
             "service.name": group.service,
             "host.name": host,  # several machines can have the same service
             "stagespan.pipeline": group.pipeline,
+            **of_instance,
         }
         if group.rank:
             attributes["stagespan.rank"] = int(group.rank)
@@ -289,7 +299,8 @@ def metrics_of(
     if lost:
         rows = [_number({"cause": cause}, begin_ns, now_ns, n) for cause, n in lost.items()]
         own.append(_sum("stagespan.lost", "1", rows))
-    found.append(_resource_metrics({"service.name": "stagespan-export", "host.name": host}, own))
+    exporter = {"service.name": "stagespan-export", "host.name": host, **of_instance}
+    found.append(_resource_metrics(exporter, own))
     return points.MetricsData(found)
 
 
@@ -442,13 +453,21 @@ class Otlp:
         now = time.monotonic()
         if at_end or now - self._figures_at >= self._interval_s:
             self._figures_at = now
-            self.put_figures(source.totals(), source.lost(), source.gauges())
+            data = metrics_of(
+                source.totals(),
+                source.lost(),
+                source.gauges(),
+                self._begin_ns,
+                self._operation,
+                source.identity if isinstance(source, Own) else None,
+            )
+            self._metrics.put([data])
 
     def put_requests(
-        self, requests: Iterable[list[Part]], is_over: Callable[[], bool] = lambda: False
+        self, chosen: Iterable[list[Part]], is_over: Callable[[], bool] = lambda: False
     ) -> None:
         """Send requests, until ``is_over`` returns True; the next exporter sends the others."""
-        for parts in requests:
+        for parts in chosen:
             if is_over():
                 return
             operation = self._operation
@@ -461,13 +480,6 @@ class Otlp:
                 made = [[] for _ in parts]
             for part, spans in zip(parts, made, strict=True):
                 self._traces.put(spans, partial(part.awaited.discard, AWAITED_OTLP))
-
-    def put_figures(
-        self, totals: dict[Group, Figures], lost: dict[str, int], gauges: Gauges
-    ) -> None:
-        """Send all figures."""
-        data = metrics_of(totals, lost, gauges, self._begin_ns, self._operation)
-        self._metrics.put([data])
 
     def lost(self) -> dict[str, int]:
         """Return what was not delivered, by cause: spans, and times that figures were sent."""
@@ -491,38 +503,117 @@ _READ_INTERVAL_S = 0.5
 
 
 class Running:
-    """The thread that `start` has started."""
+    """Sends the requests and figures of this process, from a thread; what `start` returns.
 
-    def __init__(self, url: str | None, rules: Rules, operation: str | None) -> None:
-        self._source = Own(rules)
-        self._otlp = Otlp(url, operation)
-        self._source.losses.append(self._otlp.lost)
+    It goes on in a forked child, once the first request of the child has ended: many children have
+    none, and need no thread and no connection.
+    """
+
+    def __init__(
+        self, url: str | None, rules: Rules, operation: str | None, before: Running | None = None
+    ) -> None:
+        """``before`` was closed and had the same options; what it has sent is not sent again."""
+        self.options = (rules, operation)
+        """What `start` was given besides the address."""
+        self._make = partial(Otlp, url, operation)
+        self._of_parents: list[object] = []
+        self._is_closed = False
+        self._source = Own(rules) if before is None else before._source
+        self._prepare()
+        self._connected()
+        self._begin()
+
+    def _prepare(self) -> None:
+        self._otlp: Otlp | None = None
         self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        # Not one lock for both: who ends waits for the thread, which connects.
+        self._connecting, self._ending = threading.Lock(), threading.RLock()
+
+    def _connected(self) -> Otlp:
+        with self._connecting:
+            if self._otlp is None:
+                self._otlp = self._make()
+                self._source.losses = [self._otlp.lost]
+            return self._otlp
+
+    def _begin(self) -> None:
+        if self._is_closed:
+            return
         self._thread = threading.Thread(target=self._run, name="stagespan-export", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
 
     def _run(self) -> None:
+        otlp = self._connected()
         while not self._stop.wait(_READ_INTERVAL_S):
             self._source.read()
-            self._otlp.put_requests(self._source.complete())
-            self._otlp.step(self._source)
+            otlp.put_requests(self._source.complete())
+            otlp.step(self._source)
+
+    def go_on_in_child(self) -> None:
+        """Send what this forked child records. What its parent has recorded, the parent sends."""
+        # Closing the parent's connections here could end them in the parent, or wait for a thread
+        # that does not exist here.
+        self._of_parents.append(self._otlp)
+        self._prepare()
+        if not self._is_closed:
+            requests.when_one_has_ended(self._begin)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is sent any more."""
+        return self._is_closed
 
     def lost(self) -> dict[str, int]:
         """Return what was not delivered, by cause."""
-        return self._otlp.lost()
+        return {} if self._otlp is None else self._otlp.lost()
 
     def close(self) -> None:
         """Deliver what has ended, for at most 1 s, and stop."""
-        if self._stop.is_set():
-            return
-        self._stop.set()
-        atexit.unregister(self.close)
-        self._thread.join(LONGEST_END_S)
-        self._source.read(at_end=True)
-        self._otlp.put_requests(self._source.complete(at_end=True))
-        self._otlp.step(self._source, at_end=True)
-        self._otlp.close()
+        with self._ending:  # by the exit handler, or by the thread that handles SIGTERM
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._stop.set()
+            if self._thread is None:  # a child without requests
+                return
+            self._thread.join(LONGEST_END_S)
+            otlp = self._connected()
+            self._source.read(at_end=True)
+            otlp.put_requests(self._source.complete(at_end=True))
+            otlp.step(self._source, at_end=True)
+            otlp.close()
+
+
+class Disabled(Running):
+    """Sends nothing, because OTEL_SDK_DISABLED is true."""
+
+    def __init__(self) -> None:
+        self._otlp = None
+        self._is_closed = True
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+_running: dict[tuple[str, str], Running] = {}
+"""What `start` has started, by the addresses of traces and of metrics."""
+
+
+def _close_all() -> None:
+    for one in tuple(_running.values()):
+        one.close()
+
+
+def _go_on_in_child() -> None:
+    for one in tuple(_running.values()):
+        one.go_on_in_child()
+
+
+# Before the exit handlers of the service and of the recording, which are registered earlier.
+atexit.register(_close_all)
+forks.at_worker_exit(_close_all, priority=2)
+forks.after_in_child(_go_on_in_child)
 
 
 def start(
@@ -537,7 +628,12 @@ def start(
 
     No ``TracerProvider`` is made or replaced. The variables ``OTEL_EXPORTER_OTLP_*`` hold. In a
     service of several processes, use ``stagespan export --otlp`` instead, which also sends what
-    processes have recorded that were killed. A forked child calls ``start`` itself.
+    processes have recorded that were killed.
+
+    A forked child goes on: it sends its own requests and figures, with a thread and connections of
+    its own, from its first request on. It may also call ``start`` itself. A second call with the
+    same address returns the object of the first one. With ``OTEL_SDK_DISABLED=true``, nothing is
+    sent, and a line of the log says so.
 
     Args:
         url: The address of the collector; by default that of the environment, or of this machine.
@@ -548,7 +644,8 @@ def start(
             "chat" or "generate_content".
 
     Returns:
-        An object whose ``close()`` delivers what is left and stops; it is called at exit.
+        An object whose ``close()`` delivers what is left and stops; it is called at exit, and when
+        SIGTERM ends the process.
 
     Raises:
         StagespanError: If this process has no recording, or the URL is not an address.
@@ -560,4 +657,21 @@ def start(
         running = otlp.start("http://127.0.0.1:4318", one_in=10)
         ```
     """
-    return Running(url, Rules(one_in, slowest, failed), genai)
+    options = (Rules(one_in, slowest, failed), genai)
+    if is_disabled():
+        return Disabled()
+    addresses = (address("traces", url), address("metrics", url))
+    before = _running.get(addresses)
+    if before is not None and not before.is_closed:
+        if before.options != options:
+            _LOGGER.warning(
+                "otlp.start was called again for %s with other options: those of the first call "
+                "hold. Close what it returned before you start again.",
+                addresses[0],
+            )
+        return before
+    if before is not None and before.options != options:
+        before = None
+    running = _running[addresses] = Running(url, *options, before)
+    termination.watch(_close_all)
+    return running

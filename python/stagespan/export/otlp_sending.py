@@ -62,6 +62,30 @@ def _parts_of(url: str) -> SplitResult:
     raise StagespanError(f"{url!r} is not an address for OTLP: pass http://HOST:PORT.")
 
 
+def address(signal: str, url: str | None) -> str:
+    """Return the address to which "traces" or "metrics" are sent.
+
+    Raises StagespanError if the URL is not an address.
+    """
+    protocol = _protocol(signal.upper(), url)
+    if url is not None:
+        parts = _parts_of(url)
+        return url.rstrip("/") if protocol == "grpc" else f"{_base(parts)}/v1/{signal}"
+    own = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
+    common = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if protocol == "grpc":
+        return (own or common or f"http://localhost:{_GRPC_PORT}").rstrip("/")
+    return own or f"{(common or 'http://localhost:4318').rstrip('/')}/v1/{signal}"
+
+
+def is_disabled() -> bool:
+    """Return whether the environment forbids to send anything, and log that."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() != "true":
+        return False
+    _LOGGER.warning("OTEL_SDK_DISABLED is true, so stagespan sends nothing to a collector.")
+    return True
+
+
 def _check_files(signal: str) -> None:
     """Raise StagespanError if a file that a variable names cannot be read.
 
@@ -298,11 +322,9 @@ def exporter_for(signal: str, url: str | None, answers: Answers) -> Any:
     if not any(os.environ.get(one) for one in timeouts):
         options["timeout"] = _LONGEST_CALL_S
     if url is not None:
-        parts = _parts_of(url)
+        options["endpoint"] = address(signal, url)
         if protocol == "grpc":
-            options["endpoint"], options["insecure"] = url, parts.scheme == "http"
-        else:
-            options["endpoint"] = f"{_base(parts)}/v1/{signal}"
+            options["insecure"] = _parts_of(url).scheme == "http"
     if protocol != "grpc":
         # With one of these variables, the exporter makes a session with the user's credentials.
         credentials = (_CREDENTIALS.format(""), _CREDENTIALS.format(f"{signal.upper()}_"))

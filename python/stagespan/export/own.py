@@ -64,6 +64,11 @@ class Own:
     def _processes(self) -> list[Process]:
         return [] if self._process is None else [self._process]
 
+    @property
+    def identity(self) -> str | None:
+        """What identifies this process, as in `Recording.identity`; None before it was read."""
+        return None if self._process is None else self._process.identity
+
     def totals(self) -> dict[Group, Figures]:
         """Return the figures of this process."""
         with self._lock:

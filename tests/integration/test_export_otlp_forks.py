@@ -1,0 +1,223 @@
+"""`stagespan.export.otlp.start` in processes that fork: each request arrives once."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_process import end, ready, start
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
+collector = pytest.importorskip("collector")
+
+pytestmark = pytest.mark.slow
+
+FORKS = """
+import multiprocessing, os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+import stagespan
+from stagespan.export import otlp
+
+URL, WHERE, HOW = sys.argv[1:]
+
+def work(who):
+    for n in range(5):
+        with stagespan.request(f"{who}-{n}"), stagespan.span("work"):
+            pass
+    if HOW != "executor":
+        time.sleep(0.1)  # so that other workers of the pool get some, too
+
+def begin():
+    if WHERE != "parent":
+        otlp.start(URL)
+
+def child(who):
+    begin()
+    work(who)
+
+if __name__ == "__main__":
+    if WHERE != "child":
+        otlp.start(URL)
+        work("parent")
+    names = [f"child{k}" for k in range(3)]
+    context = multiprocessing.get_context("fork")
+    if HOW == "process":
+        processes = [context.Process(target=child, args=(name,)) for name in names]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    elif HOW == "pool":  # whose workers are ended by SIGTERM
+        with context.Pool(3, initializer=begin) as pool:
+            pool.map(work, names, chunksize=1)
+    elif HOW == "executor":
+        with ProcessPoolExecutor(3, context, initializer=begin) as executor:
+            list(executor.map(work, names))
+    elif HOW == "fork":
+        for name in names:
+            if os.fork() == 0:
+                child(name)
+                sys.exit()
+        for name in names:
+            os.wait()
+    elif HOW == "fork in a child":
+        if os.fork() == 0:
+            for name in names:
+                if os.fork() == 0:
+                    child(name)
+                    sys.exit()
+            for name in names:
+                os.wait()
+            sys.exit()
+        os.wait()
+"""
+
+
+def ids(received: Any) -> Counter[str]:
+    """Return how often the root of each request has arrived."""
+    attributes = map(collector.attributes, received.spans())
+    return Counter(one["stagespan.request.id"] for one in attributes if "stagespan.origin" in one)
+
+
+@pytest.mark.parametrize(
+    ("where", "how", "protocol"),
+    [
+        ("parent", "process", "http"),
+        ("child", "process", "http"),
+        ("both", "process", "http"),
+        ("parent", "process", "grpc"),
+        ("parent", "pool", "http"),
+        ("child", "pool", "http"),
+        ("both", "executor", "http"),
+        ("parent", "fork", "http"),
+        ("parent", "fork in a child", "http"),
+    ],
+)
+def test_each_request_of_a_child_arrives_once(
+    where: str, how: str, protocol: str, folder: Path, tmp_path: Path
+) -> None:
+    # GIVEN a program that calls `start` in one or all of its processes
+    program = textwrap.dedent(FORKS)
+    with collector.RECEIVERS[protocol]() as received:
+        process = start(
+            program,
+            *(received.url, where, how),
+            OTEL_EXPORTER_OTLP_PROTOCOL=collector.PROTOCOLS[protocol],
+        )
+        # WHEN they have ended
+        _, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (0, "")
+        # THEN each request was sent, by its own process alone
+        processes = ["child0", "child1", "child2", *(["parent"] if where != "child" else [])]
+        expected = Counter(f"{name}-{n}" for name in processes for n in range(5))
+        assert ids(received) == expected
+        assert len(received.spans("work")) == len(expected)
+
+
+def test_a_child_without_requests_has_no_thread(folder: Path) -> None:
+    # GIVEN a program that sends its requests
+    program = """
+        import os, sys, threading, stagespan
+        from stagespan.export import otlp
+        running = otlp.start(sys.argv[1])
+        with stagespan.request("parent"): pass
+        if os.fork() == 0:
+            # WHEN a child has only spans THEN it has no thread, also if it calls `start` itself
+            with stagespan.span("of the child"): pass
+            assert otlp.start(sys.argv[1]) is running
+            assert threading.active_count() == 1, threading.enumerate()
+            # WHEN it has had a request THEN it has
+            with stagespan.request("child"): pass
+            assert threading.active_count() > 1
+            sys.exit(3)
+        _, status = os.wait()
+        assert os.waitstatus_to_exitcode(status) == 3
+        assert running.lost() == dict.fromkeys(running.lost(), 0)
+    """
+    with collector.http() as received:
+        process = start(program, received.url)
+        _, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (0, "")
+        assert ids(received) == {"parent": 1, "child": 1}
+
+
+def test_figures_of_a_child_are_those_of_another_instance(folder: Path) -> None:
+    with collector.http() as received:
+        program = textwrap.dedent(FORKS)
+        process = start(program, received.url, "parent", "fork", STAGESPAN_JOB="svc")
+        assert process.communicate(timeout=120) == ("", "")
+        counts: dict[str, int] = {}
+        for resource in [one for message in received.metrics for one in message.resource_metrics]:
+            instance = collector.attributes(resource.resource)["service.instance.id"]
+            for metric in resource.scope_metrics[0].metrics:
+                if metric.name == "stagespan.stage.duration":
+                    counts[instance] = metric.histogram.data_points[0].count
+    assert sorted(counts.values()) == [5] * 4
+
+
+def test_requests_are_sent_when_sigterm_ends_the_process(folder: Path) -> None:
+    program = """
+        import sys, stagespan
+        from stagespan.export import otlp
+        otlp.start(sys.argv[1])
+        for n in range(3):
+            with stagespan.request(f"r{n}"): pass
+        print("ready", flush=True)
+        input()
+    """
+    with collector.http() as received:
+        process = start(program, received.url)
+        ready(process)
+        process.terminate()
+        assert process.wait(60) == -15
+        end(process)
+        assert ids(received) == {"r0": 1, "r1": 1, "r2": 1}
+
+
+def test_starting_twice_sends_once(folder: Path, tmp_path: Path) -> None:
+    # GIVEN a program that starts the same exporter in several ways
+    program = """
+        import sys, stagespan
+        from stagespan.export import otlp
+        running = otlp.start(sys.argv[1])
+        for url in (sys.argv[1] + "/", sys.argv[1] + "/v1/traces", None):
+            assert otlp.start(url) is running
+        with stagespan.request("r"): pass
+        # WHEN it is closed THEN it can be started again
+        running.close()
+        assert otlp.start(sys.argv[1]) is not running
+        # AND with other options, a line says that those of the first call hold
+        otlp.start(sys.argv[1], one_in=10)
+        with stagespan.request("again"): pass
+    """
+    with collector.http() as received:
+        process = start(program, received.url, OTEL_EXPORTER_OTLP_ENDPOINT=received.url)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        assert ids(received) == {"r": 1, "again": 1}
+        assert errors.count("with other options: those of the first call hold") == 1
+
+
+@pytest.mark.parametrize("value", ["true", "TRUE"])
+def test_a_disabled_sdk_sends_nothing_and_says_so(folder: Path, value: str) -> None:
+    program = """
+        import os, sys, stagespan
+        from stagespan.export import otlp
+        running = otlp.start(sys.argv[1])
+        with stagespan.request("r"), stagespan.span("s"): pass
+        if os.fork() == 0:
+            with stagespan.request("child"): pass
+            sys.exit()
+        os.wait()
+        assert running.lost() == {}
+        running.close()
+    """
+    with collector.http() as received:
+        process = start(program, received.url, OTEL_SDK_DISABLED=value)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        assert errors.count("OTEL_SDK_DISABLED is true, so stagespan sends nothing") == 1
+        assert received.paths == []
