@@ -1,7 +1,11 @@
 // carrier_texts.cpp: finds the keys of a carrier in mappings and headers.
 #include "carrier_texts.h"
 
+#include <iterator>
 #include <utility>
+
+#include "stagespan/recorder.h"
+#include "stagespan/text.h"
 
 namespace stagespan::python {
 
@@ -168,6 +172,33 @@ std::string_view view_of(PyObject* text, std::size_t most_bytes) noexcept {
     return {};
   }
   return {found, static_cast<std::size_t>(size_bytes)};
+}
+
+Ref kept_state(PyObject* text) noexcept {
+  // A lone surrogate becomes bytes that no member can have.
+  const Ref encoded(PyUnicode_IS_ASCII(text) ? nullptr : PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"));
+  if (!encoded && PyErr_Occurred() != nullptr) return Ref();
+  const std::string_view view = encoded ? std::string_view(PyBytes_AS_STRING(encoded.get()),
+                                                           static_cast<std::size_t>(PyBytes_GET_SIZE(encoded.get())))
+                                        : std::string_view(static_cast<const char*>(PyUnicode_DATA(text)),
+                                                           static_cast<std::size_t>(PyUnicode_GET_LENGTH(text)));
+  char buffer[kMostStateBytes];
+  const TraceState state = read_tracestate(view, buffer);
+  if (state.dropped != 0) Recorder::get().lose(kLostTraceState, state.dropped);
+  return Ref(state.text.data() == view.data()
+                 ? Py_NewRef(text)
+                 : PyUnicode_FromStringAndSize(state.text.data(), static_cast<Py_ssize_t>(state.text.size())));
+}
+
+Ref kept_name(std::string_view name) noexcept {
+  static PyObject* kept[256];
+  PyObject*& place = kept[fnv1a(name) % std::size(kept)];
+  if (place == nullptr || view_of(place, kMostCarrierBytes) != name) {
+    const Ref made(PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), nullptr));
+    if (!made) return Ref();
+    keep(place, made.get());
+  }
+  return Ref(Py_NewRef(place));
 }
 
 PyObject* name_of_key(Key key) noexcept { return g_names[key]; }

@@ -21,6 +21,14 @@ bool take_texts(PyObject* carrier, Texts& to);
 /// A text in UTF-8; its data is null if the object is null, not a str, or longer.
 std::string_view view_of(PyObject* text, std::size_t most_bytes) noexcept;
 
+/// The members of a `tracestate` that can be passed on, as a text that may be empty; the others are counted as lost.
+/// Empty with an exception set if that fails.
+Ref kept_state(PyObject* text) noexcept;
+
+/// A name of a queue as an object that is the same each time, so that its stages are found by its address. Empty with
+/// an exception set if it is not UTF-8.
+Ref kept_name(std::string_view name) noexcept;
+
 /// The names of the keys, borrowed.
 PyObject* name_of_key(Key key) noexcept;
 

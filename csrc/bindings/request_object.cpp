@@ -408,38 +408,6 @@ PyObject* request_show(PyObject* object, PyObject*) {
   Py_RETURN_NONE;
 }
 
-/// A name of a queue as an object that is the same each time, so that its stages are found by its address.
-Ref kept_name(std::string_view name) noexcept {
-  static PyObject* kept[256];
-  PyObject*& place = kept[fnv1a(name) % std::size(kept)];
-  if (place == nullptr || view_of(place, kMostCarrierBytes) != name) {
-    const Ref made(PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), nullptr));
-    if (!made) return Ref();
-    keep(place, made.get());
-  }
-  return Ref(Py_NewRef(place));
-}
-
-/// Keeps the members of a `tracestate` that can be passed on. False with an exception set if that fails.
-bool keep_state(RequestObject& self, PyObject* text) noexcept {
-  // A lone surrogate becomes bytes that no member can have.
-  const Ref encoded(PyUnicode_IS_ASCII(text) ? nullptr : PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass"));
-  if (!encoded && PyErr_Occurred() != nullptr) return false;
-  const std::string_view view = encoded ? std::string_view(PyBytes_AS_STRING(encoded.get()),
-                                                           static_cast<std::size_t>(PyBytes_GET_SIZE(encoded.get())))
-                                        : std::string_view(static_cast<const char*>(PyUnicode_DATA(text)),
-                                                           static_cast<std::size_t>(PyUnicode_GET_LENGTH(text)));
-  char buffer[kMostStateBytes];
-  const TraceState state = read_tracestate(view, buffer);
-  if (state.dropped != 0) Recorder::get().lose(kLostTraceState, state.dropped);
-  if (state.text.empty()) return true;
-  const bool is_whole = state.text.data() == view.data();
-  const Ref kept(is_whole ? Py_NewRef(text)
-                          : PyUnicode_FromStringAndSize(state.text.data(), static_cast<Py_ssize_t>(state.text.size())));
-  if (kept) keep(self.texts[kTraceState], kept.get());
-  return static_cast<bool>(kept);
-}
-
 // _receive(carrier, request_id, trusted)
 PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t count) {
   Arrival arrival;
@@ -476,7 +444,11 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
   if (has_parent) {
     self.parent = parent;
     keep(self.texts[kTraceParent], texts[kTraceParent].get());
-    if (texts[kTraceState] && !keep_state(self, texts[kTraceState].get())) return nullptr;
+    if (texts[kTraceState]) {
+      const Ref state = kept_state(texts[kTraceState].get());
+      if (!state) return nullptr;
+      if (PyUnicode_GET_LENGTH(state.get()) != 0) keep(self.texts[kTraceState], state.get());
+    }
     const std::string_view own = view_of(texts[kOwnKey].get(), kMostCarrierBytes);
     if (own.data() != nullptr && is_header_text(own)) keep(self.texts[kOwnKey], texts[kOwnKey].get());
   }
