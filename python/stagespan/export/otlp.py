@@ -518,7 +518,7 @@ class Running:
         self._make = partial(Otlp, url, operation)
         self._of_parents: list[object] = []
         self._is_closed = False
-        self._source = Own(rules) if before is None else before._source
+        self._source: Own = Own(rules) if before is None else before._source
         self._prepare()
         self._connected()
         self._begin()
