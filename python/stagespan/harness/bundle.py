@@ -7,7 +7,9 @@ import functools
 import graphlib
 import hashlib
 import inspect
+import io
 import re
+import tokenize
 from collections.abc import Iterable
 from importlib import resources
 from types import ModuleType
@@ -19,9 +21,8 @@ PREFIX = "_stagespan_replay_"
 
 _HEAD = '''"""Makes inputs, and runs and measures steps, for scripts profile_*.py in this folder.
 
-Written by stagespan, which it does not need: the parts of stagespan.harness.standalone that a
-script uses, without their docstrings. It needs torch. Its name contains a hash of this text, so
-scripts with different needs can be in one folder, and run in one process.
+Written by stagespan, which it does not need. These are the parts of stagespan.harness.standalone
+that a script uses, without their docstrings, comments and types. The name contains a hash.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class _Needed(NamedTuple):
 def _sources(more: tuple[ModuleType, ...]) -> list[_Source]:
     """Return the modules, each after those from which it imports: base classes come first."""
     texts = {
-        f"{standalone.__name__}.{file.name.removesuffix('.py')}": file.read_text("utf-8")
+        f"{standalone.__name__}.{file.name.removesuffix('.py')}": _bare(file.read_text("utf-8"))
         for file in sorted(resources.files(standalone).iterdir(), key=lambda file: file.name)
         if file.name.endswith(".py") and file.name != "__init__.py"
     }
@@ -108,7 +109,7 @@ def _sources(more: tuple[ModuleType, ...]) -> list[_Source]:
     imported = {name: sorted(_imported(tree) & trees.keys()) for name, tree in trees.items()}
     return [
         _Source(
-            (ast.get_docstring(trees[name]) or "").partition("\n")[0],
+            f"{name.rpartition('.')[2]}.py",
             trees[name],
             texts[name].splitlines(),
         )
@@ -116,12 +117,67 @@ def _sources(more: tuple[ModuleType, ...]) -> list[_Source]:
     ]
 
 
+def _bare(text: str) -> str:
+    """Return source without comments, and without the types of parameters, results and variables.
+
+    The annotations of classes stay, because they define the fields of named tuples.
+    """
+    lines: list[str | None] = [*text.splitlines()]
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            line = token.line[: token.start[1]].rstrip()
+            lines[token.start[0] - 1] = line or None
+    tree = ast.parse(text)
+    of_classes = {id(member) for node in ast.walk(tree) for member in _members(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and id(node) not in of_classes:
+            _drop_type(lines, node)
+        elif isinstance(node, _FUNCTIONS) and node.lineno < node.body[0].lineno:
+            lines[node.lineno - 1] = _head_of(node)
+            body = _first_line(node.body[0])
+            lines[node.lineno : body - 1] = [None] * (body - 1 - node.lineno)
+    return "\n".join(line for line in lines if line is not None) + "\n"
+
+
+def _members(node: ast.AST) -> list[ast.stmt]:
+    return node.body if isinstance(node, ast.ClassDef) else []
+
+
+def _drop_type(lines: list[str | None], node: ast.AnnAssign) -> None:
+    """Remove the annotation of a variable with a value."""
+    line = lines[node.lineno - 1]
+    if node.value is None or line is None or node.annotation.end_lineno != node.lineno:
+        return
+    line_bytes = line.encode()
+    kept = line_bytes[: node.target.end_col_offset] + line_bytes[node.annotation.end_col_offset :]
+    lines[node.lineno - 1] = kept.decode()
+
+
+def _head_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """Return the line, or the lines, from ``def`` to the colon, without types."""
+    for part in ast.walk(node.args):
+        if isinstance(part, ast.arg):
+            part.annotation = None
+    indent = " " * node.col_offset
+    word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    arguments = ast.unparse(node.args).replace("'", '"')
+    line = f"{indent}{word} {node.name}({arguments}):"
+    if len(line) <= 100:
+        return line
+    return f"{indent}{word} {node.name}(\n{indent}    {arguments}\n{indent}):"
+
+
 def _needed(trees: list[ast.Module], script: ast.Module) -> _Needed:
     """Follow the names from those that a script uses."""
     defining = {name: node for tree in trees for node in tree.body for name in _defined(node)}
-    # The methods whose arguments a script passes, see `MockInputs.tensor`.
-    keywords = {node.arg for node in ast.walk(script) if isinstance(node, ast.keyword)}
-    found = _Needed(set(), {f"with_{keyword}" for keyword in keywords})
+    # The methods for the arguments and contents of its inputs, see `MockInputs.tensor` and
+    # `make_content`.
+    found = _Needed(set(), set())
+    for node in ast.walk(script):
+        if isinstance(node, ast.keyword):
+            found.attributes.add(f"with_{node.arg}")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.attributes.add(f"make_{node.value}")
     waiting: list[ast.AST] = [script]
     methods: dict[str, list[ast.AST]] = {}
     """The methods of needed classes that nothing has named yet."""
@@ -150,7 +206,8 @@ def _is_optional(member: ast.stmt) -> TypeGuard[ast.FunctionDef]:
     return isinstance(member, ast.FunctionDef) and not member.name.startswith("__")
 
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 
 
 def _defined(node: ast.stmt) -> set[str]:
@@ -176,6 +233,7 @@ def _uses(node: ast.AST) -> tuple[set[str], set[str]]:
             attributes.add(each.attr)
         elif isinstance(each, ast.Constant) and isinstance(each.value, str):
             attributes.add(each.value)  # of getattr
+            attributes.add(f"draw_{each.value.rstrip('0123456789')}")  # see `MockInputs.draw_int`
     return names - local if isinstance(node, ast.FunctionDef) else names, attributes
 
 
@@ -211,9 +269,15 @@ def _shown(source: _Source, node: ast.stmt, needed: _Needed | None) -> list[str]
     return "\n".join(kept).rstrip().split("\n")
 
 
+def _first_line(node: ast.stmt) -> int:
+    """Return the first line of a statement or of its decorators."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
+
+
 def _lines_of(source: _Source, node: ast.stmt) -> tuple[int, int]:
     """Return the first and the last line of a statement with its decorators and comments above."""
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    first = _first_line(node)
     while first > 1 and source.lines[first - 2].lstrip().startswith("#"):
         first -= 1
     return first, node.end_lineno or node.lineno

@@ -84,8 +84,7 @@ _STEP = '''
 
     To run something else, return it, such as `lambda: stage.process(**inputs)`.
     """
-    stage = with_method(stage, METHOD)
-    {body}
+{method}    {body}
 '''
 
 _PROFILE = '''
@@ -114,11 +113,11 @@ def profile_stage(
     the stage's modules.
     """
     if compiled:
-        stage = with_compiled_modules(with_method(stage, METHOD))
+        stage = with_compiled_modules({stage})
 
     def new_inputs() -> dict[str, Any]:
         made = {{**create_inputs(seed, device, variant, stage), **(inputs or {{}})}}
-        return without_missing(made, bound_by(stage))
+        return {made}
 
     def new_step(made: dict[str, Any]) -> Callable[[], Any]:
         return FunctionStep(step_fn, stage, made) if step_fn else make_step(stage, made, step)
@@ -154,7 +153,18 @@ def profile_stage(
 _TAIL = """
 
 if __name__ == "__main__":
-    sys.exit(main(profile_stage, STAGE, VARIANTS, CONTEXT.get("threads"), CLASS))
+    sys.exit(main(profile_stage, STAGE, VARIANTS, CONTEXT.get("threads")))
+"""
+
+_TAIL_OF_CLASS = """
+
+def find_stage(target: str) -> Any:
+    \"\"\"Return the stage that a factory returns, or of which it returns the owner.\"\"\"
+    return load_stage_of(CLASS, target)
+
+
+if __name__ == "__main__":
+    sys.exit(main(profile_stage, STAGE, VARIANTS, CONTEXT.get("threads"), find_stage))
 """
 
 _NO_STEP = """raise ReplayError(
@@ -206,6 +216,7 @@ def script_text(
     if step is None or "OPTIONAL" not in step.expression:
         del constants["OPTIONAL"]
     body = _NO_STEP if step is None else f"return {step.expression}"
+    stage = "stage" if constants["METHOD"] is None else "with_method(stage, METHOD)"
     what = "" if step is None or not step.what else f": {step.what}"
     inputs = _variants_source(variants, overrides)
     if "mock." in inputs:
@@ -215,11 +226,20 @@ def script_text(
             *(f"\n{_constant(name, value)}" for name, value in constants.items()),
             "\n",
             _CREATE.format(inputs=inputs),
-            _STEP.format(loop="" if step is None else step.loop, what=what, body=body),
-            _PROFILE.format(
-                warmup=config.warmup, steps=config.profile_steps, timing_steps=config.timing_steps
+            _STEP.format(
+                loop="" if step is None else step.loop,
+                what=what,
+                method=f"    stage = {stage}\n" if stage != "stage" else "",
+                body=body,
             ),
-            _TAIL,
+            _PROFILE.format(
+                warmup=config.warmup,
+                steps=config.profile_steps,
+                timing_steps=config.timing_steps,
+                stage=stage,
+                made="without_missing(made, bound_by(stage))" if "Missing(" in inputs else "made",
+            ),
+            _TAIL if constants["CLASS"] is None else _TAIL_OF_CLASS,
         )
     )
     module = module or f"profile_{stem}"

@@ -738,6 +738,28 @@ def test_the_module_has_only_what_its_script_needs(stages: Any, tmp_path: Path, 
     # AND nothing in it is unused
     used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
     assert defined <= used | set(re.findall(r"\w+", script.read_text()))
+    # AND it is small
+    assert len(text.encode()) <= 60_000
+
+
+@pytest.mark.parametrize("kind", ["loop", "generate"])
+def test_the_module_of_a_step_of_a_loop_has_only_what_its_script_needs(kind: str) -> None:
+    # GIVEN the script of a step of a stage's own loop, whose inputs are of several kinds
+    arguments = {"latents": torch.randn(2, 64), "mask": torch.rand(2, 9) > 0.5, "prompt": "a dog"}
+    signature = StageSignature("s", capture_arguments(arguments))
+    step = ScriptStep(f"{kind}_step(stage, inputs, step, OPTIONAL)")
+    script = script_text(signature, step, HarnessConfig(), stem="s")
+
+    # WHEN its module is made
+    module = replay_module(script)
+
+    # THEN it has neither the steps nor the values of other scripts, nor what this one never reads
+    others = {"DenoiseStep", "CallStep", "sparse_tensor", "Missing", "load_stage_of", "with_method"}
+    assert f"{kind}_step" in module.defined
+    assert not module.defined & others
+    assert "def make_frequent" not in module.text
+    assert "def draw_complex" not in module.text
+    assert len(module.text.encode()) <= 72_000
 
 
 def test_many_numbers_take_few_lines() -> None:

@@ -16,15 +16,8 @@ MODELS = ("dit", "transformer", "unet", "transformer_2")
 SAMPLES = ("latents", "latent", "hidden_states", "sample", "x", "noisy_latents", "noise", "img")
 TIMES = ("timestep", "timesteps", "t", "time", "sigma")
 PROMPTS = (
-    "prompt_embeds",
-    "prompt_emb_posi",
-    "prompt_emb",
-    "encoder_hidden_states",
-    "context",
-    "prompt_embedding",
-    "text_embeds",
-    "text_embeddings",
-    "txt",
+    *("prompt_embeds", "prompt_emb_posi", "prompt_emb", "encoder_hidden_states", "context"),
+    *("prompt_embedding", "text_embeds", "text_embeddings", "txt"),
 )
 GUIDANCES = ("guidance_scale", "cfg_scale", "true_cfg_scale")
 SHIFTS = ("sigma_shift", "shift", "flow_shift")
@@ -78,9 +71,8 @@ class DenoiseStep:
             self.scheduler = scheduler
         name = first_name(SAMPLES, self.inputs)
         if name is None or not isinstance(self.inputs[name], torch.Tensor):
-            raise ReplayError(
-                f"the inputs contain no tensor with one of the names {', '.join(SAMPLES)}"
-            )
+            names = ", ".join(SAMPLES)
+            raise ReplayError(f"the inputs contain no tensor with one of the names {names}")
         self.latents = self.inputs[name]
         self.prompt = first_name(PROMPTS, self.inputs)
         self.negative = self._negative_name()
@@ -132,9 +124,8 @@ class DenoiseStep:
 
     def _model_names(self) -> tuple[str, str | None]:
         """Return the names of ``forward``'s parameters for the noisy sample and the timestep."""
-        names = [
-            p.name for p in signature_of(self.model).parameters.values() if p.kind != p.VAR_KEYWORD
-        ]
+        parameters = signature_of(self.model).parameters.values()
+        names = [p.name for p in parameters if p.kind != p.VAR_KEYWORD]
         sample = next((name for name in SAMPLES if name in names), names[0] if names else "")
         return sample, next((name for name in TIMES if name in names), None)
 
@@ -143,10 +134,8 @@ class DenoiseStep:
         found: dict[str, Any] = {}
         for parameter in signature_of(self.model).parameters.values():
             name = parameter.name
-            if name in (self.sample_name, self.time_name) or parameter.kind in (
-                parameter.VAR_POSITIONAL,
-                parameter.VAR_KEYWORD,
-            ):
+            variadic = parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD
+            if name in (self.sample_name, self.time_name) or parameter.kind in variadic:
                 continue
             if name == "return_dict":
                 found[name] = False

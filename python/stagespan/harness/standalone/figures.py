@@ -68,11 +68,12 @@ def figures(times: list[float]) -> dict[str, Any]:
         names = ("p50", "p25", "p75", "mean", "min", "max")
         return {**dict.fromkeys(names), "iterations": 0}
     ordered = sorted(times)
-    quartiles = statistics.quantiles(ordered, method="inclusive") if len(ordered) > 1 else None
+    # At least two times are needed, so a single one counts twice.
+    quartiles = statistics.quantiles(ordered if times[1:] else times * 2, method="inclusive")
     return {
         "p50": statistics.median(ordered),
-        "p25": ordered[0] if quartiles is None else quartiles[0],
-        "p75": ordered[0] if quartiles is None else quartiles[2],
+        "p25": quartiles[0],
+        "p75": quartiles[2],
         "mean": statistics.fmean(ordered),
         "min": ordered[0],
         "max": ordered[-1],

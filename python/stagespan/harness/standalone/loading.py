@@ -54,16 +54,24 @@ def load(target: str) -> Any:
 
 
 def load_stage(target: str, kind: str | None = None) -> Any:
-    """Return the stage from a factory. An object that is not a function or class is the stage.
+    """Return the stage from a factory, which is of the class ``kind`` if that is not None."""
+    return load_made(target) if kind is None else load_stage_of(kind, target)
 
-    If that is not of the class ``kind``, written as ``module:Class``, but one of its attributes is,
-    or one of theirs, this is the stage. Raises ReplayError if several are.
-    """
+
+def load_made(target: str) -> Any:
+    """Return what a factory returns. An object that is not a function or class is returned."""
     found = load(target)
-    stage = _made_by(found, target) if _is_factory(found) else found
-    if kind is None or is_of(owner_of(stage), kind):
-        return stage
-    if any(hasattr(stage, name) for name in WRAPPED_AS):
+    return _made_by(found, target) if _is_factory(found) else found
+
+
+def load_stage_of(kind: str, target: str) -> Any:
+    """Return the stage of a class, written as ``module:Class``, from a factory.
+
+    If the object from the factory is not of the class, but one of its attributes is, or one of
+    theirs, this is the stage. Raises ReplayError if several are.
+    """
+    stage = load_made(target)
+    if is_of(owner_of(stage), kind) or any(hasattr(stage, name) for name in WRAPPED_AS):
         return stage
     inside = parts_of_class(stage, kind)
     if len(inside) > 1:

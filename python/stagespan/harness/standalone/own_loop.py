@@ -12,25 +12,22 @@ import contextlib
 import copy
 import functools
 import inspect
+import statistics
 import threading
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from stagespan.harness.standalone.figures import Run
 from stagespan.harness.standalone.fit import ReplayError, fit
 from stagespan.harness.standalone.loop_state import LoopState
 from stagespan.harness.standalone.steps import drain, function_of
 
 STEP_COUNTS = (
-    "num_inference_steps",
-    "num_sampling_steps",
-    "sampling_steps",
-    "sample_steps",
-    "inference_steps",
-    "num_steps",
-    "steps",
+    *("num_inference_steps", "num_sampling_steps", "sampling_steps", "sample_steps"),
+    *("inference_steps", "num_steps", "steps"),
 )
 FEW_STEPS = 5
 """The most steps that a loop is run with to reach its middle or last step."""
@@ -244,6 +241,17 @@ class LoopStep:
             self.shortened = (name, made[name], FEW_STEPS)
             made[name] = FEW_STEPS
         return made
+
+    def place_in_loop(self, runs: Sequence[Run]) -> dict[str, Any]:
+        """Return which step was run, of how many, and the times of the loop before it."""
+        shortened = self.shortened
+        return {
+            "number": self.number,
+            "of": self.total if self.total is not None else self.expected,
+            "before_ms": statistics.median(run.before_ms for run in runs) if runs else None,
+            "before_cpu_ms": statistics.median(run.before_cpu_ms for run in runs) if runs else None,
+            "run_with": {} if shortened is None else {shortened[0]: shortened[2]},
+        }
 
     def says(self) -> str:
         """Describe one iteration: ``step 2 of 40 of Pipeline.__call__'s own loop, ...``"""

@@ -27,7 +27,7 @@ from stagespan.harness.standalone.figures import (
     summary,
 )
 from stagespan.harness.standalone.fit import ReplayError
-from stagespan.harness.standalone.loading import load, load_stage
+from stagespan.harness.standalone.loading import load, load_made
 from stagespan.harness.standalone.machine import cpu_model
 from stagespan.harness.standalone.replay import Replay, step_of
 from stagespan.harness.standalone.running import was_taken_over
@@ -108,13 +108,8 @@ def report(
     ``first`` are the runs of the warm-up, and ``runs`` those that were measured. ``live`` contains
     the figures of the live runs. The harness also gives the reasons for a difference from them.
     """
-    timing = summary(
-        runs,
-        replay.device,
-        replay.clocks_mhz,
-        replay.fastest_fixed_ns,
-        replay.fastest_in_process_ns,
-    )
+    fastest = replay.fastest_fixed_ns, replay.fastest_in_process_ns
+    timing = summary(runs, replay.device, replay.clocks_mhz, *fastest)
     profiled = {
         "profiled_ms": replay.profiled_ms,
         "profiled_ratio": profiled_ratio(replay.profiled_ms, timing),
@@ -130,11 +125,9 @@ def report(
         say(f"The first run took {first[0].wall_ms:,.2f} ms.")
     say(f"Median iteration time: {spread(timing)}, {timing['iterations']} iterations")
     say(f"Median CPU time of the thread: {spread(timing['cpu'])}")
-    if timing["busy"]:
-        say(timing["busy"])
-    for sentence in (idle(timing, replay.device), clock_change(timing), profiled_line(profiled)):
-        if sentence:
-            say(sentence)
+    noticed = idle(timing, replay.device), clock_change(timing), profiled_line(profiled)
+    for sentence in filter(None, (timing["busy"], *noticed)):
+        say(sentence)
     step = step_of(replay.step, runs)
     found = fidelity(live, timing, step, on_host=replay.device.startswith("cpu"))
     reasons = list((live or {}).get("missing", "").splitlines())
@@ -231,66 +224,58 @@ def main(
     stage_name: str,
     variants: list[str],
     threads: Any = None,
-    kind: str | None = None,
+    load_stage: Callable[[str], Any] = load_made,
 ) -> int:
-    """Run the command line. Returns the exit status: 2 for errors that the user can correct."""
+    """Run the command line. Returns the exit status: 2 for errors that the user can correct.
+
+    ``load_stage`` returns the stage for the name of a factory.
+    """
     parser = argparse.ArgumentParser(description=f"Profile one step of stage {stage_name!a}.")
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--factory",
         metavar="MODULE:CALLABLE",
         required=True,
         help="callable that returns the stage, or a pipeline that has it as an attribute",
     )
-    parser.add_argument("--warmup", type=int, default=None, help="iterations before measuring")
-    parser.add_argument("--steps", type=int, default=1, help="iterations under the profiler, or 0")
-    parser.add_argument("--timing-steps", type=int, default=None, help="timed iterations")
-    parser.add_argument("--device", default=None, help="device of the inputs")
-    parser.add_argument(
+    add("--warmup", type=int, help="iterations before measuring")
+    add("--steps", type=int, default=1, help="iterations under the profiler, or 0")
+    add("--timing-steps", type=int, help="timed iterations")
+    add("--device", help="device of the inputs")
+    add(
         "--threads",
         default="captured",
         help="number of torch's threads, captured (that of the live runs; the default) or machine",
     )
-    parser.add_argument("--output", default=None, help="folder for the trace")
-    parser.add_argument("--seed", type=int, default=None, help="seed of the inputs")
-    parser.add_argument(
+    add("--output", help="folder for the trace")
+    add("--seed", type=int, help="seed of the inputs")
+    add(
         "--step",
-        default=None,
         help="step of the stage's loop: first, second, middle, last or a number; "
         "or MODULE:CALLABLE, a function of stage and inputs to run instead",
     )
-    parser.add_argument(
-        "--variant", choices=variants, help="key of a captured signature; default: the first"
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="apply torch.compile to the stage's modules"
-    )
-    parser.add_argument(
-        "--no-profile", action="store_true", help="measure without the profiler only"
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add("--variant", choices=variants, help="key of a captured signature; default: the first")
+    add("--compile", action="store_true", help="apply torch.compile to the stage's modules")
+    add("--no-profile", action="store_true", help="measure without the profiler only")
+    add("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
-    for name, count, least in (
-        ("--warmup", options.warmup, 0),
-        ("--steps", options.steps, 0),
-        ("--timing-steps", options.timing_steps, 1),
-    ):
+    for name, least in (("warmup", 0), ("steps", 0), ("timing_steps", 1)):
+        count = getattr(options, name)
         if count is not None and count < least:
-            parser.error(f"{name} {count} is too few: give {least} or more")
+            parser.error(f"--{name.replace('_', '-')} {count} is too few: give {least} or more")
     wanted = int(options.threads) if options.threads.isdecimal() else options.threads
     if wanted not in ("captured", "machine") and not (isinstance(wanted, int) and wanted > 0):
         parser.error(f"--threads {options.threads} is not captured, machine or a number from 1")
-    settings: dict[str, Any] = {} if options.seed is None else {"seed": options.seed}
-    step_fn = None
-    if options.step is not None and ":" not in options.step:
-        number = options.step.isdecimal() and int(options.step)
-        if not number and options.step not in ("first", "second", "middle", "last"):
-            parser.error(f"--step {options.step} is not first, second, middle, last or a number")
-        settings["step"] = number or options.step
+    given = {"seed": options.seed, "variant": options.variant}
+    step, step_fn = options.step, None
+    if step is not None and ":" not in step:
+        is_named = step in ("first", "second", "middle", "last")
+        given["step"] = step if is_named else step.isdecimal() and int(step)
+        if not given["step"]:
+            parser.error(f"--step {step} is not first, second, middle, last or a number")
     try:
-        if options.step is not None and "step" not in settings:
-            step_fn = load(options.step)
-        if options.variant is not None:
-            settings["variant"] = options.variant
+        if step is not None and "step" not in given:
+            step_fn = load(step)
         with (
             contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout),
             threads_set(wanted, threads) as sentence,
@@ -298,7 +283,7 @@ def main(
             if sentence is not None:
                 say(sentence)
             result = profile_stage(
-                load_stage(options.factory, None if step_fn is not None else kind),
+                (load_stage if step_fn is None else load_made)(options.factory),
                 warmup=options.warmup,
                 steps=0 if options.no_profile else options.steps,
                 timing_steps=options.timing_steps,
@@ -306,7 +291,7 @@ def main(
                 output_dir=options.output,
                 step_fn=step_fn,
                 compiled=options.compile,
-                **settings,
+                **{name: value for name, value in given.items() if value is not None},
             )
         if options.json:
             say(json.dumps(result, indent=2))

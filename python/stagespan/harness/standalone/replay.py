@@ -212,15 +212,8 @@ class Replay:
         called, began, ended = stamps
         took, before_it = taken(began, ended), taken(called, began)
         self._last_ms = took.wall_ms
-        return Run(
-            took.wall_ms,
-            took.cpu_ms,
-            took.waited_ms,
-            before_it.wall_ms,
-            fixed_ns,
-            before_it.cpu_ms,
-            took.others_ms,
-        )
+        own = took.wall_ms, took.cpu_ms, took.waited_ms
+        return Run(*own, before_it.wall_ms, fixed_ns, before_it.cpu_ms, took.others_ms)
 
     def _run_fixed_computation(self) -> int:
         took_ns = fixed_computation_ns()
@@ -427,16 +420,8 @@ def _enough(runs: Sequence[Run], iterations: int | None, elapsed: float) -> bool
 
 def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
     """Return which step of a loop was run, or None if there is no loop."""
-    if not hasattr(step, "run_between") or not hasattr(step, "total"):
-        return None
-    shortened = step.shortened
-    return {
-        "number": step.number,
-        "of": step.total if step.total is not None else step.expected,
-        "before_ms": statistics.median(run.before_ms for run in runs) if runs else None,
-        "before_cpu_ms": statistics.median(run.before_cpu_ms for run in runs) if runs else None,
-        "run_with": {} if shortened is None else {shortened[0]: shortened[2]},
-    }
+    place_in_loop = getattr(step, "place_in_loop", None)
+    return None if place_in_loop is None else place_in_loop(runs)
 
 
 def bytes_in(value: Any) -> int:

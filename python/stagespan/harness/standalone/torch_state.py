@@ -139,14 +139,12 @@ def run_context(context: Mapping[str, Any]) -> Iterator[None]:
 def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
     """Return (getter, setter, captured value) of each captured setting that selects kernels."""
     found: list[tuple[Any, Any, Any]] = []
-    sdpa = context.get("sdpa")
-    backends = torch.backends.cuda
-    enabled_then = sdpa if isinstance(sdpa, list) else None
-    for name in ("flash", "mem_efficient", "math", "cudnn") if enabled_then is not None else ():
-        enabled = getattr(backends, f"{name}_sdp_enabled", None)
-        enable = getattr(backends, f"enable_{name}_sdp", None)
+    sdpa: Any = context.get("sdpa")
+    for name in ("flash", "mem_efficient", "math", "cudnn") if isinstance(sdpa, list) else ():
+        enabled = getattr(torch.backends.cuda, f"{name}_sdp_enabled", None)
+        enable = getattr(torch.backends.cuda, f"enable_{name}_sdp", None)
         if enabled is not None and enable is not None:
-            found.append((enabled, enable, name in (enabled_then or ())))
+            found.append((enabled, enable, name in sdpa))
     precision = context.get("matmul_precision")
     if precision in ("highest", "high", "medium"):
         setter = torch.set_float32_matmul_precision

@@ -76,10 +76,8 @@ class MockInputs:
             if strides is not None:
                 made = lay_out(made, strides)
         else:
-            size = storage_size(shape, strides)
-            flat = self._random(
-                name, size, dtype, more.get("value_range"), more.get("true_fraction", 0.5)
-            )
+            drawn = more.get("value_range"), more.get("true_fraction", 0.5)
+            flat = self._random(name, storage_size(shape, strides), dtype, *drawn)
             made = flat.as_strided(tuple(shape), tuple(strides or dense_strides(shape)))
         if more.get("storage") is None or dtype != captured:
             made = made.to(self.place(device))
@@ -183,18 +181,10 @@ class MockInputs:
         source = torch.Generator().manual_seed(self._seed(name))
         block = min(size, RANDOM_BLOCK)
         kind = getattr(torch, dtype)
-        if dtype == "bool":
-            made = torch.rand(block, generator=source) < true_fraction
-        elif dtype.startswith(("int", "uint")):
-            low, high = value_range or (0, 1)
-            low, high = max(low, -(1 << 63)), min(high, (1 << 63) - 2)
-            made = torch.randint(low, high + 1, (block,), generator=source).to(kind)
-        elif dtype.startswith("complex"):
-            made = torch.randn(block, generator=source, dtype=torch.complex64).to(kind)
-        elif dtype == "float4_e2m1fn_x2":
-            made = torch.randint(0, 256, (block,), generator=source).to(torch.uint8).view(kind)
-        elif dtype == "float8_e8m0fnu":
-            made = torch.randn(block, generator=source).abs().to(kind)
+        draw = getattr(self, f"draw_{dtype.rstrip('0123456789')}", None)
+        if draw is not None:
+            made = draw(block, source, value_range, true_fraction)
+            made = made if made.dtype == kind else made.to(kind)
         elif value_range is not None:
             low, high = value_range
             some = torch.rand(block, generator=source, dtype=torch.float64)
@@ -208,6 +198,33 @@ class MockInputs:
             part = whole[start : start + block]
             part.copy_(made[: part.numel()])
         return whole
+
+    def draw_bool(self, count: int, source: Any, value_range: Any, true_fraction: float) -> Any:
+        """Return values that are true with a probability."""
+        return torch.rand(count, generator=source) < true_fraction
+
+    def draw_int(self, count: int, source: Any, value_range: Any, *_: Any) -> Any:
+        """Return integers in a range, by default 0 and 1."""
+        low, high = value_range or (0, 1)
+        low, high = max(low, -(1 << 63)), min(high, (1 << 63) - 2)
+        return torch.randint(low, high + 1, (count,), generator=source)
+
+    def draw_uint(self, count: int, source: Any, value_range: Any, *_: Any) -> Any:
+        """Return integers in a range, by default 0 and 1."""
+        return self.draw_int(count, source, value_range)
+
+    def draw_complex(self, count: int, source: Any, *_: Any) -> Any:
+        """Return complex numbers with a normal distribution."""
+        return torch.randn(count, generator=source, dtype=torch.complex64)
+
+    def draw_float4_e2m1fn_x(self, count: int, source: Any, *_: Any) -> Any:
+        """Return pairs of numbers of 4 bits."""
+        made = torch.randint(0, 256, (count,), generator=source).to(torch.uint8)
+        return made.view(torch.float4_e2m1fn_x2)
+
+    def draw_float8_e8m0fnu(self, count: int, source: Any, *_: Any) -> Any:
+        """Return powers of two."""
+        return torch.randn(count, generator=source).abs()
 
 
 def dense_strides(shape: Sequence[int]) -> list[int]:
