@@ -408,10 +408,10 @@ PyObject* request_show(PyObject* object, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// _receive(carrier, request_id, trusted)
+// _receive(carrier, request_id, trusted, entry): `entry` is the queue if the carrier names none; None for the pipeline
 PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t count) {
   Arrival arrival;
-  if (count != 3) return PyErr_Format(PyExc_TypeError, "_receive() takes 3 arguments, not %zd", count);
+  if (count != 4) return PyErr_Format(PyExc_TypeError, "_receive() takes 4 arguments, not %zd", count);
   RequestObject& self = *self_of(object);
   if (is_open(self)) return nullptr;
   Texts texts;
@@ -434,9 +434,9 @@ PyObject* request_receive(PyObject* object, PyObject* const* args, Py_ssize_t co
     if (!is_sent) branch = Ref(Py_NewRef(Py_None));
   }
   if (!queue) {
-    PyObject* const pipeline = pipeline_of_process();
-    if (pipeline == nullptr) return nullptr;
-    queue = Ref(Py_NewRef(pipeline));
+    PyObject* const entry = PyUnicode_Check(args[3]) ? args[3] : pipeline_of_process();
+    if (entry == nullptr) return nullptr;
+    queue = Ref(Py_NewRef(entry));
   }
   if (!initialise(self, is_sent ? id.get() : args[1], nullptr)) return nullptr;
   self.is_remote = true;

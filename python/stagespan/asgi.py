@@ -20,6 +20,8 @@ _LONGEST_RETURN_NS = 1_000_000
 """An application that does not wait and returns so soon after its answer does no work there."""
 _GONE = ("http.disconnect", "websocket.disconnect")
 _USUAL_CLOSES = (1000, 1001)
+_ENTRY = "http"
+"""What the wait until an application is called counts as, if the client does not name a queue."""
 
 
 class RequestMiddleware:
@@ -62,7 +64,7 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         headers = scope.get("headers") or ()
-        remote = Remote(headers, self._id_in(headers), trusted=self._trusted)
+        remote = Remote(headers, self._id_in(headers), trusted=self._trusted, entry=_ENTRY)
         remote.metadata.update(method=scope.get("method", "WEBSOCKET"), path=scope.get("path"))
         await _Call(remote, scope, receive, send).serve(self.app)
 

@@ -283,7 +283,7 @@ class Request:
         if isinstance(traceparent, str):
             self._traceparent, self._texts = traceparent, {"traceparent": traceparent}
 
-    def _receive(self, carrier: Any, request_id: str, trusted: bool) -> None:
+    def _receive(self, carrier: Any, request_id: str, trusted: bool, entry: Any) -> None:
         self._initialise(request_id, None, {})
         self._texts = _texts_in(
             carrier, ("traceparent", "tracestate", "stagespan")[: 3 if trusted else 2]

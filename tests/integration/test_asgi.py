@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import stagespan
-from stagespan import current_request, inject, span
+from stagespan import current_request, inject, recording, request, span
+from stagespan.contexts.remotes import Remote
 from stagespan.contexts.requests import FinishedRequest, finished_requests
 from stagespan.recording.timelines import timelines
 
@@ -187,6 +188,18 @@ def test_a_call_is_a_request_of_the_client_s_trace(port: int) -> None:
     other = get(port, "/items/6").split()
     assert other[0].startswith("req_")
     assert other[1] != TRACE
+
+
+def test_the_entry_of_a_plain_service_is_called_http(port: int) -> None:
+    get(port, "/items/7")
+    finished("/items/7")
+    found = timelines([recording.open(os.getpid())])[-1]
+    assert found.hops[0].queue == "http"  # the application itself sends another
+    assert {name for kind, name in found.where if kind == "queue"} <= {"http"}
+    # A client that is part of the system names the queue itself.
+    with request("front"):
+        carrier = inject(queue="front end")
+    assert Remote(carrier, entry="http").queue == "front end"
 
 
 def test_a_stream_has_chunks_of_its_route(port: int) -> None:

@@ -48,9 +48,15 @@ class Remote(request):
     enters it too.
     """
 
-    def __init__(self, carrier: Any, request_id: str = "", *, trusted: bool = True) -> None:
-        """Read a carrier, as `extract` does; ``request_id`` is used if it has no id."""
-        self._receive(carrier, request_id, trusted)
+    def __init__(
+        self, carrier: Any, request_id: str = "", *, trusted: bool = True, entry: str | None = None
+    ) -> None:
+        """Read a carrier, as `extract` does.
+
+        ``request_id`` is used if it has no id, and ``entry`` if it does not name the queue; by
+        default that is the pipeline.
+        """
+        self._receive(carrier, request_id, trusted, entry)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<request", "<remote request", 1)
