@@ -402,6 +402,7 @@ void define_recording(py::module_& module) {
   module.def("recording_is_cut_off", is_cut_off);
   module.def(
       "recording_set_tell_fault",
+  module.def("recording_hide", [] { Recorder::get().hide_recording(); });
       [](py::object tell) { Py_XDECREF(std::exchange(g_tell_fault, tell.release().ptr())); }, py::arg("tell"));
   module.def("recording_reserve_for_marks", reserve_for_marks, py::arg("fd"));
   module.def(

@@ -514,6 +514,11 @@ RecordingPlace Recorder::recording_place() {
   return place;
 }
 
+void Recorder::hide_recording() noexcept {
+  const std::lock_guard lock(cold_);
+  recording_wish_.is_hidden = true;
+}
+
 void Recorder::describe_process(const ProcessInfo& info) noexcept {
   const std::lock_guard lock(cold_);
   process_info_ = info;

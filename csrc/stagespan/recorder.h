@@ -157,6 +157,8 @@ class Recorder {
 
   /// Where the recording is, and if it is not in a file, why.
   RecordingPlace recording_place();
+  /// Gives the recording a name that readers do not look for. Has no effect once the recording exists.
+  void hide_recording() noexcept;
   /// Writes facts about this process to the recording. Texts are cut to the size of their field.
   void describe_process(const ProcessInfo& info) noexcept;
   ProcessInfo process_info() noexcept;

@@ -230,7 +230,7 @@ bool RecordingFile::open_file(const RecordingWish& wish, std::uint64_t size) noe
 }
 
 bool RecordingFile::open_memfd(std::uint64_t size) noexcept {
-  Open file(memfd_create("stagespan", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Open file(memfd_create(is_hidden_ ? "stagespan-hidden" : "stagespan", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file || ftruncate(file.get(), static_cast<off_t>(size)) != 0) return false;
   fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK);
   fd_ = file.release();
@@ -257,6 +257,10 @@ bool RecordingFile::publish(const ArenaHeader& header) noexcept {
   try {
     const Open folder(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (!folder) return false;
+    if (is_hidden_) {
+      place_.path = folder_ + "/" + hidden_;
+      return true;
+    }
     for (int number = 0; number < kMostNames; ++number) {
       const std::string name = file_name(owner_, header.process_start_ticks, number);
       for (int attempt = 0; attempt < 2; ++attempt) {
@@ -300,7 +304,8 @@ void RecordingFile::close_file() noexcept {
 void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piece* pieces, std::size_t count) noexcept {
   place_ = {};
   owner_ = getpid();
-  keep_ = wish.keep;
+  keep_ = wish.keep && !wish.is_hidden;
+  is_hidden_ = wish.is_hidden;
   is_told_ = is_normal_ = false;
   if (!wish.is_on) {
     place_.kind = RecordingKind::kOff;
@@ -311,8 +316,8 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
     folder_ = wish.folder.empty() ? default_recording_folder() : wish.folder;
     make(arena, wish, pieces, count);
     // An exporter that reads a folder of its own does not look for others.
-    is_unread_ =
-        place_.kind == RecordingKind::kMemory || (place_.kind == RecordingKind::kMemfd && !wish.folder.empty());
+    is_unread_ = !is_hidden_ && (place_.kind == RecordingKind::kMemory ||
+                                 (place_.kind == RecordingKind::kMemfd && !wish.folder.empty()));
     place_.is_fault = is_unread_ || (place_.kind == RecordingKind::kMemfd && wish.may_be_file && !is_normal_);
     if (is_unread_) tell_unread();
   } catch (const std::exception&) {  // too little memory
@@ -565,6 +570,10 @@ void RecordingFile::end(ArenaHeader& header) noexcept {
   if (!is_active()) return;
   header.end_unix_ns.store(realtime_ns(), std::memory_order_release);
   if (keep_ || place_.kind != RecordingKind::kFile) return;
+  if (is_hidden_) {  // no exporter or process of the job waits for it
+    unlink(place_.path.c_str());
+    return;
+  }
   // Set before the others are examined: of two that end at the same time, each may see the other one alive. Both files
   // stay then, and are leftovers.
   header.is_deferred.store(1, std::memory_order_release);

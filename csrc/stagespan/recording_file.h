@@ -37,6 +37,7 @@ struct RecordingWish {
   bool is_on = true;
   bool keep = false;        // after a normal exit
   bool may_be_file = true;  // false: a memfd, which other programs cannot truncate
+  bool is_hidden = false;   // readers do not find it, neither as a file nor as a memfd
   std::string folder;       // empty for the default one
 };
 
@@ -114,8 +115,9 @@ class RecordingFile {
   bool is_normal_ = false;  // that no file was made
   bool is_unread_ = false;  // no exporter finds the recording
   bool is_told_ = false;    // and an exporter knows that
+  bool is_hidden_ = false;
   std::string folder_;
-  std::string hidden_;  // the file's name until it is complete
+  std::string hidden_;  // the file's name until it is complete; later too if readers shall not find it
   RecordingPlace place_;
 };
 

@@ -939,6 +939,10 @@ def recording_reserve_for_marks(fd: int) -> bool:
     """Reserve space behind the end of an exporter's file, to which processes write the names of
     recordings that it cannot read; return False if there is none."""
 
+def recording_hide() -> None:
+    """Hide the recording of this process from other processes, exporters among them. Has no effect
+    once the process has opened a span."""
+
 def recording_describe_program(version: str, arguments: bytes) -> None:
     """Write to the recording the versions of stagespan and Python, and the name of the program from
     the arguments with which it was started, each of which ends with a zero byte; see

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import exporter, of, scraped
-from recorded_process import command_here, end, ready, start
+from exporting import exporter, of, scraped, until
+from recorded_process import command, command_here, end, ready, start
 
 from stagespan import _core, recording
 
@@ -214,3 +215,18 @@ def test_batches_are_runs_of_their_process(folder: Path) -> None:
     assert job["stages"]["forward"]["count"] >= 30
     assert job["counts"]["forward"][f"pid {process.pid}"] >= 30
     assert recovered["stages"]["forward"]["errors"] == 3
+
+
+def test_doctor_leaves_nothing_in_the_metrics(folder: Path) -> None:
+    with exporter() as (_, port):
+        until(lambda: "stagespan_lost_total" in scraped(port))
+        # WHEN doctor examines a recording of its own
+        done = command("doctor", "--json", "--no-device")
+        rows = {row["name"]: row for row in json.loads(done.stdout)["findings"]}
+        assert rows["recording"]["state"] == "works"
+        assert str(folder) in rows["recording"]["text"]
+        # THEN neither that nor its span is in the metrics, or stays in the folder
+        samples = [dict(labels) for found in scraped(port).values() for labels in found]
+        assert {labels.get("service") for labels in samples} == {None}
+        assert "doctor" not in (folder / ".export-state.json").read_text()
+    assert {name for name in os.listdir(folder) if "stagespan" in name} == set()

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from stagespan import __version__
+from stagespan import __version__, _core, is_available
 from stagespan.errors import StagespanError, cannot_open, is_shortage
 
 _COMMANDS = {
@@ -146,4 +146,6 @@ def main() -> None:
     # Some encodings lack the lines of tables. `run` does not change the output of its script.
     if sys.argv[1:2] != ["run"] and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    if sys.argv[1:2] == ["doctor"] and is_available():
+        _core.recording_hide()  # its spans are no work of the user
     command(prog_name="stagespan")
