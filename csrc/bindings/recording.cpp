@@ -83,6 +83,7 @@ void describe(ProcessInfo info) {
   std::copy(std::begin(before.version), std::end(before.version), info.version);
   std::copy(std::begin(before.python_version), std::end(before.python_version), info.python_version);
   std::copy(std::begin(before.program), std::end(before.program), info.program);
+  std::copy(std::begin(before.argument), std::end(before.argument), info.argument);
   if (info.rank < 0) info.rank = before.rank;
   if (info.world_size == 0) info.world_size = before.world_size;
   if (g_start.is_worker) {
@@ -103,8 +104,11 @@ void describe_program(const std::string& version, const py::bytes& arguments) {
   set_text(info.version, sizeof(info.version), version);
   const std::string python = Py_GetVersion();
   set_text(info.python_version, sizeof(info.python_version), python.substr(0, python.find(' ')));
-  const std::string program = program_name(std::string(arguments));
-  if (!program.empty()) set_text(info.program, sizeof(info.program), program);
+  const Program program = program_in(std::string(arguments));
+  if (!program.name.empty()) {
+    set_text(info.program, sizeof(info.program), program.name);
+    set_text(info.argument, sizeof(info.argument), program.argument);
+  }
   Recorder::get().describe_process(info);
   describe(process_info_from_environment());
 }
@@ -191,6 +195,8 @@ py::dict info(const Recording& recording) {
   result["job"] = field_text(of.job);
   result["pipeline"] = field_text(of.pipeline);
   result["program"] = field_text(of.program);
+  result["argument"] = field_text(of.argument);
+  result["name"] = field_text(of.name);
   result["worker"] = field_text(of.worker);
   result["shares_rank"] = of.shares_rank != 0;
   result["host"] = field_text(of.host);
@@ -396,18 +402,19 @@ void define_recording(py::module_& module) {
   // An interpreter that an interrupt ends raises SIGINT instead of calling exit, which would call this.
   Py_AtExit([] { Recorder::get().end_recording(); });
   module.def("recording_place", recording_place);
+  module.def("recording_hide", [] { Recorder::get().hide_recording(); });
   module.def("recording_describe_program", describe_program, py::arg("version"), py::arg("arguments"));
   module.def("recording_describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0);
   module.def("recording_describe_worker", describe_worker, py::arg("rank"));
   module.def("recording_is_cut_off", is_cut_off);
   module.def(
       "recording_set_tell_fault",
-  module.def("recording_hide", [] { Recorder::get().hide_recording(); });
       [](py::object tell) { Py_XDECREF(std::exchange(g_tell_fault, tell.release().ptr())); }, py::arg("tell"));
   module.def("recording_reserve_for_marks", reserve_for_marks, py::arg("fd"));
   module.def(
       "recording_program_name",
-      [](const py::bytes& arguments) { return text_of(program_name(std::string(arguments))); }, py::arg("arguments"));
+      [](const py::bytes& arguments) { return text_of(program_in(std::string(arguments)).name); },
+      py::arg("arguments"));
   module.def("recording_end", [] { Recorder::get().end_recording(); });
   module.def(
       "recording_why_not_in",

@@ -237,6 +237,8 @@ struct ProcessInfo {
   char job[128];  // the common id of the processes of a job, or empty
   char pipeline[128];
   char program[128];  // of a worker: the program that started it
+  char argument[40];  // the first argument of the program if it is a plain word, such as "decode"; else empty
+  char name[64];      // what the user calls this process, or empty
   char worker[64];    // what a worker is called, "worker 2"; empty if the user started this process
   char host[64];
   char version[32];         // of stagespan

@@ -86,6 +86,19 @@ std::string_view celery_application_in(const std::vector<std::string_view>& argu
   return {};
 }
 
+// The first argument that is a plain word. What follows an option may be its value, and a secret.
+std::string word_in(const std::vector<std::string_view>& arguments) {
+  constexpr std::size_t kMostLetters = 32;
+  bool follows_option = false;
+  for (const std::string_view argument : arguments) {
+    const bool is_word = !argument.empty() && argument.size() <= kMostLetters && argument.front() != '-' &&
+                         std::all_of(argument.begin(), argument.end(), [](char c) { return is_letter(c) || c == '-'; });
+    if (is_word && !follows_option) return std::string(argument);
+    follows_option = argument.starts_with("-") && argument.find('=') == std::string_view::npos;
+  }
+  return {};
+}
+
 template <std::size_t size>
 void set(char (&field)[size], std::string_view text) {
   set_text(field, size, text);
@@ -93,19 +106,24 @@ void set(char (&field)[size], std::string_view text) {
 
 }  // namespace
 
-std::string program_name(std::string_view arguments) {
+Program program_in(std::string_view arguments) {
   std::vector<std::string_view> all;
   while (!arguments.empty()) {
     all.push_back(arguments.substr(0, arguments.find('\0')));
     arguments.remove_prefix(std::min(all.back().size() + 1, arguments.size()));
   }
   if (all.empty()) return {};
+  const auto after = [&all](std::size_t at) {
+    return std::vector<std::string_view>(all.begin() + static_cast<std::ptrdiff_t>(std::min(at + 1, all.size())),
+                                         all.end());
+  };
   const std::string_view interpreter = last_part(all[0]);
   std::size_t at = 0;
   bool is_module = false;
   if (is_interpreter(interpreter)) {
     for (at = 1; at < all.size() && all[at].starts_with("-"); ++at) {
-      if (all[at].starts_with("-c")) return std::string(interpreter) + " -c";
+      if (all[at].starts_with("-c"))
+        return {std::string(interpreter) + " -c", word_in(after(all[at] == "-c" ? at + 1 : at))};
       if (all[at] == "-m") {
         is_module = true;
         ++at;
@@ -113,28 +131,28 @@ std::string program_name(std::string_view arguments) {
       }
       if (all[at] == "-W" || all[at] == "-X") ++at;
     }
-    if (at >= all.size()) return std::string(interpreter) + (is_module ? " -m" : "");
+    if (at >= all.size()) return {std::string(interpreter) + (is_module ? " -m" : ""), {}};
   }
   const std::string_view program = last_part(all[at]);
+  const std::vector<std::string_view> rest = after(at);
   if (is_server(program) || program == "celery") {
-    const std::vector<std::string_view> rest(all.begin() + static_cast<std::ptrdiff_t>(at) + 1, all.end());
     const std::string_view application = program == "celery" ? celery_application_in(rest) : application_in(rest);
-    return std::string(program) + (application.empty() ? "" : " ") + std::string(application);
+    return {std::string(program) + (application.empty() ? "" : " ") + std::string(application), word_in(rest)};
   }
-  if (at == 0) return std::string(program);
-  return std::string(interpreter) + (is_module ? " -m " : " ") + std::string(program);
+  const std::string own = at == 0 ? "" : std::string(interpreter) + (is_module ? " -m " : " ");
+  return {own + std::string(program), word_in(rest)};
 }
 
 namespace {
 
 // Python replaces it by the name from its own copy of the arguments, because a process title overwrites this file.
-std::string program_of_this_process() {
+Program program_of_this_process() {
   std::FILE* const file = std::fopen("/proc/self/cmdline", "re");
   if (file == nullptr) return {};
   std::string text(4096, '\0');
   text.resize(std::fread(text.data(), 1, text.size(), file));
   std::fclose(file);
-  return program_name(text);
+  return program_in(text);
 }
 
 }  // namespace
@@ -148,7 +166,10 @@ ProcessInfo process_info_from_environment() {
   set(info.job, job_name());
   const std::string_view pipeline = first_of({"STAGESPAN_PIPELINE_NAME", "TELEFUSER_PIPELINE_NAME"});
   set(info.pipeline, pipeline.empty() ? "default" : pipeline);
-  set(info.program, program_of_this_process());
+  const Program program = program_of_this_process();
+  set(info.program, program.name);
+  set(info.argument, program.argument);
+  set(info.name, variable("STAGESPAN_PROCESS_NAME"));
   char host[sizeof(info.host)] = {};
   if (gethostname(host, sizeof(host)) == 0) set(info.host, text_in(host, sizeof(host)));
   return info;

@@ -15,6 +15,10 @@ ProcessInfo process_info_from_environment();
 /// The name of a program, from the arguments with which it was started, each of which ends with a zero byte: of an
 /// interpreter with its script or module, of a server with its application. Other arguments are left out, because they
 /// may contain secrets.
-std::string program_name(std::string_view arguments);
+struct Program {
+  std::string name;
+  std::string argument;  // the first other argument that is a plain word and no value of an option; or empty
+};
+Program program_in(std::string_view arguments);
 
 }  // namespace stagespan

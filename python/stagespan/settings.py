@@ -53,6 +53,14 @@ VARIABLES: tuple[Variable, ...] = (
         "default the id that torchrun or SLURM gives it",
     ),
     Variable(
+        "STAGESPAN_PROCESS_NAME",
+        (),
+        "text",
+        None,
+        "what commands such as ps, top and requests call this process; by default its program and "
+        "the first argument that is a plain word",
+    ),
+    Variable(
         "STAGESPAN_OUTPUT_DIR",
         ("TELEFUSER_PROFILER_OUTPUT_DIR",),
         "text",

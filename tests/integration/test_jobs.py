@@ -240,6 +240,21 @@ def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
         end(there)
 
 
+def test_an_error_says_that_recordings_are_removed_at_a_clean_exit(folder: Path) -> None:
+    # GIVEN a process that has ended, and removed its recording
+    process = start("import stagespan\nwith stagespan.span('x'): pass\nprint('ready', flush=True)")
+    ready(process)
+    process.communicate(timeout=30)
+    # THEN what asks for it says why it is not there, and how it would be
+    for arguments in (
+        *(("ps", "--job", "ended"), ("requests", "--job", "ended"), ("top", "--job", "ended")),
+        *(("recover", str(process.pid)), ("dump", str(folder / f"{process.pid}-1.stagespan"))),
+    ):
+        errors = " ".join(command_here(*arguments).stderr.split())
+        assert "removed at a clean exit; STAGESPAN_RECORDING=keep keeps them." in errors
+    assert "standard input" in command_here("requests", "--json", "-").stderr
+
+
 # --- names ----------------------------------------------------------------------------------------
 
 
@@ -264,6 +279,56 @@ def test_jobs_of_one_name_in_two_containers(folder: Path) -> None:
 )  # fmt: skip
 def test_the_name_of_a_program_has_no_other_arguments(arguments: str, name: str) -> None:
     assert _core.recording_program_name(arguments.replace(" ", "\0").encode() + b"\0") == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "name"),
+    [
+        (["decode"], {}, "{script} decode"),
+        (["--port", "80", "prefill-worker", "x"], {}, "{script} prefill-worker"),
+        (["--token", "hunter"], {}, "{python} {script}"),
+        (["--role=front"], {}, "{python} {script}"),
+        (["data.json", "w2", "é", "a" * 33], {}, "{python} {script}"),
+        (["a" * 32], {}, "{script} " + "a" * 32),
+        (["decode"], {"STAGESPAN_PROCESS_NAME": "decode 3"}, "decode 3"),
+    ],
+)
+def test_a_process_is_called_by_its_first_plain_argument(
+    arguments: list[str], variables: dict[str, str], name: str, folder: Path, tmp_path: Path
+) -> None:
+    # GIVEN a program whose argument says what it does
+    script = tmp_path / "engine.py"
+    script.write_text(
+        "import stagespan\n"
+        "with stagespan.request('r'), stagespan.span('step'):\n"
+        "    print('ready', flush=True)\n"
+        "    input()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
+    )
+    try:
+        ready(process)
+        python = Path(sys.executable).name
+        expected = name.format(python=python, script="engine.py")
+        rows = json.loads(command_here("ps", "--json").stdout)["processes"]
+        row = next(row for row in rows if row["pid"] == process.pid)
+        top = command_here("top", str(process.pid), "--once", "--interval", "0.1").stdout
+        requests = command_here("requests", str(process.pid), "--id", "r").stdout
+        found = recording.open(process.pid)
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+    # THEN the commands say so
+    assert row["name"] == expected
+    assert f"{process.pid} {expected}, alive" in top
+    assert f"{expected} {process.pid}" in requests
+    # AND the labels of metrics do not
+    assert (found.program, found.service) == (f"{python} engine.py",) * 2
 
 
 WORKERS = """
@@ -337,7 +402,7 @@ def test_workers_are_called_by_what_they_are(
         }
         assert found["serve.py, worker 2"].worker == "worker 2"
         shown = command_here("ps").stdout
-        assert "serve.py, worker 2" in shown
+        assert f"serve.py {method}, worker 2" in shown
     finally:
         program.communicate("", timeout=30)
 

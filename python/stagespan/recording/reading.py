@@ -208,8 +208,9 @@ class Recording:
         """What a worker is called, as in "worker 2"; None if the user started the process."""
         self.program: str = _program(info)
         """The program: "python train.py", or "train.py, data loader worker 0 of rank 1"."""
-        self.name = self.program
-        """What commands call the process."""
+        self.name: str = _name(info)
+        """What commands call the process: STAGESPAN_PROCESS_NAME, or else the program with its
+        first argument, if that is a plain word, as in "engine.py decode". Metrics never show it."""
         self.host: str = info["host"]
         self.version: str = info["version"]
         """The version of stagespan that wrote the recording."""
@@ -505,12 +506,25 @@ class Recording:
 
 def _program(info: dict[str, Any]) -> str:
     program = str(info["program"])
-    if not info["worker"]:
-        return program
-    # Of "python train.py" and "python -m train", the script or module says enough.
-    named = re.sub(r"^(?:python|pypy)\S* (?:-m )?(?=[^-])", "", program)
+    return _of_worker(info, _script(program)) if info["worker"] else program
+
+
+def _name(info: dict[str, Any]) -> str:
+    if info["name"]:
+        return _of_worker(info, info["name"])
+    if info["argument"]:
+        return _of_worker(info, f"{_script(info['program'])} {info['argument']}")
+    return _program(info)
+
+
+def _script(program: str) -> str:
+    """Return what says enough of "python train.py" and "python -m train": script or module."""
+    return re.sub(r"^(?:python|pypy)\S* (?:-m )?(?=[^-])", "", program)
+
+
+def _of_worker(info: dict[str, Any], name: str) -> str:
     of_rank = f" of rank {info['rank']}" if info["shares_rank"] else ""
-    return f"{named}, {info['worker']}{of_rank}"
+    return f"{name}, {info['worker']}{of_rank}" if info["worker"] else name
 
 
 def open_file(path: str) -> int:
