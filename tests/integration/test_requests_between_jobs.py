@@ -158,7 +158,10 @@ def test_all_commands_read_only_the_folder_that_is_set(
     assert of(exported, "stagespan_process_up", service="elsewhere") is None
 
 
-def test_the_list_says_how_many_open_requests_it_does_not_show(folder: Path) -> None:
+def test_the_list_says_how_many_open_requests_it_does_not_show(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # other tests' processes are in the list too
     process = start(
         """
         import stagespan
