@@ -137,7 +137,7 @@ def test_a_folder_of_ranks(slow: int, tmp_path: Path) -> None:
 def test_reports_of_different_content(tmp_path: Path) -> None:
     # GIVEN reports as TeleFuser writes them, with few keys, from two processes without ranks
     for name, ms in (("timing.json", 10.0), ("timing_pid7.json", 400.0)):
-        stage = {"duration_ms": ms, "count": 2}
+        stage = {"duration_ms": ms, "count": 4}
         report = {"num_stages": 1, "stages": {"denoise": stage}}
         (tmp_path / name).write_text(json.dumps(report))
     # WHEN they are analysed together

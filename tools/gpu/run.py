@@ -50,15 +50,15 @@ def _tests(*names: str) -> tuple[str, ...]:
 
 
 PARTS = {
-    "spans": Part("device spans against torch's events", _tests("cuda", "processes"), 110),
+    "spans": Part("device spans against torch's events", _tests("cuda", "gpu_processes"), 110),
     "cost": Part("cost of a device span", ("benchmarks/device.py", "--json", "{figures}"), 60),
-    "compiled": Part("CUDA graphs and torch.compile", _tests("compiled"), 90),
+    "compiled": Part("CUDA graphs and torch.compile", _tests("gpu_compiled"), 90),
     "kernel": Part("a kernel built with nvcc", _tests("own_kernel"), 40),
-    "contexts": Part("peak memory and debug mode", _tests("contexts"), 20),
+    "contexts": Part("peak memory and debug mode", _tests("gpu_contexts"), 20),
     "demo": Part("the demo", ("examples/wan_pipeline/demo.py", "--output", "{work}"), 60),
     "traces": Part("analyses of traces with a planted reason", _tests("traces"), 60),
     "ncu": Part("Nsight Compute on the top kernel", _tests("ncu"), 50),
-    "windows": Part("a bounded window of torch.profiler", _tests("windows"), 20),
+    "windows": Part("a bounded window of torch.profiler", _tests("gpu_windows"), 20),
 }
 
 
