@@ -139,7 +139,7 @@ def _room(place: dict[str, Any]) -> str:
     number = found.f_bavail * found.f_frsize // place["reserved_bytes"]
     if found.f_files:
         number = min(number, found.f_favail)
-    return f"; there is room for {number:,} more processes"
+    return f"; room for {number:,} more"
 
 
 def _exporter() -> tuple[str, State, str]:

@@ -117,8 +117,10 @@ def fitted_table(columns: Sequence[Column], width: int | None) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     fitted = _fitted(columns, width, 3, cell_len)
+    title_lines = max((len(title) for _, title, _ in fitted), default=1)
     for column, title, column_width in fitted:
-        head = [Text(line) for line in title]
+        # The last lines of all titles stand beside each other, and the first lines of all cells.
+        head = [Text(line) for line in [*[""] * (title_lines - len(title)), *title]]
         for line in head:
             line.truncate(column_width, overflow="ellipsis")
         table.add_column(
@@ -127,7 +129,6 @@ def fitted_table(columns: Sequence[Column], width: int | None) -> Table:
             overflow="fold" if column.is_folded else "ellipsis",
             width=column_width,
             justify="right" if column.is_number else "left",
-            vertical="bottom",
         )
     cells = (
         map(Text, column.cells, column.styles or [""] * len(column.cells))
