@@ -13,6 +13,9 @@ import sys
 
 from common import ROOT
 
+MOST_LINES = 60
+"""The most lines of the changelog of a version: it is written for those who upgrade."""
+
 
 def git(*arguments: str) -> str:
     """Return what a git command prints; nothing if it fails."""
@@ -55,7 +58,13 @@ def problems_of(tag: str) -> list[str]:
     version = re.findall(r'^__version__ = "(.+)"$', package, re.MULTILINE)[0]
     if tag != f"v{version}":
         problems.append(f"the tag is {tag}, but the version of the package is {version}")
-    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## (.+)$", changelog, re.MULTILINE)
+    lines = len(re.split(r"^## ", changelog, flags=re.MULTILINE)[1].splitlines())
+    if lines > MOST_LINES:
+        problems.append(
+            f"the newest version has {lines} lines in CHANGELOG.md: shorten it to {MOST_LINES}"
+        )
     newest = re.fullmatch(r"(\S+) \((\d{4}-\d\d-\d\d)\)", headings[0])
     if newest is None or newest[1] != version:
         problems.append(f"CHANGELOG.md begins with {headings[0]!r}: it needs '{version} (date)'")

@@ -260,6 +260,7 @@ def commit(folder: Path) -> None:
         ("1.2.3", {}, "the tag is 1.2.3, but the version"),
         ("v1.2.3rc1", {}, "the tag is v1.2.3rc1, but the version"),
         ("v1.2.3", {"CHANGELOG.md": "## Unreleased\n"}, "CHANGELOG.md begins with 'Unreleased'"),
+        ("v1.2.3", {"CHANGELOG.md": "## 1.2.3 (2026-01-31)\n" + "- a\n" * 70}, "has 71 lines"),
         ("v1.2.3", {"CHANGELOG.md": "## 1.2.2 (2026-01-31)\n"}, "CHANGELOG.md begins with '1.2.2"),
         ("v1.2.3", {"CHANGELOG.md": "## 1.2.3 (2999-01-01)\n"}, "is in the future"),
         ("v1.2.3", {"CHANGELOG.md": "## 1.2.3 (2026-02-30)\n"}, "does not exist: 2026-02-30"),
