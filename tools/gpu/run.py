@@ -50,15 +50,15 @@ def _tests(*names: str) -> tuple[str, ...]:
 
 
 PARTS = {
-    "spans": Part("device spans against torch's events", _tests("cuda", "gpu_processes"), 110),
-    "cost": Part("cost of a device span", ("benchmarks/device.py", "--json", "{figures}"), 60),
-    "compiled": Part("CUDA graphs and torch.compile", _tests("gpu_compiled"), 90),
-    "kernel": Part("a kernel built with nvcc", _tests("own_kernel"), 40),
+    "spans": Part("device spans against torch's events", _tests("cuda", "gpu_processes"), 100),
+    "cost": Part("cost of a device span", ("benchmarks/device.py", "--json", "{figures}"), 50),
+    "compiled": Part("CUDA graphs and torch.compile", _tests("gpu_compiled"), 80),
+    "kernel": Part("a kernel built with nvcc", _tests("own_kernel"), 30),
     "contexts": Part("peak memory and debug mode", _tests("gpu_contexts"), 20),
-    "demo": Part("the demo", ("examples/wan_pipeline/demo.py", "--output", "{work}"), 60),
-    "traces": Part("analyses of traces with a planted reason", _tests("traces"), 60),
-    "ncu": Part("Nsight Compute on the top kernel", _tests("ncu"), 50),
-    "windows": Part("a bounded window of torch.profiler", _tests("gpu_windows"), 20),
+    "demo": Part("the demo", ("examples/wan_pipeline/demo.py", "--output", "{work}"), 90),
+    "traces": Part("analyses of traces with a planted reason", _tests("traces"), 55),
+    "ncu": Part("Nsight Compute on the top kernel", _tests("ncu"), 40),
+    "windows": Part("a bounded window of torch.profiler", _tests("gpu_windows"), 15),
 }
 
 
