@@ -201,7 +201,9 @@ def run_part(name: str, part: Part, output: Path, site: Path) -> dict[str, Any]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    found = json.loads(figures.read_text()) if figures.is_file() else None
+    # A part writes its figures, or the files of a replay.
+    paths = [figures] if figures.is_file() else sorted(work.glob("*_breakdown.json"))
+    found = {key: value for path in paths for key, value in json.loads(path.read_text()).items()}
     text = log.read_text(errors="replace")
     status, reason = judged(code, found, text)
     print(f"  {status}{f': {reason}' if reason else ''}", flush=True)
@@ -215,20 +217,19 @@ def run_part(name: str, part: Part, output: Path, site: Path) -> dict[str, Any]:
     }
 
 
-def judged(code: int | None, found: Any, text: str) -> tuple[str, str | None]:
+def judged(code: int | None, found: dict[str, Any], text: str) -> tuple[str, str | None]:
     """Return the status of a part and its reason, from its exit status, figures and output."""
     if code is None:
         return "timeout", "its time limit has passed"
-    outcomes = found.values() if isinstance(found, dict) else ()
-    tests = [one for one in outcomes if isinstance(one, dict) and "outcome" in one]
-    if tests and all(one["outcome"] == "skipped" for one in tests):
-        reasons = dict.fromkeys(one["why"].removeprefix("Skipped: ") for one in tests)
+    tests = {name: one for name, one in found.items() if isinstance(one, dict) and "outcome" in one}
+    if tests and all(one["outcome"] == "skipped" for one in tests.values()):
+        reasons = dict.fromkeys(one["why"].removeprefix("Skipped: ") for one in tests.values())
         return "skipped", "; ".join(reasons)
     if code == 0:
         if (skipped := re.search(r"^(No GPU: .*)$", text, re.MULTILINE)) is not None:
             return "skipped", skipped[1]
         return "passed", None
-    failed = [name for name, one in (found or {}).items() if one.get("outcome") == "failed"]
+    failed = [name for name, one in tests.items() if one["outcome"] == "failed"]
     last = (text.strip().splitlines() or ["it printed nothing"])[-1]
     return "failed", ", ".join(failed) or f"exit status {code}: {last[:300]}"
 
