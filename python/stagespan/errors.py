@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING
 
 from stagespan.text.escaping import one_line
@@ -56,18 +55,3 @@ class HarnessError(StagespanError, RuntimeError):
 
 class ReportError(StagespanError, ValueError):
     """A timing report cannot be read, written or compared."""
-
-
-def is_shortage(error: OSError) -> bool:
-    """Whether an error says that this process or the system lacks descriptors or memory."""
-    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
-
-def cannot_open(path: str, error: OSError) -> StagespanError:
-    """Return an error that says why a file or folder cannot be opened."""
-    if is_shortage(error):
-        return ShortageError(
-            f"{path} cannot be opened: {error.strerror}. Raise the limit of this process "
-            "(`ulimit -n`, `ulimit -v`), or let it use less."
-        )
-    return StagespanError(f"{path} cannot be opened: {error.strerror}.")

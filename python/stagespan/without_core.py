@@ -289,6 +289,13 @@ class Request:
             carrier, ("traceparent", "tracestate", "stagespan")[: 3 if trusted else 2]
         )
 
+    def _follow(self, first: Request) -> None:
+        self.number, self.id, self.metadata = first.number, first.id, first.metadata
+        self._traceparent, self._texts = first._traceparent, first._texts
+
+    def _show(self) -> None:
+        pass
+
     def _enter(self) -> None:
         if self._entered is not None:
             raise RuntimeError(f"the request {self.id!r} is already open")

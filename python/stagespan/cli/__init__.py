@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from stagespan import __version__, _core, is_available
-from stagespan.errors import StagespanError, cannot_open, is_shortage
+from stagespan.errors import StagespanError
+from stagespan.process.files import cannot_open, is_shortage
 
 _COMMANDS = {
     "analyze": "Show where the time of a trace went, and why the device was idle.",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stagespan import _core, settings
-from stagespan.errors import ShortageError, StagespanError, is_shortage
+from stagespan.errors import ShortageError, StagespanError
 from stagespan.export import descriptors, state
 from stagespan.export.figures import Figures, Names
 from stagespan.export.requests import UNREAD, Part, Taker
@@ -31,6 +31,7 @@ from stagespan.export.totals import (
     Totals,
 )
 from stagespan.export.traces import Requests, Rules
+from stagespan.process.files import is_shortage
 from stagespan.recording.finding import EXPORTER_FILE, recording_folders, recording_paths
 from stagespan.recording.reading import Recording, open_file
 

@@ -16,8 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stagespan import _core
-from stagespan.errors import ShortageError, cannot_open, is_shortage
+from stagespan.errors import ShortageError
 from stagespan.process import forks, times
+from stagespan.process.files import cannot_open, is_shortage
 from stagespan.process.imports import importing
 
 _KEPT_S = 86_400

@@ -9,6 +9,7 @@ folder's log.
 
 from __future__ import annotations
 
+import ast
 import atexit
 import contextlib
 import fcntl
@@ -79,10 +80,9 @@ class Command:
             text = (self.folder / _LOG).read_text(errors="replace")
         except OSError:
             return
-        json = imports.load("json")
         for line in text.splitlines():
-            with contextlib.suppress(ValueError):  # the disk was full
-                kind, *facts = json.loads(line)
+            with contextlib.suppress(ValueError, SyntaxError):  # the disk was full
+                kind, *facts = ast.literal_eval(line)
                 yield kind, facts
 
     def unreached(self) -> int:
@@ -130,10 +130,8 @@ def tell(kind: str, *facts: object) -> None:
     """Add a line to the command's log, if this process works for a command."""
     if not folder():
         return
-    with imports.importing():  # also while json itself is imported, whose functions can be stages
-        import json
-
-    line = json.dumps([kind, *facts]) + "\n"
+    # No function of a module that can be a stage, such as json.dumps.
+    line = f"{[kind, *facts]!r}\n"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     with contextlib.suppress(OSError):  # the command has ended
         handle = os.open(os.path.join(folder(), _LOG), flags, 0o600)

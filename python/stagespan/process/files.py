@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from stagespan.errors import ShortageError, StagespanError
 from stagespan.process.imports import importing, load
 
 SCHEMA_VERSION = 1
@@ -72,6 +73,21 @@ def what_it_is(begin: bytes) -> str | None:
     if b"\0" in begin:
         return "a binary file: pass the JSON file that was exported"
     return None
+
+
+def is_shortage(error: OSError) -> bool:
+    """Whether an error says that this process or the system lacks descriptors or memory."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def cannot_open(path: str, error: OSError) -> StagespanError:
+    """Return an error that says why a file or folder cannot be opened."""
+    if is_shortage(error):
+        return ShortageError(
+            f"{path} cannot be opened: {error.strerror}. Raise the limit of this process "
+            "(`ulimit -n`, `ulimit -v`), or let it use less."
+        )
+    return StagespanError(f"{path} cannot be opened: {error.strerror}.")
 
 
 def safe_name(stage: str, *, blanks: bool = False) -> str:

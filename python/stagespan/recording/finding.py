@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from stagespan import _core, settings
-from stagespan.errors import ShortageError, StagespanError, TooLargeError, cannot_open, is_shortage
+from stagespan.errors import ShortageError, StagespanError, TooLargeError
+from stagespan.process.files import cannot_open, is_shortage
 from stagespan.process.times import stat_folder
 from stagespan.recording.reading import (
     ENDED_STATES,

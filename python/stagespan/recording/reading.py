@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from stagespan import _core
 from stagespan.contexts.requests import STATUSES
-from stagespan.errors import StagespanError, TooLargeError, cannot_open
+from stagespan.errors import StagespanError, TooLargeError
 from stagespan.live import statistics
 from stagespan.live.kinds import KINDS
+from stagespan.process.files import cannot_open
 from stagespan.process.times import stat_folder
 
 if TYPE_CHECKING:
