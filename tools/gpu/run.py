@@ -95,8 +95,7 @@ def main() -> int:
         "parts": {},
     }
     for name in options.part or PARTS:
-        if result["machine"]["torch"] is None:
-            reason = f"torch is not installed ({result['machine']['why']})"
+        if (reason := why_not(result["machine"])) is not None:
             result["parts"][name] = {"status": "skipped", "reason": reason}
         else:
             result["parts"][name] = run_part(name, PARTS[name], output, site)
@@ -259,6 +258,13 @@ def machine() -> dict[str, Any]:
         "clocks": clocks(),
         **of_torch,
     }
+
+
+def why_not(machine: dict[str, Any]) -> str | None:
+    """Return why nothing can be tried on a machine, or None."""
+    if machine["torch"] is None:
+        return f"torch is not installed ({machine['why']})"
+    return "no GPU: torch sees none" if machine["device"] is None else None
 
 
 def clocks() -> dict[str, str] | None:

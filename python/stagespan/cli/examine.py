@@ -103,7 +103,7 @@ def _memory(sizes: dict[str, int]) -> tuple[str, State, str]:
     ring, wanted = sizes["ring_spans"], settings.get("STAGESPAN_RING_SPANS")
     text = (
         f"the latest {ring:,} spans of each thread; {sizes['size_bytes'] / 2**20:,.0f} MiB of "
-        "address space, of which only the used part takes memory"
+        "address space"
     )
     if ring < wanted:
         return "memory", "note", f"{text}; the system refused address space for {wanted:,}"

@@ -207,8 +207,12 @@ def _late(job: JobTraces) -> list[Finding]:
         f" {in_words(caused, 'ns')} ({share(caused, own_time):.1f} % of its time) after the next"
         " slowest rank."
     )
-    slow = next((e for e in slower_stages(job.stage_times) if e.rank == at), None)
-    if slow is not None and why in (HOST, NOT_KNOWN, BEFORE):
+    slow = next(
+        (e for e in slower_stages(job.stage_times) if e.rank == at and 2 * e.more_ns >= caused),
+        None,
+    )
+    is_stage = slow is not None and why in (HOST, NOT_KNOWN, BEFORE)
+    if slow is not None and is_stage:
         sentence += f" It {slow.spent()}."
     elif why != NOT_KNOWN:
         sentence += f" The main reason ({in_words(reasons[why], 'ns')}): {REASONS[why]}."
@@ -231,7 +235,7 @@ def _late(job: JobTraces) -> list[Finding]:
     }
     if place is not None:
         numbers["collective_of_step"] = place.position + 1
-    if why != NOT_KNOWN:
+    if why != NOT_KNOWN and not is_stage:
         numbers["reason_ns"] = reasons[why]
     gain = _gain(caused, "it arrives together with the next slowest rank")
     return [Finding(severity, sentence, evidence, "ranks.late", numbers, gain)]
