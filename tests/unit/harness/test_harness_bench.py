@@ -57,13 +57,12 @@ def test_products_that_the_processor_cannot_compute_have_no_rate(
     assert measured_peaks().keys() == {"fp32", "memory_tb_s"}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Profile once, also if another program disturbs it, so that iterations can be counted."""
     monkeypatch.setattr(replay, "MOST_PROFILED", 1)
 
 
-@pytest.mark.usefixtures("one_profile")
 def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,7 +192,6 @@ def test_names_that_cannot_be_used_are_refused(names: Any, sentence: str) -> Non
     assert sentence in str(caught.value)
 
 
-@pytest.mark.usefixtures("one_profile")
 def test_the_profiler_is_not_attached_while_times_are_taken(tmp_path: Path) -> None:
     # GIVEN a step that checks whether a profiler is running
     watched = []
@@ -253,6 +251,7 @@ def test_a_disturbed_profiled_run_is_repeated_and_the_nearest_is_kept(
     kept: int,
     ratio: float,
 ) -> None:
+    monkeypatch.setattr(replay, "MOST_PROFILED", 5)
     # GIVEN an iteration of 4 ms that takes longer under the profiler, at first much longer
     now_ns = [0]
     left_ms = iter(profiled_ms)
@@ -300,7 +299,6 @@ def test_a_disturbed_profiled_run_is_repeated_and_the_nearest_is_kept(
     assert caplog.text.count("[Harness] Running 1 profile iteration(s)...") == 1
 
 
-@pytest.mark.usefixtures("one_profile")
 @pytest.mark.parametrize("kind", range(7))
 def test_every_iteration_has_the_same_inputs(tmp_path: Path, kind: int) -> None:
     # GIVEN a stage that draws random numbers and writes to its inputs, one kind at a time
@@ -337,7 +335,6 @@ def test_every_iteration_has_the_same_inputs(tmp_path: Path, kind: int) -> None:
     assert len(set(seen)) == 1
 
 
-@pytest.mark.usefixtures("one_profile")
 @pytest.mark.parametrize("timing_steps", [None, 5])
 def test_a_short_step_also_runs_directly_before_a_measured_run(
     tmp_path: Path, timing_steps: int | None
@@ -416,7 +413,6 @@ def test_the_random_state_of_every_accelerator_in_use_is_kept(
     assert [int(state) for state in states.values()] == [3, 4]
 
 
-@pytest.mark.usefixtures("one_profile")
 def test_the_stage_runs_with_the_captured_torch_settings(tmp_path: Path) -> None:
     # GIVEN stages captured with and without gradients, under autocast, and by TeleFuser
     seen = []
@@ -613,7 +609,6 @@ def test_workers_write_separate_files(tmp_path: Path) -> None:
     assert own[1:] == ["s_trace.json.gz", "profile_s.py"]
 
 
-@pytest.mark.usefixtures("one_profile")
 def test_a_coroutine_is_run_to_its_end(tmp_path: Path) -> None:
     ends = []
 
