@@ -1,7 +1,9 @@
 """Tests that need a real GPU; without one they are skipped with that reason.
 
-If STAGESPAN_GPU_FIGURES names a file, the outcome of each test and its figures are written to it as
+If GPU_TEST_FIGURES names a file, the outcome of each test and its figures are written to it as
 JSON, with which `tools/gpu/run.py` makes its result.
+
+In a process for the stand-in of `tests/npu_standin`, tests with the marker `stand_in` run on it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the modules that other tests use, too
 
-_FIGURES = os.environ.get("STAGESPAN_GPU_FIGURES")
+from gpu_device import IS_STAND_IN, gpu
+
+_FIGURES = os.environ.get("GPU_TEST_FIGURES")
 _outcomes: dict[str, dict[str, Any]] = {}
 
 
@@ -40,6 +44,8 @@ _REASON = _why_not()
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, also where the repository's settings of pytest are absent."""
     config.addinivalue_line("markers", "gpu: needs a real GPU; skipped without one")
+    line = "stand_in: of a GPU; also runs on the stand-in for an accelerator"
+    config.addinivalue_line("markers", line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/gpu/" in item.path.as_posix():
             item.add_marker(pytest.mark.gpu)
-            if _REASON is not None:
+            if _REASON is not None and not (IS_STAND_IN and item.get_closest_marker("stand_in")):
                 item.add_marker(pytest.mark.skip(reason=_REASON))
 
 
@@ -82,25 +88,27 @@ def figures(record_property: Callable[[str, object], None]) -> Callable[..., Non
 
 @pytest.fixture
 def cuda() -> Iterator[Any]:
-    """Return `torch.cuda`, attached, with a known position on the host's timeline."""
-    import torch
+    """Return `torch.cuda`, attached, with a known position on the host's timeline.
 
+    Where there is only a stand-in, return what stands in for `torch.cuda`.
+    """
     import stagespan
     from stagespan import _core
     from stagespan.device import times as wiring
 
-    torch.cuda.init()
-    torch.cuda._sleep(1000)
-    torch.cuda.synchronize()
+    device = gpu()
+    device.init()
+    device._sleep(1000)
+    device.synchronize()
     assert wiring.is_attached(), _core.device_info()["reason"]
     until = time.monotonic() + 10
     while _core.device_info()["base_error_ns"] is None and time.monotonic() < until:
         with stagespan.span("warm up"):
-            torch.cuda._sleep(1000)
+            device._sleep(1000)
         assert stagespan.flush(10)
         time.sleep(0.05)
     _core._reset()
-    yield torch.cuda
-    torch.cuda.synchronize()
+    yield device
+    device.synchronize()
     _core.device_every(1)
     assert stagespan.flush(20)

@@ -10,12 +10,12 @@ import pytest
 
 import stagespan
 
-_KEPT = os.environ.get("STAGESPAN_GPU_TRACES")
+_KEPT = os.environ.get("GPU_TEST_TRACES")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return the folder for traces: one that is kept if STAGESPAN_GPU_TRACES names it."""
+    """Return the folder for traces: one that is kept if GPU_TEST_TRACES names it."""
     return Path(_KEPT) if _KEPT else tmp_path
 
 
@@ -77,7 +77,15 @@ def test_kernels_of_a_graph_get_operators_from_a_capture(
         lambda: [graph.replay() for _ in range(5)], folder / "replay.json.gz"
     )
     # WHEN the second is analysed with the first
-    found = stagespan.analyze(replayed, capture=captured).to_dict()["captures"]
-    figures(captures=str(found)[:4000])
-    # THEN the page says which kernels have operators, or why none has
-    assert found
+    analysis = stagespan.analyze(replayed, capture=captured).to_dict()
+    found, operators = analysis["captures"], analysis["kernels"]["operators_by_device_time"]
+    figures(captures=str(found)[:4000], operators=str(operators)[:4000])
+    # THEN each of its launches has the operators and shapes of the model that was captured
+    launches = 5 * programs.STEPS
+    assert found["is_given"]
+    assert found["launches"] == launches
+    assert found["matched"] >= 0.9 * found["device_events"] > 0, found
+    assert found["with_shapes"] == found["matched"], found
+    calls = {each["operator"]: each["calls"] for each in operators}
+    assert calls["aten::addmm"] == 2 * launches
+    assert calls["aten::clamp_min"] == launches

@@ -177,8 +177,8 @@ def run_part(name: str, part: Part, output: Path, site: Path) -> dict[str, Any]:
         "TORCHINDUCTOR_CACHE_DIR": str(output / "work" / "inductor"),
         "TRITON_CACHE_DIR": str(output / "work" / "triton"),
         "STAGESPAN_OUTPUT_DIR": str(work / "output"),
-        "STAGESPAN_GPU_FIGURES": str(figures),
-        "STAGESPAN_GPU_TRACES": str(output / "traces"),
+        "GPU_TEST_FIGURES": str(figures),
+        "GPU_TEST_TRACES": str(output / "traces"),
     }
     log = output / "logs" / f"{name}.txt"
     before, began_s = clocks(), time.monotonic()
