@@ -327,6 +327,26 @@ def test_the_date_of_a_release_is_that_of_utc(hours: int, monkeypatch: pytest.Mo
         time.tzset()
 
 
+def test_a_package_above_its_size_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN folders in each other, with rows for two of them and for a file
+    sizes = load("sizes", monkeypatch)
+    monkeypatch.setattr(sizes, "ROOT", tmp_path)
+    (tmp_path / "a" / "inner" / "deep").mkdir(parents=True)
+    (tmp_path / "a" / "one.py").write_text("1\n2\n")
+    (tmp_path / "a" / "text.txt").write_text("1\n2\n3\n")
+    (tmp_path / "a" / "inner" / "deep" / "two.cpp").write_text("1\n2\n3\n")
+    (tmp_path / "Makefile").write_text("1\n")
+    table = tmp_path / "sizes.toml"
+
+    # THEN the lines of sources count for the innermost row, and each row above its number is named
+    table.write_text('# the most\n"a" = 2\n"a/inner" = 3\n"Makefile" = 1\n')
+    assert sizes.problems() == []
+    table.write_text('"a" = 1\n"a/inner" = 3\n"Makefile" = 0\n')
+    makefile, folder = sizes.problems()
+    assert makefile.startswith("Makefile has 1 lines, but sizes.toml allows 0: ")
+    assert folder.startswith("a has 2 lines, but sizes.toml allows 1: ")
+
+
 def test_all_files_name_the_version_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = load("release", monkeypatch).problems_of("v0.0.0")
     assert not [problem for problem in problems if "names another version" in problem]
