@@ -1,7 +1,8 @@
 """Stands in for the extension where it cannot be imported: a program runs on, and nothing is timed.
 
-It has the names of `_core` that a program needs while the recorder is off. Everything else, such as
-reading traces and recordings, is refused in one sentence.
+`Nothing` is each span, token, batch and snapshot, and `_ANSWERS` contains what functions return.
+The rest are values that a program needs. Other names, such as those that read traces and
+recordings, are refused in one sentence.
 """
 
 from __future__ import annotations
@@ -88,94 +89,88 @@ def refuse() -> NoReturn:
     raise _NeedsExtension(f"This needs stagespan's extension, and {reason()}.")
 
 
-# --- contexts ---------------------------------------------------------------------------------
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing."""
 
 
-class NoSpan:
-    """A context that measures nothing and has all members of a span."""
+class Nothing:
+    """A span, token, batch, cursor or snapshot of nothing, with their members."""
+
+    id = overwritten = size_bytes = 0
 
     def __init__(
         self,
-        name: str,
-        kind: str,
+        name: Any = None,
+        kind: str = "span",
         *,
         reset_peak_memory: bool = False,
         capture_memory: bool = False,
+        **options: Any,
     ) -> None:
         self.name = name
         self.kind = kind
         self.reset_peak_memory = reset_peak_memory
         self.capture_memory = capture_memory
 
-    def __enter__(self) -> NoSpan:
+    def __enter__(self) -> Nothing:
         return self
 
     def __exit__(self, *error: object) -> None:
         return None
 
-    async def __aenter__(self) -> NoSpan:
+    async def __aenter__(self) -> Nothing:
         return self
 
     async def __aexit__(self, *error: object) -> None:
         return None
 
     def __call__(self, function: _F) -> _F:
+        """Return the function that is decorated."""
         return function
 
-    def add(self, **work: float) -> None:
-        return None
+    add = inputs = output = end = _nothing
+    pack = unpack = since = lambda self, *args: self
 
-    def inputs(self, **arguments: Any) -> None:
-        return None
+    def stages(self, kind: int = 0) -> dict[str, Any]:
+        """Return an empty dict."""
+        return {}
 
-    def output(self, value: Any) -> None:
-        return None
+    time_ns = property(lambda self: time.time_ns())
 
 
-class NoToken:
-    """The token of a span that is not recorded."""
+class batch(Nothing):
+    """A batch that measures nothing."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.id = 0
+    def __init__(self, name: str, requests: Any) -> None:
+        super().__init__(name)
+        self.requests = tuple(requests)
 
-    def end(self, *, error: bool = False) -> None:
-        """End nothing."""
+
+Span = Token = SpanCursor = Snapshot = PackedSnapshot = snapshot = queued = Nothing
 
 
 def span(name: Any = None) -> Any:
     """Return a context that measures nothing, or the function that it decorates."""
-    return name if callable(name) else NoSpan(name, "span")
+    return name if callable(name) else Nothing(name)
 
 
 def ProfilingContext(
-    name: Any = None, reset_peak_memory: bool = True, *, capture_memory: bool = False
+    name: Any = None, reset_peak_memory: bool = True, *, kind: str = "profiling", **options: Any
 ) -> Any:
     """Return a context that measures nothing, or the function that it decorates."""
     if callable(name):
         return name
-    return NoSpan(
-        name, "profiling", reset_peak_memory=reset_peak_memory, capture_memory=capture_memory
-    )
+    return Nothing(name, kind, reset_peak_memory=reset_peak_memory, **options)
 
 
-def ProfilingContext4Debug(
-    name: Any = None, reset_peak_memory: bool = True, *, capture_memory: bool = False
-) -> Any:
+def ProfilingContext4Debug(name: Any = None, reset_peak_memory: bool = True, **options: Any) -> Any:
     """Return a context that measures nothing, or the function that it decorates."""
-    if callable(name):
-        return name
-    return NoSpan(name, "debug", reset_peak_memory=reset_peak_memory, capture_memory=capture_memory)
+    return ProfilingContext(name, reset_peak_memory, kind="debug", **options)
 
 
-def queued(name: str, /) -> NoSpan:
-    """Return a context that measures nothing."""
-    return NoSpan(name, "span")
-
-
-def begin(name: str, /, *, kind: str = "execution") -> NoToken:
+def begin(name: str, /, *, kind: str = "execution") -> Nothing:
     """Return the token of a span that is not recorded."""
-    return NoToken(name)
+    return Nothing(name)
 
 
 def call_timed(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -183,48 +178,7 @@ def call_timed(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs:
     return function(*args, **kwargs)
 
 
-def end(token: Any, *, error: bool = False) -> None:
-    """End nothing."""
-
-
-def record(name: str, begin_ns: int, end_ns: int, *, error: bool = False) -> None:
-    """Record nothing."""
-
-
-Span, Token = NoSpan, NoToken
-MISSING: Any = object()
-
-
-# --- switches and hooks, which have no effect ---------------------------------------------------
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing, and return None: there is no path, no request and no stage either."""
-
-
-enable = disable = set_debug = lost_add = _nothing
-hooks_set_contexts = hooks_set_decorator = hooks_set_torch_callback = memory_set_hook = _nothing
-profiler_set_names = profiler_set_annotated_names = service_set_start = _nothing
-recording_describe_program = recording_describe_process = recording_describe_worker = _nothing
-recording_end = _nothing
-recording_set_tell_fault = recording_reserve_for_marks = _nothing
-recording_why_not_in = device_drop_completions = memory_forget_peak_rss = _nothing
-innermost_stage = request_inheritance = segment_wait = timed_by = memory_never_free = _nothing
-request_set_functions = request_set_finished = request_set_pipeline = _nothing
-termination_unwatch = termination_await = termination_watch_stops = termination_mark_stop = _nothing
-
-
-def is_enabled() -> bool:
-    """Return False: nothing is recorded."""
-    return False
-
-
-is_debug = recording_is_cut_off = is_enabled
-
-
-def termination_watch(write: Callable[[], None]) -> bool:
-    """Return False: signals end the process as they do without stagespan."""
-    return False
+end = record = _nothing
 
 
 # --- requests, which are current as usual -------------------------------------------------------
@@ -232,14 +186,7 @@ def termination_watch(write: Callable[[], None]) -> bool:
 _request: contextvars.ContextVar[Any] = contextvars.ContextVar("stagespan_request", default=None)
 
 
-def request_variable() -> contextvars.ContextVar[Any]:
-    """Return the context variable that contains the current request, or None."""
-    return _request
-
-
-def current_request() -> Any:
-    """Return the request that the calling code belongs to, or None."""
-    return _request.get()
+current_request = _request.get
 
 
 @contextlib.contextmanager
@@ -258,12 +205,11 @@ def _reset(entered: contextvars.Token[Any]) -> None:
         _request.reset(entered)
 
 
-def request_enter_method(function: _F, /) -> _F:
-    """Return the function: nothing is measured that an exception could spoil."""
-    return function
+# Nothing is measured that an exception could spoil.
+request_enter_method = request_exit_method = lambda function: function
 
 
-request_exit_method = request_enter_method
+_numbers = itertools.count(1)
 
 
 class Request:
@@ -271,6 +217,7 @@ class Request:
 
     trace_id = pipeline = branch = queue = _counted_queue = None
     attempt = 1
+    chunk = set_status = _show = _nothing
     _entered: Any = None
     _traceparent: str | None = None
     _texts: dict[str, str] = {}  # noqa: RUF012
@@ -292,9 +239,6 @@ class Request:
     def _follow(self, first: Request) -> None:
         self.number, self.id, self.metadata = first.number, first.id, first.metadata
         self._traceparent, self._texts = first._traceparent, first._texts
-
-    def _show(self) -> None:
-        pass
 
     def _enter(self) -> None:
         if self._entered is not None:
@@ -324,34 +268,33 @@ class Request:
             found[name] = self._texts[name]
         return found
 
-    chunk = set_status = lambda self, *args, **kwargs: None
-
 
 _PARENT = re.compile(r"[ \t]*[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?[ \t]*")
 _MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{1,256}")
 _OWN = re.compile(r"[!-~]{1,256}")
-_MOST_MEMBERS, _MOST_STATE_CHARACTERS = 32, 512
+_MOST_MEMBERS, _MOST_CHARACTERS = 32, 512
 
 
 def _texts_in(carrier: Any, names: tuple[str, ...]) -> dict[str, str]:
     """Return what can be passed on, as the extension does. All else that comes in is ignored."""
-    found: dict[str, list[str]] = {}
+    received: dict[str, list[str]] = {}
     for pair in carrier.items() if hasattr(carrier, "items") else carrier or ():
         with contextlib.suppress(AttributeError, TypeError, ValueError):
             name, value = pair
             name = _text(name)
             if isinstance(carrier, dict) and name.isupper():
                 name = name.removeprefix("HTTP_")  # in a WSGI environ
-            if (name := name.lower()) in names:
-                values = value if isinstance(value, (list, tuple)) else [value]
-                found.setdefault(name, []).extend(map(_text, values))
-    texts = {name: of[0] for name, of in found.items() if len(set(of)) == 1}
-    if len(texts.get("traceparent", "")) > 256 or not _PARENT.fullmatch(
-        texts.get("traceparent", "")
-    ):
+            values = value if isinstance(value, (list, tuple)) else [value]
+            received.setdefault(name.lower(), []).extend(map(_text, values))
+    texts = {name: received[name][0] for name in names if len(set(received.get(name, ()))) == 1}
+    parent = texts.get("traceparent", "")
+    if len(parent) > 256 or not _PARENT.fullmatch(parent):
         return {}
-    if "tracestate" in found:
-        texts["tracestate"] = _state(",".join(found["tracestate"]))
+    members = [text.strip(" \t") for text in ",".join(received.get("tracestate", ())).split(",")]
+    members = [text for text in members if _MEMBER.fullmatch(text)][:_MOST_MEMBERS]
+    while len(state := ",".join(members)) > _MOST_CHARACTERS:
+        members.pop()
+    texts["tracestate"] = state
     if not _OWN.fullmatch(texts.get("stagespan", "")):
         texts.pop("stagespan", None)
     return {name: text for name, text in texts.items() if text}
@@ -363,118 +306,66 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else value.decode("latin-1")
 
 
-def _state(text: str) -> str:
-    """Return the well-formed members of a `tracestate` from the left, as far as the limits go."""
-    state = ""
-    members = [one.strip(" \t") for one in text.split(",")]
-    for number, member in enumerate(one for one in members if _MEMBER.fullmatch(one)):
-        more = f"{state},{member}" if state else member
-        if number == _MOST_MEMBERS or len(more) > _MOST_STATE_CHARACTERS:
-            break
-        state = more
-    return state
-
-
 def inject(carrier: Any = None, **options: Any) -> dict[str, str]:
     """Pass on what the current request has received."""
     current: Request = _request.get() or Request()
     return current.inject(carrier)
 
 
-class batch(NoSpan):
-    """A batch that measures nothing."""
+# --- what the package asks of the recorder --------------------------------------------------------
 
-    def __init__(self, name: str, requests: Any) -> None:
-        super().__init__(name, "span")
-        self.requests = tuple(requests)
-
-
-_numbers = itertools.count(1)
-requests_known = dict
-
-
-def request_known(number: int) -> tuple[str, None]:
-    """Return that nothing is known of a request."""
-    return "", None
-
-
-segment_now = recording_boot = int  # called without an argument, it returns 0
-
-
-# --- results ------------------------------------------------------------------------------------
-
-_SPAN_FIELDS = {
-    "stage": "u4",
-    "thread": "u4",
-    "begin_ns": "i8",
-    "end_ns": "i8",
-    "id": "u8",
-    "parent": "u8",
-    "request": "u8",
-    "suspended_ns": "i8",
-    "depth": "u2",
-    "flags": "u2",
-    "device_elapsed_ns": "f8",
-    "device_queue_ns": "f8",
-    "device_tail_ns": "f8",
+_woken = threading.Event()
+_ANSWERS: dict[str, Callable[[], Any]] = {
+    "enable disable set_debug lost_add hooks_set_contexts hooks_set_decorator "
+    "hooks_set_torch_callback memory_set_hook memory_forget_peak_rss memory_never_free "
+    "profiler_set_names profiler_set_annotated_names service_set_start device_drop_completions "
+    "recording_describe_program recording_describe_process recording_describe_worker recording_end "
+    "recording_set_tell_fault recording_reserve_for_marks recording_why_not_in innermost_stage "
+    "request_inheritance request_set_functions request_set_finished request_set_pipeline "
+    "segment_wait timed_by termination_unwatch termination_await termination_watch_stops "
+    "termination_mark_stop": lambda: None,
+    "is_enabled is_debug recording_is_cut_off termination_watch": bool,
+    "segment_now recording_boot": int,
+    "open_spans stage_names debug_stages stage_kinds device_drain_completions": list,
+    "arena_info clock_info memory_peak_rss_bytes requests_known": dict,
+    "lost": Counter,  # nothing of any cause
+    "request_known": lambda: ("", None),
+    "request_variable": lambda: _request,
+    "service_wake": _woken.set,
 }
+"""What functions return, whatever they get, by their names."""
 
 
-class SpanCursor:
-    """The position of a reader of no spans."""
-
-    overwritten = 0
-
-    def __init__(self, *, from_now: bool = False) -> None: ...
+def _answering(answer: Callable[[], Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: answer()
 
 
-class Snapshot:
-    """The statistics of no stages, also as a packed snapshot."""
+for _names, _answer in _ANSWERS.items():
+    globals().update(dict.fromkeys(_names.split(), _answering(_answer)))
 
-    size_bytes = 0
-
-    def __init__(self) -> None:
-        self.time_ns = time.time_ns()
-
-    def stages(self, kind: int = 0) -> dict[str, Any]:
-        """Return an empty dict."""
-        return {}
-
-    def since(self, earlier: Snapshot) -> Snapshot:
-        """Return this snapshot."""
-        return self
-
-    pack = unpack = lambda self: self
+MISSING: Any = object()
+now_ns = time.time_ns
+service_wait = _woken.wait
+FLAG_ERROR = FLAG_RECORDED = FLAG_CAPTURED = FLAG_FIRST_OF_SHAPE = KIND_SHIFT = 0
+# Nothing is reserved, so each value of these settings is valid.
+RING_SPANS_DEFAULT = RING_SPANS_LEAST = REQUESTS_DEFAULT = REQUESTS_LEAST = 0
+RING_SPANS_MOST = REQUESTS_MOST = 10**9
 
 
-PackedSnapshot, snapshot = Snapshot, Snapshot
-
-
-def spans(*, since: SpanCursor | None = None) -> Any:
+def spans(*, since: Nothing | None = None) -> Any:
     """Return no spans, with the fields that spans have."""
     import numpy as np
 
-    return np.empty(0, np.dtype(list(_SPAN_FIELDS.items()), align=True))
-
-
-open_spans = stage_names = debug_stages = stage_kinds = list
-lost = Counter  # nothing of any cause
-arena_info = clock_info = memory_peak_rss_bytes = dict
+    names = ("begin_ns", "end_ns", "id", "parent", "request", "suspended_ns", "depth", "flags")
+    types = ("i8", "i8", "u8", "u8", "u8", "i8", "u2", "u2")
+    fields = [("stage", "u4"), ("thread", "u4"), *zip(names, types, strict=True)]
+    fields += [(f"device_{time}_ns", "f8") for time in ("elapsed", "queue", "tail")]
+    return np.empty(0, np.dtype(fields, align=True))
 
 
 def request_figures(requests: list[tuple[int, int]]) -> list[tuple[list[Any], bool]]:
     """Return no figures, which are complete."""
     return [([], True) for _ in requests]
-
-
-# --- what the package asks of the recorder --------------------------------------------------------
-
-now_ns = time.time_ns
-FLAG_ERROR = FLAG_RECORDED = FLAG_CAPTURED = FLAG_FIRST_OF_SHAPE = 0
-KIND_SHIFT = 0
-# Nothing is reserved, so each value of these settings is valid.
-RING_SPANS_DEFAULT = RING_SPANS_LEAST = REQUESTS_DEFAULT = REQUESTS_LEAST = 0
-RING_SPANS_MOST = REQUESTS_MOST = 10**9
 
 
 def settings_whole_number(text: str) -> int | None:
@@ -484,22 +375,6 @@ def settings_whole_number(text: str) -> int | None:
     return int(digits) if is_number else None
 
 
-def device_drain_completions(everything: bool, /) -> list[Any]:
-    """Return no runs."""
-    return []
-
-
 def device_every(every: int = 0) -> int:
     """Return the number that is passed."""
     return every
-
-
-_woken = threading.Event()
-
-
-def service_wait(timeout_s: float) -> bool:
-    """Sleep until `service_wake` is called or the time is over."""
-    return _woken.wait(timeout_s)
-
-
-service_wake = _woken.set

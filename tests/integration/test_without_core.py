@@ -99,18 +99,16 @@ def test_a_program_runs_on_and_is_told_once(tmp_path: Path) -> None:
 def copy_without_extension(folder: Path) -> Path:
     """Copy the package without its extension, and return the copy."""
     package = Path(stagespan.__file__).parent
-    copied: Path = shutil.copytree(
-        package, folder / "stagespan", ignore=shutil.ignore_patterns("*.so")
-    )
+    copied: Path = shutil.copytree(package, folder, ignore=shutil.ignore_patterns("*.so"))
     return copied
 
 
-def warning_of_import(package: Path) -> str:
-    """Import a copy of the package in a process that does not find the installed one.
+def warning_of_import(on_path: Path) -> str:
+    """Import the package from this place in a process that does not find the installed one.
 
     Returns what the process writes to stderr.
     """
-    path = os.pathsep.join((str(package.parent), str(Path(numpy.__file__).parents[1])))
+    path = os.pathsep.join((str(on_path), str(Path(numpy.__file__).parents[1])))
     done = subprocess.run(
         [sys.executable, "-S", "-c", "import stagespan; print(stagespan.is_available())"],
         capture_output=True,
@@ -118,6 +116,7 @@ def warning_of_import(package: Path) -> str:
         env={**os.environ, "PYTHONPATH": path},
     )
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+    assert done.stderr.count("\n") == 1
     return done.stderr
 
 
@@ -139,42 +138,29 @@ def test_a_missing_file_is_named(
 ) -> None:
     # GIVEN an installation for another Python, sources that were not built, or an archive
     folder = tmp_path / ("stagespan" if package.endswith(".zip") else package)
-    original = Path(stagespan.__file__).parent
-    shutil.copytree(original, folder, ignore=shutil.ignore_patterns("*.so"))
+    on_path = copy_without_extension(folder).parent
     for name in files:
         (tmp_path / name).write_bytes(b"")
-    on_path = folder.parent
     if package.endswith(".zip"):
         on_path = tmp_path / package
         shutil.make_archive(str(on_path.with_suffix("")), "zip", tmp_path, "stagespan")
-    path = os.pathsep.join((str(on_path), str(Path(numpy.__file__).parents[1])))
-
-    # WHEN it is imported, in a process without the paths of the installed one
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", "import stagespan; print(stagespan.is_available())"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-
+    # WHEN it is imported
+    warning = warning_of_import(on_path)
     # THEN one line says what is missing where, and what to do
-    assert done.stdout == "False\n", done.stderr
-    assert done.stderr.count("\n") == 1
-    reason, _, said = done.stderr.partition("): ")
+    reason, _, said = warning.partition("): ")
     assert "No module named 'stagespan._core': " in reason
-    assert wrong in done.stderr
+    assert wrong in warning
     assert advice.format(folder=tmp_path) in said
 
 
 @pytest.mark.parametrize("suffix", [".py", EXTENSION_SUFFIXES[0]])
 def test_a_program_runs_on_with_a_damaged_extension(suffix: str, tmp_path: Path) -> None:
     # GIVEN an extension whose import raises an error of its own, or that the system cannot load
-    package = copy_without_extension(tmp_path)
+    package = copy_without_extension(tmp_path / "stagespan")
     (package / f"_core{suffix}").write_text("raise RuntimeError('of this test')")
     # WHEN a program imports the package THEN it runs on, and the reason is in one line
-    warning = warning_of_import(package)
-    assert warning.count("\n") == 1
     expected = "RuntimeError('of this test')" if suffix == ".py" else f"_core{suffix}: "
+    warning = warning_of_import(tmp_path)
     assert expected in warning.partition("the extension cannot be imported (")[2]
 
 
@@ -325,7 +311,7 @@ def test_spans_have_the_same_fields() -> None:
 
 def test_only_names_of_the_extension_are_replaced() -> None:
     # GIVEN what the module defines for others, except what it has of its own
-    own = {"NoSpan", "NoToken", "TYPE_CHECKING", "install", "reason", "refuse"}
+    own = {"Nothing", "install", "reason", "refuse"}
     defined = {
         name
         for name, value in vars(without_core).items()
