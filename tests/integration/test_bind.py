@@ -448,6 +448,26 @@ def test_another_librarys_replacement_is_kept(monkeypatch: pytest.MonkeyPatch) -
     assert {key: vars(key[0]).get(key[1]) for key in ORIGINALS} == ORIGINALS
 
 
+def test_a_rule_that_cannot_be_installed_stays_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a replacement that another library keeps, switched off
+    propagate_to_threads()
+    ours = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: ours(self))
+    propagate_to_threads(False)
+    # WHEN the rule is switched on where pools of threads cannot be imported
+    monkeypatch.setitem(sys.modules, "multiprocessing.pool", None)
+    with pytest.raises(ImportError):
+        propagate_to_threads()
+    with request("r"), span("starts"):
+        in_thread(lambda: work("still off"))
+    # THEN no thread is bound
+    expect("still off", None, 0)
+    monkeypatch.undo()
+    propagate_to_threads()
+    propagate_to_threads(False)
+    assert {key: vars(key[0]).get(key[1]) for key in ORIGINALS} == ORIGINALS
+
+
 def test_the_setting(tmp_path: Path) -> None:
     code = """
         import threading

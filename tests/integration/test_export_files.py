@@ -31,6 +31,7 @@ from recorded_process import command_here, end, ready, start
 from stagespan import recording
 from stagespan.cli import examine
 from stagespan.export import dashboard, kept
+from stagespan.export.requests import AWAITED_KEEP
 
 pytestmark = pytest.mark.slow
 
@@ -240,6 +241,29 @@ def test_requests_that_cannot_be_written_are_counted(tmp_path: Path) -> None:
     keeper.put([large_request(1), large_request(2)])
     keeper.write()
     assert keeper.lost() == {"keep": 2}
+
+
+def test_requests_are_lost_and_awaited_no_more_if_a_file_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN requests that wait for their file, and too little memory to make it
+    keeper = kept.Keeper(tmp_path, 1 << 20)
+    requests = [large_request(number) for number in (1, 2)]
+    for parts in requests:
+        parts[0].awaited = {AWAITED_KEEP}
+    keeper.put(requests)
+    compress = gzip.compress
+    monkeypatch.setattr(gzip, "compress", lambda *_: bytes(1 << 62))
+    # WHEN it is written
+    with pytest.raises(MemoryError):
+        keeper.write()
+    # THEN they count as lost, their processes need not wait for them, and later ones are kept
+    assert keeper.lost() == {"keep": 2}
+    assert not any(part.awaited for parts in requests for part in parts)
+    monkeypatch.setattr(gzip, "compress", compress)
+    keeper.put([large_request(3)])
+    keeper.close()
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_folder_without_kept_requests_or_with_damaged_ones_is_refused(tmp_path: Path) -> None:

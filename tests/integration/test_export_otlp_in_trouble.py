@@ -17,6 +17,7 @@ import pytest
 from exporting import ONE_REQUEST, exporter, large_request, of, otlp_exporter, scraped, until
 from recorded_process import end, ready, start
 
+from stagespan.errors import StagespanError
 from stagespan.export.requests import AWAITED_OTLP
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="there is no OTLP exporter")
@@ -174,6 +175,48 @@ def test_a_call_that_hangs_is_given_up_and_counted() -> None:
     assert sender.lost["otlp_queue"] > 0
     sender.close()
     hang.set()
+
+
+def test_a_sender_goes_on_if_it_cannot_connect_again(caplog: pytest.LogCaptureFixture) -> None:
+    # GIVEN an exporter whose first call never returns, and that cannot be made again
+    hang = threading.Event()
+    made: list[str] = []
+    delivered: list[int] = []
+
+    def make() -> None:
+        if made:
+            raise OSError("the certificate is being replaced")
+        made.append("once")
+
+    def export(exporter: object, batch: list[int]) -> int:
+        if not delivered and 0 in batch:
+            hang.wait(30)
+        delivered.extend(batch)
+        return 0
+
+    sender = otlp_sending.Sender(make, export, batch=1, longest_call_s=0.2)
+    done: list[str] = []
+    # WHEN more is put after that call was given up
+    sender.put([0], lambda: done.append("first"))
+    until(lambda: done)
+    sender.put([1, 2], lambda: done.append("others"))
+    # THEN the others are delivered by the exporter that there is, and the reason is logged once
+    until(lambda: len(done) == 2)
+    assert delivered == [1, 2]
+    assert sender.lost["otlp_timeout"] == 1
+    assert sum("the certificate is being replaced" in one for one in caplog.messages) == 1
+    hang.set()
+    sender.close()
+
+
+def test_an_exporter_that_cannot_be_made_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN settings with which spans can be sent, and figures cannot
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "carrier pigeon")
+    before = set(threading.enumerate())
+    with pytest.raises(StagespanError, match="set it to grpc or http/protobuf"):
+        otlp.Otlp("http://127.0.0.1:4318")
+    # THEN the thread that would have sent spans has ended
+    until(lambda: not {one for one in set(threading.enumerate()) - before if one.is_alive()})
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

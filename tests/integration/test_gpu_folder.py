@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import shutil
@@ -32,6 +33,8 @@ def folder() -> Iterator[Path]:
 def test_every_part_runs_or_is_skipped_with_its_reason(folder: Path) -> None:
     if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("setpriv") is None:
         pytest.skip("cannot cut off the network for another user: run as root, with util-linux")
+    # Building the wheel has a time limit of its own, which is longer than that of a test.
+    faulthandler.cancel_dump_traceback_later()
     # GIVEN a packed folder that cannot be written, and a Python with nothing installed
     packed, target, home = folder / "packed", folder / "python", folder / "home"
     version = "{}.{}".format(*sys.version_info[:2])

@@ -122,11 +122,11 @@ def propagate_to_threads(enabled: bool = True) -> None:
     the code that submits it. The threads of the pool are not bound.
     """
     global _is_on
-    _is_on = enabled
     if enabled:
         _install()
     else:
         _uninstall()
+    _is_on = enabled
 
 
 def _install() -> None:

@@ -157,8 +157,10 @@ class Keeper:
         file = _PendingFile(self._requests)
         self._requests = []
         if self._uploads is None:
-            self._write(file)
-            self._end(file)
+            try:
+                self._write(file)
+            finally:
+                self._end(file)
             return
         with self._changing:
             self._uploading.append(file)

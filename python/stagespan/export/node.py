@@ -165,8 +165,6 @@ class Node:
         self._lock_folders()
         now = time.monotonic()
         is_due = now - self._memory_at >= _MEMORY_INTERVAL_S
-        if is_due:
-            self._memory_at = now
         memory = is_due and not settings.get("STAGESPAN_RECORDING_DIR")
         known = {one.inode for one in self._processes.values()}
         done = {one.inode for one in self._folded.values() if one is not None}
@@ -181,6 +179,8 @@ class Node:
         except ShortageError as error:
             self._note_unreadable(self.folder, str(error))
             return
+        if is_due:
+            self._memory_at = now
         is_partial = False
         for path in paths:
             if self._is_over():
@@ -197,6 +197,9 @@ class Node:
             except StagespanError as error:
                 is_partial = is_partial or isinstance(error, ShortageError)
                 self._note_unreadable(path, str(error))
+            except Exception as error:  # whatever is in it, the others are read
+                is_partial = is_partial or isinstance(error, MemoryError)
+                self._note_unreadable(path, f"{path} cannot be read: {error!r}.")
         self._is_partial = is_partial
         kept = {*paths, *(os.path.join(folder, EXPORTER_FILE) for folder in folders)}
         self._unreadable = {path: n for path, n in self._unreadable.items() if path in kept}
@@ -253,7 +256,7 @@ class Node:
         self._unwarned, self._warned_at = [], now
 
     def _resume(self, process: Process) -> Process:
-        saved = self._resumed.pop(process.identity, None)
+        saved = self._resumed.get(process.identity)
         if saved is not None:
             process.ns_per_tick, process.resets = saved.ns_per_tick, saved.resets
             process.group = saved.group
@@ -266,13 +269,15 @@ class Node:
             process.observed = Figures(
                 {key: process.figures.durations.get(key, {}) for key in ("request", "handoff")}, {}
             )
+            del self._resumed[process.identity]
         return process
 
     def _fold(self, process: Process) -> None:
         """Add the figures of a process that has ended to the totals."""
+        leftover = _leftover(process.latest, process.inode)
         self._totals.fold(process)
         del self._processes[process.identity]
-        self._folded[process.identity] = _leftover(process.latest, process.inode)
+        self._folded[process.identity] = leftover
 
     def _read_all(self) -> None:
         copies = []
@@ -383,11 +388,11 @@ class Node:
         """Add the last figures of processes that have ended without leaving a file."""
         if not self._resumed or self._memory_at < self._read_at:
             return
-        for saved in self._resumed.values():
+        for saved in tuple(self._resumed.values()):
             rest = saved.figures.without(saved.given)
             self._totals.retained.setdefault(saved.group, Figures({}, {})).add(rest)
+            del self._resumed[saved.identity]
             self._lost["recording"] += 1
-        self._resumed.clear()
 
     # --- leftovers --------------------------------------------------------------------------------
 
@@ -547,16 +552,18 @@ class Node:
     def close(self) -> None:
         """Write the state and release the locks."""
         with self._lock:
-            if self._locks and self._read_at > 0:
-                self._fold_ended()
-                self._write_state()
-                self._tidy()
-            for handle in self._locks.values():
-                os.close(handle)
-            for process in self._processes.values():
-                process.end()
-            self._locks.clear()
-            self._processes.clear()
+            try:
+                if self._locks and self._read_at > 0:
+                    self._fold_ended()
+                    self._write_state()
+                    self._tidy()
+            finally:
+                for handle in self._locks.values():
+                    os.close(handle)
+                for process in self._processes.values():
+                    process.end()
+                self._locks.clear()
+                self._processes.clear()
 
 
 def _locked(path: str) -> int:

@@ -417,9 +417,13 @@ class Otlp:
             lambda: exporter_for("traces", url, self._of_traces),
             lambda exporter, batch: deliver(exporter.export, batch, self._of_traces),
         )
-        self._metrics = Sender(
-            lambda: exporter_for("metrics", url, self._of_metrics), self._export_figures
-        )
+        try:
+            self._metrics = Sender(
+                lambda: exporter_for("metrics", url, self._of_metrics), self._export_figures
+            )
+        except BaseException:
+            self._traces.close(0)  # whose thread would wait for ever
+            raise
 
     def begin(self, source: Node) -> None:
         """Take what a source already has as delivered, if differences are sent.
@@ -452,7 +456,6 @@ class Otlp:
         """Send the figures of a source that was just read, once a minute."""
         now = time.monotonic()
         if at_end or now - self._figures_at >= self._interval_s:
-            self._figures_at = now
             data = metrics_of(
                 source.totals(),
                 source.lost(),
@@ -462,6 +465,7 @@ class Otlp:
                 source.identity if isinstance(source, Own) else None,
             )
             self._metrics.put([data])
+            self._figures_at = now
 
     def put_requests(
         self, chosen: Iterable[list[Part]], is_over: Callable[[], bool] = lambda: False
@@ -517,7 +521,7 @@ class Running:
         """What `start` was given besides the address."""
         self._make = partial(Otlp, url, operation)
         self._of_parents: list[object] = []
-        self._is_closed = False
+        self._is_closed = self._is_told = False
         self._source: Own = Own(rules) if before is None else before._source
         self._prepare()
         self._connected()
@@ -546,9 +550,14 @@ class Running:
     def _run(self) -> None:
         otlp = self._connected()
         while not self._stop.wait(_READ_INTERVAL_S):
-            self._source.read()
-            otlp.put_requests(self._source.complete())
-            otlp.step(self._source)
+            try:
+                self._source.read()
+                otlp.put_requests(self._source.complete())
+                otlp.step(self._source)
+            except Exception as error:  # the next reading may succeed
+                if not self._is_told:
+                    self._is_told = True
+                    _LOGGER.warning("A reading for the collector has failed: %r.", error)
 
     def go_on_in_child(self) -> None:
         """Send what this forked child records. What its parent has recorded, the parent sends."""

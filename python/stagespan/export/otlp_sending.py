@@ -375,6 +375,7 @@ class Sender:
         self._changed = threading.Condition()
         self._is_closed = False
         self._stuck: list[threading.Thread] = []
+        self._is_told = False
         self._deadline_s = longest_call_s
         self.lost: Counter[str] = Counter()
         """Items that were not delivered, by cause."""
@@ -429,15 +430,24 @@ class Sender:
                 failed.append(len(batch))
 
         thread = threading.Thread(target=call, name="stagespan-otlp-call", daemon=True)
-        thread.start()
-        thread.join(self._deadline_s)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more threads, or the interpreter ends
+            failed.append(len(batch))
+        else:
+            thread.join(self._deadline_s)
         if failed:
             self.sent += len(batch) - failed[0]
             self.lost["otlp_failed"] += failed[0]
             return
         self.lost["otlp_timeout"] += len(batch)
         self._stuck.append(thread)
-        self._exporter = self._make()
+        try:
+            self._exporter = self._make()
+        except Exception as error:  # such as a certificate that is being replaced
+            if not self._is_told:
+                self._is_told = True
+                _LOGGER.warning("No new connection to a collector is possible: %s", error)
 
     def close(self, longest_s: float = LONGEST_END_S) -> None:
         """Deliver what is in the queue, for at most ``longest_s``, and at most 1 s.

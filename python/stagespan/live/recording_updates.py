@@ -15,8 +15,8 @@ def _describe() -> None:
     rank = run.explicit_rank()
     known = (-1 if rank is None else rank, run.world_size() if rank is not None else 0)
     if known != _described:
-        _described = known
         _core.recording_describe_process(*known)
+        _described = known
 
 
 service.on_tick(_describe)

@@ -43,9 +43,10 @@ class StallWatch:
         if not innermost:
             return
         longest = max(innermost, key=lambda span: span["elapsed_ns"])
+        line = _line(longest, spans)
         self._last_line_s = now_s
         self._reported.add(longest["id"])
-        service.warn(_line(longest, spans))
+        service.warn(line)
 
 
 def _line(span: open_spans.OpenSpan, spans: Iterable[open_spans.OpenSpan]) -> str:
