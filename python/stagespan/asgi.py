@@ -107,13 +107,14 @@ class _Call:
         async def answer() -> None:
             await app(self._scope, self.receive, self.send)
 
-        self._current.__enter__()
-        try:
-            await self._run(answer())
-        except BaseException as error:
-            self._end(error)
-            raise
-        self._end(None)
+        # It is left earlier, with the answer. After an interrupt, it is left here.
+        with self._current:
+            try:
+                await self._run(answer())
+                self._end(None)
+            except BaseException as error:
+                self._end(error)
+                raise
 
     @types.coroutine
     def _run(self, application: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:

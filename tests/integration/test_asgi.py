@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dis
+import functools
 import io
+import itertools
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -397,3 +402,69 @@ def test_log_records_have_the_request_and_the_stage() -> None:
         f"r inner {TRACE} inside",
         f"r mine {TRACE} given",
     ]
+
+
+@functools.cache
+def after_calls(code: CodeType) -> set[int]:
+    """Return the offsets of the instructions that come directly after a call."""
+    following = itertools.pairwise(dis.get_instructions(code))
+    return {one.offset for before, one in following if before.opname.startswith("CALL")}
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_an_interrupt_leaves_no_request_current() -> None:
+    # GIVEN an application that works after its answer, without waiting
+    async def works_afterwards(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x"})
+        with span("afterwards"):
+            pass
+
+    async def send(message: dict[str, Any]) -> None:
+        pass
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    middleware: Any = RequestMiddleware(works_afterwards)
+    module = sys.modules[RequestMiddleware.__module__].__file__
+
+    def is_interrupted(at: int) -> bool:
+        """Serve a call that is interrupted after a call in the middleware; False if it has fewer.
+
+        Python runs the handlers of signals there, and not between a block and its `with`.
+        """
+        calls = 0
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal calls
+            if frame.f_code.co_filename != module:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode" and frame.f_lasti in after_calls(frame.f_code):
+                calls += 1
+                if calls == at:
+                    raise KeyboardInterrupt
+            return trace
+
+        scope = {"type": "http", "path": "/", "headers": []}
+        serving = middleware(scope, receive, send)
+        sys.settrace(trace)
+        try:
+            serving.send(None)
+        except StopIteration:
+            return False
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+            serving.close()
+        raise AssertionError("the call has waited")
+
+    # WHEN an interrupt comes at each of these places THEN nothing is current afterwards
+    for at in itertools.count(1):
+        is_over = not is_interrupted(at)
+        assert current_request() is None, f"call {at}"
+        if is_over:
+            break
+    assert at > 20

@@ -7,6 +7,8 @@ import inspect
 import io
 import re
 import shutil
+import subprocess
+import sys
 import tarfile
 import tempfile
 import zipfile
@@ -94,6 +96,27 @@ def test_an_archive_that_is_damaged(path: Path) -> None:
     whole.write_bytes(content)
     with pytest.raises(TraceError, match=r"The archive .*run.zip cannot be unpacked: "):
         stagespan.analyze(whole)
+
+
+def test_the_files_of_an_archive_stay_when_a_forked_child_exits(path: Path) -> None:
+    # GIVEN a process that has unpacked an archive
+    program = f"""
+import os, sys
+from stagespan.trace.read.remote import local_path
+
+found = local_path({str(zipped(path))!r})
+if os.fork() == 0:
+    sys.exit(0)  # with its exit handlers
+os.wait()
+print(found.exists(), found)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    # THEN its files are there after the end of the child, and not after its own
+    is_there, _, found = done.stdout.strip().partition(" ")
+    assert is_there == "True"
+    assert not Path(found).exists()
 
 
 def zip_of_zeros(path: Path) -> Path:

@@ -64,8 +64,14 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 def _temporary() -> Path:
     folder = tempfile.mkdtemp(prefix="stagespan-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_remove, folder, os.getpid())
     return Path(folder)
+
+
+def _remove(folder: str, owner: int) -> None:
+    """Remove a folder, unless this process is a fork of its owner, which still reads it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
