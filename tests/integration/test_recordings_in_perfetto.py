@@ -11,7 +11,8 @@ from recorded_process import command, end, ready, start
 
 from stagespan import recording
 from stagespan.recording import dump
-from stagespan.trace import read_trace
+from stagespan.recording.analysis import trace_of
+from stagespan.trace import Trace, read_trace
 
 PROGRAM = """
     import asyncio, sys, threading, time
@@ -90,6 +91,23 @@ def test_a_trace_for_perfetto_is_strictly_valid(folder: Path, tmp_path: Path) ->
     for number, begin in zip(spans["id"].tolist(), spans["begin_ns"].tolist(), strict=True):
         assert base + round(begins[number] * 1000) == begin
     # THEN readers that use the base of the times get the same spans
-    read = read_trace(path).events
-    assert len(read.begin_ns) == sum(expected.values()) + 44
-    assert set(spans["begin_ns"].tolist()) <= set(read.begin_ns.tolist())
+    read = read_trace(path)
+    assert len(read.events) == sum(expected.values()) + 44
+    assert set(spans["begin_ns"].tolist()) <= set(read.events.begin_ns.tolist())
+    # THEN `analyze` makes the same trace of the recording
+    made = trace_of(found, str(path))
+    assert shown_by(made) == shown_by(read)
+
+
+def shown_by(trace: Trace) -> dict[str, object]:
+    events = trace.events
+    columns = (events.begin_ns, events.dur_ns, events.pid, events.tid)
+    return {
+        "names": [trace.names[code] for code in events.name.tolist()],
+        "categories": [trace.categories[code] for code in events.category.tolist()],
+        "columns": [column.tolist() for column in columns],
+        "tracks": trace.thread_names,
+        "processes": trace.process_names,
+        "about": trace.metadata["otherData"],
+        "base": trace.base_ns,
+    }

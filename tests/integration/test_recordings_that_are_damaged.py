@@ -21,6 +21,8 @@ from properties import examples
 from stagespan import recording
 from stagespan.errors import StagespanError
 from stagespan.recording import dump
+from stagespan.recording.analysis import trace_of
+from stagespan.trace.analysis import analyze
 
 
 def read_all(path: Path) -> None:
@@ -38,6 +40,7 @@ def command_pages(found: recording.Recording) -> None:
     html_page.page(found)
     for write in dump.FORMATS.values():
         write(found)
+    analyze(trace_of(found, found.path))
 
 
 @settings(max_examples=examples(60))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from stagespan.errors import StagespanError
-from stagespan.recording import dump
 from stagespan.recording.finding import open_recording
 from stagespan.recording.reading import Recording
-from stagespan.trace import read_trace
+from stagespan.recording.slices import CATEGORIES, TimeLine
 from stagespan.trace.analysis import Analysis, analyze
-from stagespan.trace.paths import analyze_ranks
+from stagespan.trace.paths import analysis_of_ranks
+from stagespan.trace.ranks.collectives import most_collectives
+from stagespan.trace.ranks.summary import summarise_trace
+from stagespan.trace.read.columns import Codebook, absent, without_events
+from stagespan.trace.read.model import MISSING, Events, Trace
 
 _SUFFIX = ".stagespan"
 
@@ -23,18 +27,57 @@ def is_recording(path: Path) -> bool:
     return path.suffix == _SUFFIX or (text.isascii() and text.isdigit() and not path.exists())
 
 
+def trace_of(recording: Recording, path: str) -> Trace:
+    """Return the slices of a recording as the trace that ``stagespan dump`` writes of it.
+
+    It has no flows and no arguments, which no analysis of spans uses.
+    """
+    line = TimeLine([recording])
+    slices, empty = line.slices[line.order], without_events(path)
+    count = len(slices)
+    names = Codebook(line.names)
+    unknown = absent(count, np.int64(MISSING))
+    events = Events(
+        name=names.encode(slices["name"].astype(np.int32)),
+        category=slices["category"].astype(np.int32),
+        begin_ns=slices["begin_ns"].copy(),
+        dur_ns=slices["end_ns"] - slices["begin_ns"],
+        pid=slices["pid"].copy(),
+        tid=line.tids[line.order],
+        task_type=absent(count, np.int32(-1)),
+        **dict.fromkeys(
+            (
+                *("correlation", "external_id", "device", "stream"),
+                *("python_id", "python_parent_id"),
+            ),
+            unknown,
+        ),
+    )
+    arguments = replace(empty.arguments["events"], shape=np.zeros(count, np.int32))
+    return replace(
+        empty,
+        events=events,
+        names=names.words,
+        categories=list(CATEGORIES),
+        base_ns=line.base_ns,
+        total=count,
+        metadata={"otherData": {"stagespan": line.identity}},
+        process_names=line.process_names,
+        thread_names=line.track_names,
+        arguments={**empty.arguments, "events": arguments},
+    )
+
+
 def analyze_recording(path: Path) -> Analysis:
     """Analyse the spans of one recording, which a path or a process id names.
 
     Raises StagespanError if there is no such recording.
     """
     recording = open_recording(path)
-    with tempfile.TemporaryDirectory(prefix="stagespan-") as folder:
-        trace = read_trace(_dumped(recording, Path(folder, "trace.json")))
-    return analyze(replace(trace, path=f"process {recording.pid}, {recording.name}"))
+    return analyze(trace_of(recording, f"process {recording.pid}, {recording.name}"))
 
 
-def analyze_recordings(folder: Path, jobs: int | None = None) -> Analysis | None:
+def analyze_recordings(folder: Path) -> Analysis | None:
     """Compare the recordings of a job's ranks; None if a path is not a folder with recordings.
 
     Raises StagespanError if they are not those of several ranks of one job.
@@ -51,13 +94,11 @@ def analyze_recordings(folder: Path, jobs: int | None = None) -> Analysis | None
             f"{folder} contains {len(found)} recordings, which are not one for each rank of a job:"
             " pass one of them, or a process id (see `stagespan ps --all`)."
         )
-    with tempfile.TemporaryDirectory(prefix="stagespan-") as scratch:
-        for rank, recording in ranks.items():
-            _dumped(recording, Path(scratch, f"rank{rank}.json"))
-        analysis = analyze_ranks(Path(scratch), jobs)
-    return replace(analysis, trace=replace(analysis.trace, path=str(folder)))
-
-
-def _dumped(recording: Recording, path: Path) -> Path:
-    path.write_text(dump.as_perfetto(recording))
-    return path
+    most = most_collectives(len(ranks))
+    return analysis_of_ranks(
+        folder,
+        [
+            summarise_trace(trace_of(one, one.path), Path(one.path), most=most)
+            for one in ranks.values()
+        ],
+    )

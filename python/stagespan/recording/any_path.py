@@ -64,5 +64,5 @@ def analyze(
     without_traces = reports.reports_without_traces(found)
     if without_traces:
         return reports.analyze_reports(found, without_traces)
-    of_ranks = analyze_recordings(found, jobs)
+    of_ranks = analyze_recordings(found)
     return analyze_path(found, None, jobs, cluster, progress) if of_ranks is None else of_ranks

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stagespan.errors import StagespanError
 from stagespan.profiling.timeline import PROCESS, TimelineSpan, compressed_with_spans
-from stagespan.recording.dump import rows
 from stagespan.recording.finding import ambiguous, of_pid, open_recording
+from stagespan.recording.slices import OPEN_NS, with_open
 from stagespan.trace import read_trace
 
 if TYPE_CHECKING:
@@ -78,22 +78,15 @@ def _process_of(trace: Trace) -> int:
 
 
 def _spans(recording: Recording, begin_ns: int, end_ns: int) -> list[TimelineSpan]:
+    names = recording.stage_names()
+    threads = {thread["thread"]: thread["name"] for thread in recording.threads()}
+    spans = with_open(recording)
+    overlapping = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
+    columns = ("stage", "begin_ns", "end_ns", "thread", "id", "parent", "request")
     found = []
-    for row in rows(recording):
-        is_open = row["end_ns"] is None
-        span_end_ns = end_ns if is_open else row["end_ns"]
-        if row["begin_ns"] < end_ns and span_end_ns > begin_ns:
-            found.append(
-                TimelineSpan(
-                    stage=row["stage"],
-                    begin_ns=row["begin_ns"],
-                    end_ns=span_end_ns,
-                    thread=row["thread"],
-                    id=row["id"],
-                    parent=row["parent"],
-                    request=row["request_number"] or 0,
-                    unfinished=is_open,
-                    thread_name=row["thread_name"],
-                )
-            )
+    for stage, begin, end, thread, id_, parent, request in overlapping[[*columns]].tolist():
+        is_open = end == OPEN_NS
+        times = begin, end_ns if is_open else end
+        ids = thread, id_, parent, request
+        found.append(TimelineSpan(names[stage], *times, *ids, is_open, threads.get(thread)))
     return found

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stagespan.errors import StagespanError, TraceError
 from stagespan.trace.analysis import Analysis, analyze, analyze_ascend
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
+
+if TYPE_CHECKING:
+    from stagespan.trace.ranks.summary import RankSummary, UnreadableFile
 
 Progress = Callable[[int, int], None]
 """A function that is called with the number of ranks that are done, and of all ranks."""
@@ -107,10 +111,21 @@ def analyze_ranks(
     Raises TraceError if no trace in the folder contains its rank.
     """
     from stagespan.trace.ranks.find import traces_in
-    from stagespan.trace.ranks.folder import ranks_of
     from stagespan.trace.ranks.workers import summarise_all
 
     summaries = summarise_all(traces_in(folder), jobs, folder, cluster=cluster, progress=progress)
+    return analysis_of_ranks(folder, summaries)
+
+
+def analysis_of_ranks(
+    folder: str | os.PathLike[str], summaries: Sequence[RankSummary | UnreadableFile]
+) -> Analysis:
+    """Return the analysis of the ranks with these summaries, which `folder` contains.
+
+    Raises TraceError if they are not the ranks of one job.
+    """
+    from stagespan.trace.ranks.folder import ranks_of
+
     ranks = ranks_of(folder, summaries)
     entries = sum(each.entries for each in ranks.summaries)
     return Analysis(without_events(str(folder), entries), {"ranks": ranks})

@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -221,12 +222,24 @@ def summarise(
         read = read_trace(path) if files is None else files.trace
     except TraceError as error:
         return UnreadableFile(str(path), str(error))
-    documents = {} if files is None else files.documents
-    found = communication.collectives(documents)
-    known = found if isinstance(found, communication.CollectiveStats) else None
     if read is None:
         assert files is not None
-        return _of_tables(path, folder, files, known, most)
+        return _of_tables(path, folder, files, most)
+    return summarise_trace(read, path, folder, files, most)
+
+
+def summarise_trace(
+    read: Trace,
+    path: Path,
+    folder: Path | None = None,
+    files: AscendFolder | None = None,
+    most: int | None = None,
+) -> RankSummary | UnreadableFile:
+    """Summarise a trace that was read; the other arguments are those of `summarise`.
+
+    ``files`` are the other files of an Ascend folder.
+    """
+    documents = {} if files is None else files.documents
     trace = TraceView.of(read)
     window = window_of(trace)
     if window is None:
@@ -260,7 +273,7 @@ def summarise(
         start_ns=window[0] if windows is None else int(windows.begin_ns[0]),
         device=together(devices.values()) if devices else None,
         usage=usage_of(trace, window, stages),
-        collectives=collectives(trace, transits(known), most),
+        collectives=collectives(trace, transits(_communication(documents)), most),
         verdict=None if overall is None else overall.verdict,
         verdict_sentence=None if overall is None else overall.sentence,
         least_ranks=least_ranks(trace, documents),
@@ -306,11 +319,10 @@ def _of_tables(
     path: Path,
     folder: Path | None,
     files: AscendFolder,
-    known: communication.CollectiveStats | None,
     most: int | None,
 ) -> RankSummary | UnreadableFile:
     """The summary of an Ascend folder that contains no trace."""
-    empty = without_events(str(path))
+    empty, known = without_events(str(path)), _communication(files.documents)
     kernels = files.tables.get(KERNEL_DETAILS)
     steps = ascend_steps.analyze(empty, files.tables.get(STEP_TRACE_TIME), kernels, known)
     usage = usage_of_stages(steps) if isinstance(steps, ascend_steps.AscendSteps) else None
@@ -344,6 +356,11 @@ def _of_tables(
         pipeline_stage=files.pipeline_stage,
         incomplete=" ".join(files.problems) or None,
     )
+
+
+def _communication(documents: dict[str, Any]) -> communication.CollectiveStats | None:
+    found = communication.collectives(documents)
+    return found if isinstance(found, communication.CollectiveStats) else None
 
 
 def _backend(trace: Trace) -> str:

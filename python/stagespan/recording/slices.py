@@ -1,0 +1,337 @@
+"""The spans and requests of processes as slices on the tracks of one time line, in columns."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan import _core
+from stagespan.live.kinds import KINDS
+from stagespan.recording import summary
+from stagespan.recording.timelines import timelines
+
+if TYPE_CHECKING:
+    from stagespan.recording.source import RequestSource
+
+BEYOND_IDS = 1 << 22
+"""The first id of a track. Ids of processes and threads are smaller."""
+OPEN_NS = (1 << 63) - 1
+"""The end of a span that had not ended."""
+CATEGORIES = ("user_annotation", "queue", "handoff", "remote", "request", "gpu_user_annotation")
+"""By their codes in slices. Executions have that of torch's ranges, so that `stagespan analyze`
+finds the stages."""
+QUEUE, HANDOFF, REMOTE, REQUEST, OF_DEVICE = range(1, 6)
+_OF_KINDS = np.array([CATEGORIES.index(kind) if kind in CATEGORIES else 0 for kind in KINDS])
+"""The category of the spans of each kind."""
+_LANES = {QUEUE: "queue", HANDOFF: "hand-off", REMOTE: "requests"}
+"""The tracks of what does not run on a thread."""
+_DAY_NS = 86_400 * 10**9
+"""Times count from the start of a day, because microseconds since 1970 in a float have no ns."""
+_SLICE = np.dtype(
+    [
+        *((name, "<i8") for name in ("begin_ns", "end_ns", "depth", "pid")),
+        ("name", "<i8"),  # an index into `TimeLine.names`
+        ("category", "<i8"),
+        ("lane", "<i8"),  # the thread, or ~ an index into `TimeLine.lanes`
+        ("row", "<i8"),  # of the spans or segments of its process
+    ]
+)
+
+
+def with_open(recording: RequestSource) -> NDArray[np.void]:
+    """Return the finished spans ordered by begin, then the open ones, which end at `OPEN_NS`."""
+    finished, left_open = recording.spans(), recording.open_spans()
+    if not left_open:
+        return finished
+    codes = {name: code for code, name in enumerate(recording.stage_names())}
+    rows = np.zeros(len(left_open), finished.dtype)
+    rows["stage"] = [codes[span["stage"]] for span in left_open]
+    for name in ("thread", "begin_ns", "id", "parent", "depth"):
+        rows[name] = [span[name] for span in left_open]
+    rows["end_ns"] = OPEN_NS
+    rows["request"] = [span["request_number"] or 0 for span in left_open]
+    rows["flags"] = [KINDS.index(span["kind"]) << _core.KIND_SHIFT for span in left_open]
+    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
+        rows[name] = np.nan
+    return np.concatenate((finished, rows))
+
+
+class ProcessSlices:
+    """The slices of one process, on the tracks that belong to it."""
+
+    def __init__(self, recording: RequestSource, pid: int, shift_ns: int) -> None:
+        self.recording = recording
+        self.pid = pid
+        self.shift_ns = shift_ns
+        """What is added to its Unix times."""
+        self.spans = with_open(recording)
+        self.kinds = self.spans["flags"] >> _core.KIND_SHIFT
+        self.segments = recording.segments()
+        self.names = recording.stage_names()
+        self.lanes: list[str] = []
+        until_ns = recording.read_ns if recording.state == "alive" else recording.end_ns
+        if until_ns is None:
+            ends_ns = self.spans["end_ns"]
+            latest_ns = np.where(ends_ns == OPEN_NS, self.spans["begin_ns"], ends_ns)
+            until_ns = int(latest_ns.max()) if len(latest_ns) else recording.begin_ns
+        self.until_ns = until_ns
+        """When what is open ends: when the recording was read or last written."""
+        parts = [self._of_spans(), self._of_device(), self._of_segments()]
+        self.first_of_device, self.first_segment = np.cumsum(
+            [len(part) for part in parts[:2]]
+        ).tolist()
+        """The indices in `slices` of the first one of the device, and of a segment."""
+        self.slices = np.concatenate(parts)
+        self.slices["begin_ns"] += shift_ns
+        ends_ns = np.where(self.slices["end_ns"] == OPEN_NS, until_ns, self.slices["end_ns"])
+        self.slices["end_ns"] = np.maximum(ends_ns + shift_ns, self.slices["begin_ns"])
+
+    def _of_spans(self) -> NDArray[np.void]:
+        spans, kinds = self.spans, self.kinds
+        drawn = np.array([one["number"] for one in self.segments], dtype=np.uint64)
+        rows = np.flatnonzero((kinds != KINDS.index("remote")) | ~np.isin(spans["request"], drawn))
+        slices = self._rows(spans, rows)
+        slices["category"] = _OF_KINDS[kinds[rows]]
+        for category, name in _LANES.items():
+            of_category = slices["category"] == category
+            for code in np.unique(slices["name"][of_category]).tolist():
+                lane = self._lane(f"{name} {self.names[code]}")
+                slices["lane"][of_category & (slices["name"] == code)] = lane
+        return slices
+
+    def _of_device(self) -> NDArray[np.void]:
+        spans = self.spans
+        is_run = np.isin(self.kinds, (KINDS.index("execution"), KINDS.index("batch")))
+        is_known = ~np.isnan(spans["device_elapsed_ns"]) & ~np.isnan(spans["device_queue_ns"])
+        slices = self._rows(spans, np.flatnonzero(is_run & is_known))
+        of_device = spans[slices["row"]]
+        slices["category"] = OF_DEVICE
+        slices["pid"] += BEYOND_IDS
+        slices["begin_ns"] += np.rint(of_device["device_queue_ns"]).astype(np.int64)
+        elapsed_ns = np.rint(of_device["device_elapsed_ns"]).astype(np.int64)
+        slices["end_ns"] = slices["begin_ns"] + np.maximum(elapsed_ns, 0)
+        return slices
+
+    def _rows(self, spans: NDArray[np.void], rows: NDArray[np.intp]) -> NDArray[np.void]:
+        slices = np.zeros(len(rows), _SLICE)
+        chosen = spans[rows]
+        for name in ("begin_ns", "end_ns", "depth"):
+            slices[name] = chosen[name]
+        slices["name"], slices["lane"], slices["row"] = chosen["stage"], chosen["thread"], rows
+        slices["pid"] = self.pid
+        return slices
+
+    def _of_segments(self) -> NDArray[np.void]:
+        found = []
+        for row, one in enumerate(self.segments):
+            begin_ns, end_ns = one["begin_ns"], one["end_ns"] or OPEN_NS
+            if one["status"] == "unused" or (begin_ns is None and one["received_ns"] is None):
+                continue
+            if begin_ns is None:  # it waits, or did when the process ended
+                queue = one["queue"] or ""
+                name, lane, category = queue, f"{_LANES[QUEUE]} {queue}", QUEUE
+                begin_ns = one["received_ns"] or 0
+            elif one["origin"] != "return":
+                name, lane, category = one["id"], _LANES[REMOTE], REQUEST
+            else:
+                continue
+            self.names.append(name)
+            place = self.pid, len(self.names) - 1, category, self._lane(lane)
+            found.append((begin_ns, end_ns, 0, *place, row))
+        return np.array(found, _SLICE)
+
+    def _lane(self, name: str) -> int:
+        if name not in self.lanes:
+            self.lanes.append(name)
+        return ~self.lanes.index(name)
+
+
+class TimeLine:
+    """The slices of one or several processes, on one clock.
+
+    There is a track for each thread, each queue, each kind of hand-off, and the requests of a
+    process. Slices of a track that overlap, such as spans of asyncio tasks, get further tracks.
+    """
+
+    def __init__(self, recordings: Sequence[RequestSource]) -> None:
+        self.processes = [
+            ProcessSlices(one, pid, shift_ns)
+            for one, pid, shift_ns in zip(
+                recordings, _pids(recordings), _shifts(recordings), strict=True
+            )
+        ]
+        self.names: list[str] = []
+        self.lanes: list[str] = []
+        self.first_slices: list[int] = []
+        """The index in `slices` of the first slice of each process."""
+        parts: list[NDArray[np.void]] = []
+        for process in self.processes:
+            self.first_slices.append(sum(len(part) for part in parts))
+            part = process.slices
+            part["name"] += len(self.names)
+            part["lane"] -= np.where(part["lane"] < 0, len(self.lanes), 0)
+            parts.append(part)
+            self.names += process.names
+            self.lanes += process.lanes
+        self.slices = np.concatenate(parts)
+        self.order = np.lexsort(
+            (self.slices["depth"], -self.slices["end_ns"], self.slices["begin_ns"])
+        )
+        """The indices of slices by begin, and those that contain others before these."""
+        least_ns = int(self.slices["begin_ns"].min()) if len(self.slices) else 0
+        base_ns = least_ns or recordings[0].begin_ns
+        self.base_ns = base_ns - base_ns % _DAY_NS
+        """The Unix time from which the times of a file count."""
+        self.tids = np.zeros(len(self.slices), np.int64)
+        """The track of each slice."""
+        self.track_names: dict[tuple[int, int], str] = {}
+        """By process and track."""
+        self._find_tracks()
+
+    @cached_property
+    def process_names(self) -> dict[int, str]:
+        """The names of processes and of their devices."""
+        found: dict[int, str] = {}
+        hosts = {process.recording.host for process in self.processes}
+        for process in self.processes:
+            recording = process.recording
+            label = recording.name
+            label += "" if recording.rank is None else f", rank {recording.rank}"
+            label += f", host {recording.host}" if len(hosts) > 1 else ""
+            found[process.pid] = label
+            if (process.slices["category"] == OF_DEVICE).any():
+                found[process.pid + BEYOND_IDS] = f"device of {label}"
+        return found
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The facts that identify the recordings."""
+        distinct = {process.recording.identity: process.recording for process in self.processes}
+        identities = [summary.identity(one) for one in distinct.values()]
+        return identities[0] if len(identities) == 1 else {"processes": identities}
+
+    def _find_tracks(self) -> None:
+        threads = {
+            (pid, thread["thread"]): f"{thread['name'] or 'thread'} {thread['thread']}"
+            for process in self.processes
+            for pid in (process.pid, process.pid + BEYOND_IDS)
+            for thread in process.recording.threads()
+        }
+        pids, of_pid = np.unique(self.slices["pid"][self.order], return_inverse=True)
+        lanes, of_lane = np.unique(self.slices["lane"][self.order], return_inverse=True)
+        places, of_place = np.unique(of_pid * len(lanes) + of_lane, return_inverse=True)
+        by_place = np.argsort(of_place, kind="stable")
+        ends = np.searchsorted(of_place[by_place], np.arange(1, len(places)))
+        tracks = []
+        # Without slices, there are no places, and `split` returns an empty part.
+        for place, at in zip(places.tolist(), np.split(by_place, ends), strict=False):
+            pid, lane = int(pids[place // len(lanes)]), int(lanes[place % len(lanes)])
+            rows = self.order[at]
+            times = self.slices["begin_ns"][rows], self.slices["end_ns"][rows]
+            track = _nested(*times) if lane >= 0 else _one_after_another(*times)
+            label = self.lanes[~lane] if lane < 0 else threads.get((pid, lane), f"thread {lane}")
+            for number, first in enumerate(np.unique(track, return_index=True)[1].tolist()):
+                tracks.append((at[first], pid, lane, number, label, rows[track == number]))
+        tracks.sort(key=lambda one: int(one[0]))
+        for count, (_, pid, lane, number, label, rows) in enumerate(tracks):
+            tid = lane if lane >= 0 and number == 0 else BEYOND_IDS + count
+            self.tids[rows] = tid
+            self.track_names[pid, tid] = f"{label}, overlapping {number}" if number else label
+
+
+def _nested(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the track of each slice of a thread: the first one in which it is after or inside all.
+
+    The slices are ordered by begin, and those that contain others are before these.
+    """
+    tracks = np.zeros(len(begin_ns), np.int64)
+    if _are_nested(begin_ns, end_ns):
+        return tracks
+    open_ends_ns: list[list[int]] = []  # by track, those of the slices that contain its latest one
+    for i, (begin, end) in enumerate(zip(begin_ns.tolist(), end_ns.tolist(), strict=True)):
+        track = 0
+        for of_track in open_ends_ns:
+            while of_track and of_track[-1] <= begin:
+                of_track.pop()
+            if not of_track or end <= of_track[-1]:
+                break
+            track += 1
+        if track == len(open_ends_ns):
+            open_ends_ns.append([])
+        open_ends_ns[track].append(end)
+        tracks[i] = track
+    return tracks
+
+
+def _are_nested(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> bool:
+    """Return whether each slice ends before the end of every slice in which it begins."""
+    if (end_ns[:-1] > begin_ns[1:])[end_ns[:-1] < end_ns[1:]].any():
+        return False
+    # Those that begin inside of a slice are the next ones, up to the first that begins after it.
+    first, last = np.arange(1, len(begin_ns) + 1), np.searchsorted(begin_ns, end_ns)
+    containing = np.flatnonzero(last > first)
+    bounds = np.stack((first[containing], last[containing]), axis=1).ravel()
+    latest_ns = np.maximum.reduceat(np.append(end_ns, 0), bounds)[::2] if len(bounds) else bounds
+    return bool((latest_ns <= end_ns[containing]).all())
+
+
+def _one_after_another(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the track of each wait or request: the first one in which all earlier ones have ended.
+
+    Those that overlap are not nested, even if one contains another.
+    """
+    tracks = np.zeros(len(begin_ns), np.int64)
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
+    for i, (begin, end) in enumerate(zip(begin_ns.tolist(), end_ns.tolist(), strict=True)):
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        tracks[i] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, int(tracks[i])))
+    return tracks
+
+
+def _pids(recordings: Sequence[RequestSource]) -> list[int]:
+    """Return the process id of each recording; other numbers if different processes have one id.
+
+    Those of other containers can. What is kept of one process may be several recordings.
+    """
+    found: dict[str, int] = {}
+    times: Counter[int] = Counter()
+    for one in recordings:
+        if one.identity not in found:
+            found[one.identity] = one.pid + 2 * BEYOND_IDS * times[one.pid]
+            times[one.pid] += 1
+    return [found[one.identity] for one in recordings]
+
+
+def _shifts(recordings: Sequence[RequestSource]) -> list[int]:
+    """Return what is added to the Unix times of each recording, so that all are on one time line.
+
+    Each copy of a recording converts CLOCK_MONOTONIC by its own stamps of both clocks. Those of one
+    clock get the same. Another clock is placed by the requests that cross to it, where they bound
+    its offset, and else by its Unix time.
+    """
+    offsets_ns: dict[int, int] = {}
+    for one in recordings:
+        offsets_ns.setdefault(one.clock, one.unix_offset_ns)
+    if len(offsets_ns) > 1:
+        found = timelines(recordings)
+        roots = Counter(one.segments[0].recording.clock for one in found)
+        first = max(roots, key=lambda clock: roots[clock], default=0)
+        errors_ns: dict[int, int] = {}
+        of_first = [one for one in found if one.segments[0].recording.clock == first]
+        for stretch in (stretch for one in of_first for stretch in one.segments):
+            clock = stretch.recording.clock
+            if clock == first or stretch.offset_ns is None:
+                continue
+            if stretch.error_ns < errors_ns.get(clock, stretch.error_ns + 1):
+                errors_ns[clock] = stretch.error_ns
+                offsets_ns[clock] = stretch.offset_ns + offsets_ns[first]
+    return [offsets_ns[one.clock] - one.unix_offset_ns if one.clock else 0 for one in recordings]
