@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "collector.h"
+#include "context_layout.h"
 #include "object.h"
 #include "stagespan/recorder.h"
 
@@ -16,69 +17,7 @@ namespace {
 PyObject* g_innermost = nullptr;  // the context variable; its value is an Inherited as bytes
 PyObject* g_request = nullptr;    // the context variable; its value is the request object or None
 
-// --- the interpreter's contexts -------------------------------------------------------------------------
-
-// The interpreter's PyContext up to the needed field. This layout is verified before it is used.
-struct ContextLayout {
-  PyObject_HEAD PyObject* previous;
-  PyObject* variables;  // an immutable map, which copies of the context share
-  PyObject* weak_references;
-  int entered;
-};
-bool g_layout_is_known = false;
-
-ContextLayout& layout_of(PyObject* context) { return *reinterpret_cast<ContextLayout*>(context); }
-
-bool know_layout() {
-  const Ref outer(PyContext_New()), inner(PyContext_New());
-  if (!outer || !inner || Py_TYPE(outer.get())->tp_basicsize < static_cast<Py_ssize_t>(sizeof(ContextLayout)))
-    return false;
-  const ContextLayout& layout = layout_of(inner.get());
-  const bool free_before = layout.entered == 0 && layout.previous == nullptr;
-  if (PyContext_Enter(outer.get()) != 0) return false;
-  bool taken = PyContext_Enter(inner.get()) == 0;
-  if (taken) {
-    taken = layout.entered == 1 && layout.previous == outer.get() && layout_of(outer.get()).entered == 1;
-    taken = PyContext_Exit(inner.get()) == 0 && taken;
-  }
-  const Ref copy(PyContext_Copy(inner.get()));
-  taken = taken && copy && layout.variables != nullptr && layout_of(copy.get()).variables == layout.variables;
-  return PyContext_Exit(outer.get()) == 0 && free_before && taken && layout.entered == 0 && layout.previous == nullptr;
-}
-
 }  // namespace
-
-// A thread's own context is created on first use and never entered, whereas a task's is entered. No call
-// distinguishes them, but entering a context twice is an error.
-bool is_entered(PyObject* context) noexcept {
-  if (g_layout_is_known) return layout_of(context).entered != 0;
-  if (PyContext_Enter(context) == 0) {
-    PyContext_Exit(context);
-    return false;
-  }
-  PyErr_Clear();
-  return true;
-}
-
-// From Python 3.14 on, threading.Thread enters its own context before anything else runs in it.
-bool is_threads_own(PyObject* context) noexcept {
-  if (!g_layout_is_known || layout_of(context).previous != nullptr) return false;
-  // Not threading.current_thread(), because it creates an object for each unknown thread.
-  PyObject* const modules = Py_IsInitialized() != 0 ? PyImport_GetModuleDict() : nullptr;
-  PyObject* const threading = modules != nullptr ? PyDict_GetItemString(modules, "threading") : nullptr;
-  const Ref threads(threading != nullptr ? PyObject_GetAttrString(threading, "_active") : nullptr);
-  const Ref ident(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
-  PyObject* const thread =
-      threads && PyDict_Check(threads.get()) && ident ? PyDict_GetItemWithError(threads.get(), ident.get()) : nullptr;
-  const Ref owned(Py_XNewRef(thread));
-  const Ref own(owned ? PyObject_GetAttrString(owned.get(), "_context") : nullptr);
-  PyErr_Clear();
-  return own.get() == context;
-}
-
-PyObject* context_before(PyObject* context) noexcept {
-  return g_layout_is_known && layout_of(context).entered != 0 ? layout_of(context).previous : nullptr;
-}
 
 // --- reading --------------------------------------------------------------------------------------------
 
@@ -194,10 +133,26 @@ Ref set_variable(PyObject* variable, PyObject* value) noexcept {
   return token;
 }
 
+/// Stores the inherited value in the current context without ContextVar.set; false if other code can see the value. Not
+/// to be used in a finalizer that may have interrupted ContextVar.set, which reads the map that is changed here.
+bool write_in_place(const Inherited& inherited) noexcept {
+#if PY_VERSION_HEX < 0x030c0000
+  const PyObject* const held = g_last_inherited;
+#else
+  const PyObject* const held = nullptr;
+#endif
+  char* const bytes = private_value(thread_state()->context, g_innermost, sizeof(inherited), held);
+  if (bytes == nullptr) return false;
+  Inherited stored = inherited;
+  stored.generation = Recorder::get().generation();
+  std::memcpy(bytes, &stored, sizeof(stored));
+  return true;
+}
+
 /// The context in which variables of `context` can be set by making it current: the context itself, or a copy whose
 /// variables it then gets, because a context can only be entered once.
 Ref to_enter(PyObject* context) noexcept {
-  Ref entered(g_layout_is_known ? PyContext_Copy(context) : Py_NewRef(context));
+  Ref entered(is_context_known() ? PyContext_Copy(context) : Py_NewRef(context));
   if (entered && PyContext_Enter(entered.get()) == 0) return entered;
   PyErr_Clear();
   return Ref();
@@ -208,9 +163,13 @@ Ref to_enter(PyObject* context) noexcept {
 void write_inherited(const ThreadState& thread, const Inherited& inherited) noexcept {
 #if PY_VERSION_HEX < 0x030c0000
   const bool is_collecting = stagespan_is_collecting() != 0;
-  if (is_collecting) g_interrupted.keep_current(thread);
+  if (is_collecting)
+    g_interrupted.keep_current(thread);
+  else if (write_in_place(inherited))
+    return g_interrupted.release();
 #else
   (void)thread;
+  if (write_in_place(inherited)) return;
 #endif
   Ref value;
   {
@@ -258,7 +217,7 @@ void write_elsewhere(const ThreadState& thread, PyObject* context, const Inherit
     set_variable(g_innermost, value.get());
     if (request != nullptr) set_variable(g_request, request);
     PyContext_Exit(entered.get());
-    if (entered.get() != context) std::swap(layout_of(context).variables, layout_of(entered.get()).variables);
+    if (entered.get() != context) swap_variables(context, entered.get());
   }
 #if PY_VERSION_HEX < 0x030c0000
   if (request != nullptr) keep(g_last_request, request);
@@ -274,7 +233,7 @@ void write_elsewhere(const ThreadState& thread, PyObject* context, const Inherit
 bool init_context_variables() {
   g_innermost = PyContextVar_New("stagespan_innermost", nullptr);
   g_request = PyContextVar_New("stagespan_request", Py_None);
-  g_layout_is_known = know_layout();
+  know_context_layout(g_innermost);
   stagespan_know_collector();
   PyErr_Clear();
   return g_innermost != nullptr && g_request != nullptr;

@@ -1,4 +1,4 @@
-// context_variables.h: the interpreter's contexts, and the two variables that stagespan keeps in them.
+// context_variables.h: the two variables that stagespan keeps in the interpreter's contexts.
 #pragma once
 
 #include <Python.h>
@@ -40,14 +40,6 @@ void write_request(const ThreadState& thread, PyObject* request) noexcept;
 /// them: also in a context that has been entered, in any thread.
 void write_elsewhere(const ThreadState& thread, PyObject* context, const Inherited& inherited,
                      PyObject* request) noexcept;
-
-/// Whether code runs in this context or has entered it; false for a thread's own context.
-bool is_entered(PyObject* context) noexcept;
-/// The context that was current when this one was entered, borrowed; null if it has not been entered or if the
-/// interpreter's layout of contexts is not known.
-PyObject* context_before(PyObject* context) noexcept;
-/// Whether this is the context that threading.Thread enters before anything else runs in the thread.
-bool is_threads_own(PyObject* context) noexcept;
 
 /// The variable that contains the request object; a new reference.
 PyObject* request_variable() noexcept;

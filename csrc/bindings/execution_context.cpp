@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "context_layout.h"
 #include "stagespan/cut_off.h"
 #include "stagespan/scoped_timer.h"
 #include "task_scopes.h"

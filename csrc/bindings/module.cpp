@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "completions.h"
+#include "context_layout.h"
 #include "current_request.h"
 #include "device.h"
 #include "docstrings.h"
@@ -70,6 +71,7 @@ void define_switches(py::module_& module) {
   module.def("is_enabled", [] { return mode_has(kModeEnabled); }, docs::kIsEnabled);
   module.def("set_debug", [](bool on) { switch_mode(kModeDebug, on); }, py::arg("on"));
   module.def("is_debug", [] { return mode_has(kModeDebug); }, docs::kIsDebug);
+  module.def("is_context_map_known", is_context_map_known);
 }
 
 void define_hooks(py::module_& module) {

@@ -8,6 +8,7 @@
 #include "suspendable_run.h"
 #include "timed_async_generator.h"
 #include "timed_object.h"
+#include "timed_run.h"
 
 namespace stagespan::python {
 
@@ -250,7 +251,7 @@ bool ready_iterator(PyTypeObject& type, PyAsyncMethods* async_methods) {
   return PyType_Ready(&type) == 0;
 }
 
-enum class Wrapped { kCoroutine, kGenerator, kAsyncGenerator };
+enum class Wrapped { kGenerator, kAsyncGenerator };
 
 template <Wrapped kind>
 PyObject* call_and_wrap(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -261,9 +262,31 @@ PyObject* call_and_wrap(PyObject*, PyObject* const* args, Py_ssize_t count) {
   auto* const span = reinterpret_cast<SpanObject*>(args[0]);
   PyObject* const inner = PyObject_Call(args[1], args[2], args[3]);
   if (inner == nullptr) return nullptr;
-  if constexpr (kind == Wrapped::kCoroutine) return wrap_coroutine(span, inner, args[1], args[2], args[3]);
   if constexpr (kind == Wrapped::kGenerator) return wrap_generator(span, inner, args[1], args[2], args[3]);
   return wrap_async_generator(span, inner, args[1], args[2], args[3]);
+}
+
+PyObject* timed_coroutine(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  constexpr Py_ssize_t kOwn = 2;  // the span and the function
+  if (count < kOwn || !is_span(args[0])) [[unlikely]] {
+    PyErr_SetString(PyExc_TypeError,
+                    "timed_coroutine(span, function, *args, **kwargs) takes a context and something to call");
+    return nullptr;
+  }
+  auto* const span = reinterpret_cast<SpanObject*>(args[0]);
+  PyObject* const function = args[1];
+  PyObject* const* const passed = args + kOwn;
+  const auto passed_count = static_cast<std::size_t>(count - kOwn);
+  const bool is_timed = mode_has(span->mask);
+  Ref positional, named;  // for the hooks, which a plain span does not have
+  if (is_timed && span->kind != Kind::kSpan) {
+    positional = positional_tuple(passed, passed_count);
+    named = keyword_dict(passed, passed_count, kwnames);
+    if (!positional || !named) return nullptr;
+  }
+  PyObject* const inner = PyObject_Vectorcall(function, passed, passed_count, kwnames);
+  if (inner == nullptr || !is_timed) return inner;
+  return wrap_coroutine(span, inner, function, positional.get(), named.get());
 }
 
 }  // namespace
@@ -294,7 +317,9 @@ PyObject* make_step(AsyncGeneratorObject* generator, PyObject* inner, bool close
 }
 
 PyMethodDef g_timed_iterator_functions[] = {
-    {"timed_coroutine", as_method(call_and_wrap<Wrapped::kCoroutine>), METH_FASTCALL, nullptr},
+    {"timed_coroutine", as_method(timed_coroutine), METH_FASTCALL | METH_KEYWORDS,
+     "timed_coroutine(span, function, /, *args, **kwargs)\n--\n\nCall a coroutine function; its coroutine is one run "
+     "of a stage."},
     {"timed_generator", as_method(call_and_wrap<Wrapped::kGenerator>), METH_FASTCALL, nullptr},
     {"timed_async_generator", as_method(call_and_wrap<Wrapped::kAsyncGenerator>), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},

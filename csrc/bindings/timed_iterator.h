@@ -12,7 +12,7 @@ PyObject* wrap_coroutine(SpanObject* span, PyObject* inner, PyObject* function, 
 PyObject* wrap_generator(SpanObject* span, PyObject* inner, PyObject* function, PyObject* args, PyObject* kwargs);
 PyObject* wrap_async_generator(SpanObject* span, PyObject* inner, PyObject* function, PyObject* args, PyObject* kwargs);
 
-/// `timed_coroutine(span, function, args, kwargs)` and the functions for generators, for the module's method table.
+/// `timed_coroutine(span, function, *args, **kwargs)` and the functions for generators, for the module's method table.
 extern PyMethodDef g_timed_iterator_functions[];
 
 bool init_timed_iterators();

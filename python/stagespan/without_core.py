@@ -178,6 +178,7 @@ def call_timed(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs:
     return function(*args, **kwargs)
 
 
+timed_coroutine = call_timed
 end = record = _nothing
 
 

@@ -7,8 +7,9 @@ How the new function is timed depends on the version of Python:
 - All versions except 3.11: `_core.time_function` intercepts its calls. The function does not
   change, unless it can become something that the interpreter calls without using the entry (see
   `_intercepts`): it then also gets other code, as on 3.11.
-- 3.11: a plain synchronous function under an always-on context gets the code and the closure of a
-  `wrapper`. In all other cases, a `trampoline` replaces its `__code__` while it is timed.
+- 3.11: a plain function or coroutine function under an always-on context gets the code and the
+  closure of a `wrapper`. In all other cases, a `trampoline` replaces its `__code__` while it is
+  timed.
 """
 
 from __future__ import annotations
@@ -156,10 +157,10 @@ def _refuse(span: Span, function: Any) -> None:
 
 
 def _decorate_function(span: Span, function: FunctionType) -> FunctionType:
-    synchronous = not function.__code__.co_flags & _NOT_SYNCHRONOUS
-    if not _intercepts(function) and synchronous and span.kind != "debug":
+    kind = function.__code__.co_flags & _NOT_SYNCHRONOUS
+    if not _intercepts(function) and kind in (0, inspect.CO_COROUTINE) and span.kind != "debug":
         fresh = fresh_function(function, *wrapper.wrapper_parts(span, function))
-        if sys.version_info >= (3, 13):
+        if sys.version_info >= (3, 13) and not kind:
             _core.time_function(fresh, (span,), wrapper.inner_cell(fresh))
         return fresh
     spans = (*_spans_of(function), span)

@@ -28,21 +28,30 @@ _skipped: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictiona
 
 _STAND_INS = (
     *("span", "ProfilingContext", "ProfilingContext4Debug", "begin", "end", "record"),
-    "call_timed",
+    *("call_timed", "timed_coroutine"),
 )
 """The names of `_core` that compiled code replaces by those of `without_core`."""
 
 
-def _call_timed_unless_compiling(
-    span: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Any:
-    if compiling():
-        return function(*args, **kwargs)
-    return _core.call_timed(span, function, *args, **kwargs)
-
-
 call_cell = CellType(_core.call_timed)
 """Contains what all wrappers call: a function that torch.compile can capture in a graph."""
+coroutine_cell = CellType(_core.timed_coroutine)
+"""The same for the wrappers of coroutine functions."""
+
+
+def _call_plainly_while_compiling() -> None:
+    """Make wrappers call functions that ask whether torch.compile traces them."""
+
+    def unless_compiling(timed: Callable[..., Any]) -> Callable[..., Any]:
+        def call(span: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            if compiling():
+                return function(*args, **kwargs)
+            return timed(span, function, *args, **kwargs)
+
+        return call
+
+    call_cell.cell_contents = unless_compiling(_core.call_timed)
+    coroutine_cell.cell_contents = unless_compiling(_core.timed_coroutine)
 
 
 def compiling() -> bool:
@@ -95,7 +104,7 @@ def register() -> None:
         substitute = getattr(dynamo, "substitute_in_graph", None)
         if substitute is None:  # before torch 2.5
             _log.debug("This torch has no substitute_in_graph: contexts break compiled graphs.")
-            call_cell.cell_contents = _call_timed_unless_compiling
+            _call_plainly_while_compiling()
             return
         from stagespan import without_core  # few programs need it
 
@@ -109,7 +118,7 @@ def register() -> None:
                 _skip(code)
     except Exception as error:
         _warn(error)
-        call_cell.cell_contents = _call_timed_unless_compiling
+        _call_plainly_while_compiling()
 
 
 def _skip_left_alone() -> None:

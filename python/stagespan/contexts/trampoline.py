@@ -3,8 +3,8 @@
 That is on Python 3.11, on 3.13 and later for what can become an `__init__`, and on 3.14 for what
 can become the getter of a property.
 
-They time what a wrapper (`wrapper`) cannot: coroutines and generators, and debug contexts, which
-must cost nothing when they are off. A trampoline replaces the `__code__` of a function. It has the
+They time what a wrapper (`wrapper`) cannot: generators, and debug contexts, which must cost nothing
+when they are off. A trampoline replaces the `__code__` of a function. It has the
 same parameters, the same free variables and the same kind (function, coroutine, generator, async
 generator), and it contains the original code as a constant. Each call creates the timed function
 from this constant:
@@ -125,7 +125,7 @@ def _source(layout: Layout, kind: int, key: Key) -> str:
     target, here = layout.unused("target"), layout.unused("here")
     named = f"{here}.spans[{key!r}], {target}"
     timed = {
-        inspect.CO_COROUTINE: f"timed_coroutine({named}, {layout.args}, {layout.kwargs})",
+        inspect.CO_COROUTINE: f"timed_coroutine({named}, {layout.call})",
         inspect.CO_GENERATOR: f"timed_generator({named}, {layout.args}, {layout.kwargs})",
         inspect.CO_ASYNC_GENERATOR: (
             f"timed_async_generator({named}, {layout.args}, {layout.kwargs})"

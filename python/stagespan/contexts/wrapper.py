@@ -3,8 +3,9 @@
 That is on Python 3.11, on 3.13 and later for what can become an `__init__`, and on 3.14 for what
 can become the getter of a property.
 
-A wrapper has the same parameters, the same place in the source file and the same globals. It has
-the free variables of the function and three of its own:
+A wrapper has the same kind (function or coroutine function), the same parameters, the same place in
+the source file and the same globals. It has the free variables of the function and three of its
+own:
 
     def denoise(self, latents, /, *, steps, **options):
         return _stagespan_call(
@@ -18,6 +19,7 @@ compiles a caller, it inlines both; `dynamo` makes the call in between do nothin
 from __future__ import annotations
 
 import collections
+import inspect
 import weakref
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING
@@ -40,7 +42,9 @@ def wrapper_parts(span: Span, function: FunctionType) -> tuple[CodeType, tuple[C
     innermost = function
     while (below := wrapped_by(innermost)) is not None:
         _, innermost = below
-    own = (dynamo.call_cell, CellType(function), CellType(span))
+    is_coroutine = innermost.__code__.co_flags & inspect.CO_COROUTINE
+    call = dynamo.coroutine_cell if is_coroutine else dynamo.call_cell
+    own = (call, CellType(function), CellType(span))
     return _code(innermost.__code__), (*(innermost.__closure__ or ()), *own)
 
 
@@ -66,13 +70,13 @@ def _code(code: CodeType) -> CodeType:
     found = _codes.get(key)
     if found is None:
         # If another thread has made the same one meanwhile, that one is used.
-        found = _codes.setdefault(key, _compile(layout))
+        found = _codes.setdefault(key, _compile(code, layout))
         _latest.append(found)
         dynamo.skip_frame(found)
     return found
 
 
-def _compile(layout: Layout) -> CodeType:
+def _compile(code: CodeType, layout: Layout) -> CodeType:
     call, function, span = _OWN
     source = (
         f"def outer({', '.join((*layout.free, *_OWN))}):\n"
@@ -81,4 +85,5 @@ def _compile(layout: Layout) -> CodeType:
         f"    if 0: {'; '.join(layout.free) or 'pass'}\n"
         f"    return {call}({span}, {function}, {layout.call})\n"
     )
-    return layout.renamed(layout.compiled(source))
+    made = layout.renamed(layout.compiled(source))
+    return made.replace(co_flags=made.co_flags | code.co_flags & inspect.CO_COROUTINE)

@@ -1,0 +1,154 @@
+// context_layout.cpp: the layouts of the interpreter's contexts and of their maps, which are verified before use.
+#include "context_layout.h"
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "object.h"
+
+namespace stagespan::python {
+
+namespace {
+
+// The interpreter's PyContext up to the needed field.
+struct ContextLayout {
+  PyObject_HEAD PyObject* previous;
+  PyObject* variables;  // an immutable map, which copies of the context share
+  PyObject* weak_references;
+  int entered;
+};
+
+// Its map and the map's root if that has at most 16 items, as in pycore_hamt.h and hamt.c of Python 3.10 to 3.14.
+struct MapLayout {
+  PyObject_HEAD PyObject* root;
+  PyObject* weak_references;
+  Py_ssize_t count;
+};
+
+struct BitmapNodeLayout {
+  PyObject_VAR_HEAD std::uint32_t bitmap;  // one bit an item
+  PyObject* items[1];                      // in pairs: a key and its value, or null and the node below
+};
+
+bool g_layout_is_known = false;
+PyTypeObject* g_map_type = nullptr;  // null unless maps and their roots are known, too
+PyTypeObject* g_bitmap_node_type = nullptr;
+
+ContextLayout& layout_of(PyObject* context) { return *reinterpret_cast<ContextLayout*>(context); }
+
+bool know_context() {
+  const Ref outer(PyContext_New()), inner(PyContext_New());
+  if (!outer || !inner || Py_TYPE(outer.get())->tp_basicsize < static_cast<Py_ssize_t>(sizeof(ContextLayout)))
+    return false;
+  const ContextLayout& layout = layout_of(inner.get());
+  const bool free_before = layout.entered == 0 && layout.previous == nullptr;
+  if (PyContext_Enter(outer.get()) != 0) return false;
+  bool taken = PyContext_Enter(inner.get()) == 0;
+  if (taken) {
+    taken = layout.entered == 1 && layout.previous == outer.get() && layout_of(outer.get()).entered == 1;
+    taken = PyContext_Exit(inner.get()) == 0 && taken;
+  }
+  const Ref copy(PyContext_Copy(inner.get()));
+  taken = taken && copy && layout.variables != nullptr && layout_of(copy.get()).variables == layout.variables;
+  return PyContext_Exit(outer.get()) == 0 && free_before && taken && layout.entered == 0 && layout.previous == nullptr;
+}
+
+/// Whether the map of a context in which only this variable is set has the expected layout.
+bool has_known_layout(PyObject* map, PyObject* variable, PyObject* value) {
+  if (Py_TYPE(map)->tp_basicsize != static_cast<Py_ssize_t>(sizeof(MapLayout))) return false;
+  const MapLayout& layout = *reinterpret_cast<MapLayout*>(map);
+  if (layout.count != 1 || layout.weak_references != nullptr || layout.root == nullptr) return false;
+  if (std::strcmp(Py_TYPE(layout.root)->tp_name, "hamt_bitmap_node") != 0 || Py_SIZE(layout.root) != 2) return false;
+  const auto& root = *reinterpret_cast<BitmapNodeLayout*>(layout.root);
+  const bool has_one_bit = root.bitmap != 0 && (root.bitmap & (root.bitmap - 1)) == 0;
+  return has_one_bit && root.items[0] == variable && root.items[1] == value;
+}
+
+void know_map(PyObject* variable) {
+#ifndef Py_GIL_DISABLED
+  constexpr char kText[] = "a value";
+  const Py_ssize_t size = sizeof(kText) - 1;
+  const Ref context(PyContext_New()), value(PyBytes_FromStringAndSize(kText, size));
+  if (!context || !value || PyContext_Enter(context.get()) != 0) return;
+  const bool is_set = static_cast<bool>(Ref(PyContextVar_Set(variable, value.get())));
+  if (PyContext_Exit(context.get()) != 0 || !is_set) return;
+  PyObject* const map = layout_of(context.get()).variables;
+  if (!has_known_layout(map, variable, value.get())) return;
+  g_map_type = Py_TYPE(map);
+  g_bitmap_node_type = Py_TYPE(reinterpret_cast<MapLayout*>(map)->root);
+  // The value is referred to by the map and here, and a copy of the context shares the map.
+  const bool is_private = private_value(context.get(), variable, size, value.get()) != nullptr &&
+                          private_value(context.get(), variable, size, nullptr) == nullptr;
+  const Ref copy(PyContext_Copy(context.get()));
+  if (!is_private || !copy || private_value(context.get(), variable, size, value.get()) != nullptr)
+    g_map_type = nullptr;
+#else
+  (void)variable;
+#endif
+}
+
+}  // namespace
+
+void know_context_layout(PyObject* variable) noexcept {
+  g_layout_is_known = know_context();
+  if (g_layout_is_known) know_map(variable);
+}
+
+bool is_context_known() noexcept { return g_layout_is_known; }
+bool is_context_map_known() noexcept { return g_map_type != nullptr; }
+
+// A thread's own context is created on first use and never entered, whereas a task's is entered. No call
+// distinguishes them, but entering a context twice is an error.
+bool is_entered(PyObject* context) noexcept {
+  if (g_layout_is_known) return layout_of(context).entered != 0;
+  if (PyContext_Enter(context) == 0) {
+    PyContext_Exit(context);
+    return false;
+  }
+  PyErr_Clear();
+  return true;
+}
+
+// From Python 3.14 on, threading.Thread enters its own context before anything else runs in it.
+bool is_threads_own(PyObject* context) noexcept {
+  if (!g_layout_is_known || layout_of(context).previous != nullptr) return false;
+  // Not threading.current_thread(), because it creates an object for each unknown thread.
+  PyObject* const modules = Py_IsInitialized() != 0 ? PyImport_GetModuleDict() : nullptr;
+  PyObject* const threading = modules != nullptr ? PyDict_GetItemString(modules, "threading") : nullptr;
+  const Ref threads(threading != nullptr ? PyObject_GetAttrString(threading, "_active") : nullptr);
+  const Ref ident(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
+  PyObject* const thread =
+      threads && PyDict_Check(threads.get()) && ident ? PyDict_GetItemWithError(threads.get(), ident.get()) : nullptr;
+  const Ref owned(Py_XNewRef(thread));
+  const Ref threads_context(owned ? PyObject_GetAttrString(owned.get(), "_context") : nullptr);
+  PyErr_Clear();
+  return threads_context.get() == context;
+}
+
+PyObject* context_before(PyObject* context) noexcept {
+  return g_layout_is_known && layout_of(context).entered != 0 ? layout_of(context).previous : nullptr;
+}
+
+void swap_variables(PyObject* context, PyObject* other) noexcept {
+  std::swap(layout_of(context).variables, layout_of(other).variables);
+}
+
+char* private_value(PyObject* context, PyObject* variable, Py_ssize_t size, const PyObject* held) noexcept {
+  if (context == nullptr || g_map_type == nullptr) return nullptr;
+  PyObject* const map = layout_of(context).variables;
+  if (map == nullptr || Py_TYPE(map) != g_map_type || Py_REFCNT(map) != 1) return nullptr;
+  PyObject* const root = reinterpret_cast<MapLayout*>(map)->root;
+  if (Py_TYPE(root) != g_bitmap_node_type || Py_REFCNT(root) != 1) return nullptr;
+  PyObject* const* const items = reinterpret_cast<BitmapNodeLayout*>(root)->items;
+  for (Py_ssize_t i = 0; i + 1 < Py_SIZE(root); i += 2) {
+    if (items[i] != variable) continue;
+    PyObject* const value = items[i + 1];
+    const bool is_private =
+        Py_REFCNT(value) == (value == held ? 2 : 1) && PyBytes_CheckExact(value) && PyBytes_GET_SIZE(value) == size;
+    return is_private ? PyBytes_AS_STRING(value) : nullptr;
+  }
+  return nullptr;
+}
+
+}  // namespace stagespan::python
