@@ -279,6 +279,7 @@ bool RecordingFile::publish(const ArenaHeader& header) noexcept {
         const bool is_whole = file && pread(file.get(), &before, sizeof(before), 0) == ssize_t{sizeof(before)};
         if (is_whole && before.layout_version == kLayoutVersion && before.pid_namespace != header.pid_namespace) break;
         if (file && is_locked(file.get()).value_or(false)) break;  // a second recorder in this process
+        if (file && keep_) break;                                  // it stays, as at any other end
         struct stat status{};
         const bool is_known = file && fstat(file.get(), &status) == 0;
         if (unlinkat(folder.get(), name.c_str(), 0) == 0 && is_known)

@@ -544,6 +544,39 @@ def test_processes_of_another_container_are_recognised_by_their_lock(folder: Pat
     assert recording.open(found.path).state == "died"
 
 
+def test_recordings_are_kept_when_a_process_calls_exec(folder: Path) -> None:
+    # GIVEN a process that keeps its recording, and runs three programs after each other
+    program = """
+        import os, sys
+        import stagespan
+        left = int(sys.argv[1])
+        with stagespan.span(f"program {left}"):
+            pass
+        if left:
+            arguments = ["-c", sys.argv[2], str(left - 1), sys.argv[2]]
+            os.execv(sys.executable, [sys.executable, *arguments])
+        print("ready", flush=True)
+        input()
+    """
+    process = start(program, "2", textwrap.dedent(program), STAGESPAN_RECORDING="keep")
+    try:
+        ready(process)
+        # THEN the recordings of the programs before are there, and its id names the last one
+        states = [(one.pid, one.state) for one in recordings_in(folder)]
+        assert sorted(states) == [(process.pid, state) for state in ("alive", "stopped", "stopped")]
+        assert stages_of(recording.open(process.pid)) == {"program 0"}
+    finally:
+        end(process)
+    # AND all recordings are there after its end
+    found = recordings_in(folder)
+    assert sorted(stages_of(one).pop() for one in found) == [f"program {left}" for left in range(3)]
+
+
+def stages_of(one: recording.Recording) -> set[str]:
+    """Return the stages that have run."""
+    return {name for name, stage in one.stats().items() if stage.count}
+
+
 def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
     # GIVEN a program that records, and then executes another one with the same pid
     process = start(

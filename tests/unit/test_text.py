@@ -37,6 +37,8 @@ def test_figures_have_units() -> None:
     assert amounts.in_words(-3 * 2**20, "bytes") == "-3.00 MiB"
     assert amounts.in_words(512, "bytes") == "512 bytes"
     assert amounts.in_words(12.345, "%") == "12.3 %"
+    rates = [amounts.in_words(rate, "bytes/s") for rate in (2.5e12, 3e7, 400)]
+    assert rates == ["2,500.0 GB/s", "30.0 MB/s", "0.4 kB/s"]
     assert amounts.in_words(1, "calls") == "1 call"
     assert amounts.counted(1, "process", "processes") == "1 process"
     assert amounts.counted(1200, "process", "processes") == "1,200 processes"

@@ -116,7 +116,10 @@ _KEYS = (b'"num_stages"', b'"stages"')
 
 
 def _is_trace(file: Path) -> str:
-    return f"{file} is a trace, not a timing report: use `stagespan analyze {file}`."
+    return (
+        f"{file} is a trace, not a timing report: use `stagespan analyze {file}`, with --against "
+        "to compare it with another one."
+    )
 
 
 def _only_report(folder: Path) -> Path:

@@ -11,6 +11,7 @@ _UNITS: dict[str, tuple[tuple[float, str, int], ...]] = {
     "ns": ((1e9, "s", 3), (1e6, "ms", 3), (0.0, "µs", 3)),
     "FLOP": ((1e12, "TFLOP", 3), (1e9, "GFLOP", 3), (1e6, "MFLOP", 3)),
     "FLOP/s": ((1e12, "TFLOP/s", 3), (1e9, "GFLOP/s", 3), (1e6, "MFLOP/s", 3)),
+    "bytes/s": ((1e9, "GB/s", 1), (1e6, "MB/s", 1), (0.0, "kB/s", 1)),
     "bytes": ((2**30, "GiB", 2), (2**20, "MiB", 2), (2**10, "KiB", 2)),
 }
 """The larger units of a unit, each from this size on, and the digits after the point."""

@@ -154,6 +154,7 @@ def test_a_trace_as_timing_report_is_refused_with_the_right_command(
 
     assert done.returncode == 2
     assert f"{name} is a trace, not a timing report: use `stagespan analyze {name}`" in done.stderr
+    assert "with --against to compare it with another one" in done.stderr
 
 
 def test_a_folder_can_be_given_for_the_only_report_in_it(folder: Path) -> None:

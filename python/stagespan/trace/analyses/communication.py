@@ -398,7 +398,7 @@ class Communication(StructResult, frozen=True):
         per_call = in_words(worst.per_call_ns, "ns")
         rate, more = "", dict[str, float]()
         if part != WAITING and worst.bus_gb_per_s is not None:
-            rate = f" ({worst.bus_gb_per_s:.1f} GB/s of the bus)"
+            rate = f" ({in_words(worst.bus_gb_per_s * 1e9, 'bytes/s')} of the bus)"
         if part == PER_CALL:
             more["per_call_ns"] = worst.per_call_ns
         if part == WAITING:

@@ -221,15 +221,15 @@ def slow_in_memory(shapes: Sequence[ShapeRate], work_ns: int, vendor: str | None
     if percent < _DOMINANT_PERCENT or reached >= USED_WELL:
         return None
     rates = [
-        (each.tb_s or 0.0) * 1e3
+        each.tb_s * 1e12
         for each in mine
-        if share(each.time_ns, time) >= _LEAST_SHAPE_PERCENT
+        if each.tb_s is not None and share(each.time_ns, time) >= _LEAST_SHAPE_PERCENT
     ]
     return Finding(
         of_size("medium", time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
-        f" {counted(sum(each.calls for each in mine), 'call')} of {name}, which mostly moves data,"
-        f" at {_range(rates or [0.0])} GB/s: {reached:.1f} % of the memory's peak."
+        f" {counted(sum(each.calls for each in mine), 'call')} of {name}, which mostly moves data"
+        f"{_bytes_per_s(rates)}: {reached:.1f} % of the memory's peak."
         f" {kernel_profiler(vendor)} shows what limits it.",
         (Evidence(f"{name} {mine[0].shape}", None, mine[0].time_ns, "ns"),),
         "rates.memory",
@@ -247,7 +247,7 @@ def dominant_on_host(shapes: Sequence[ShapeRate], work_ns: int) -> Finding | Non
     if first.tflop_s is not None:
         rates.append(in_words(first.tflop_s * 1e12, "FLOP/s"))
     if first.tb_s is not None:
-        rates.append(f"{first.tb_s * 1e3:.1f} GB/s")
+        rates.append(in_words(first.tb_s * 1e12, "bytes/s"))
     percent = share(first.time_ns, work_ns)
     reason = first.reason or thin_side(first.cost)
     because = f", because {reason}" if reason else ""
@@ -277,6 +277,16 @@ def _range(numbers: list[float], digits: int = 0) -> str:
     """Return `457 to 629`, or one number if both are the same when they are rounded."""
     least, most = f"{min(numbers):,.{digits}f}", f"{max(numbers):,.{digits}f}"
     return least if least == most else f"{least} to {most}"
+
+
+def _bytes_per_s(rates: list[float]) -> str:
+    """Return `, at 457 to 629 GB/s`, or nothing if no rate is known."""
+    if not rates:
+        return ""
+    if max(rates) >= 1e9:
+        return f", at {_range([each / 1e9 for each in rates])} GB/s"
+    least, most = (in_words(each, "bytes/s") for each in (min(rates), max(rates)))
+    return f", at {least}" if least == most else f", at {least} to {most}"
 
 
 def _joined(gains: Iterable[Gain | None]) -> Gain | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ _NO_TRACE = re.compile(r"^timing\w*\.json$|_(?:breakdown|io_signature|compile_ti
 # `1718116821.77-TP-0-DP-1.trace.json.gz`: the place in the groups of each kind of parallelism, from
 # the kind whose ranks are neighbours to the one whose ranks are farthest apart.
 _PLACE = re.compile(r"(?:^|[^a-z])(tp|cp|ep|dp|pp)[-_. =]?(\d{1,6})(?![0-9a-z])", re.IGNORECASE)
+# `node1_rank3.json`, where the ranks of each node begin at 0.
+_NODE = re.compile(r"(?:^|[^a-z])(?:node|host|machine)[-_. =]?(\d{1,6})(?![0-9a-z])", re.IGNORECASE)
 _PARALLELISM = ("tp", "cp", "ep", "dp", "pp")
 # Larger numbers are times or process ids.
 MOST_RANKS = 1_000_000
@@ -51,6 +53,11 @@ def traces_in(folder: str | os.PathLike[str]) -> list[Path]:
             folders[:] = [each for each in folders if not is_ascend_folder(Path(below) / each)]
             if Path(below) != folder:
                 found += _directly_in(Path(below))
+    if not found and (folder.name.startswith("PROF_") or any(folder.glob("PROF_*"))):
+        raise TraceError(
+            f"{folder} contains only raw data of an Ascend profiler: parse it with"
+            " torch_npu.profiler.profiler.analyse(path), or with msprof, first."
+        )
     if not found:
         raise TraceError(
             f"{folder} contains no traces: pass a folder with .json or .json.gz files of the"
@@ -155,6 +162,23 @@ def ranks_by_place(paths: Sequence[Path]) -> tuple[dict[Path, int], list[str]]:
         for path, place in places.items()
     }
     return ranks, used
+
+
+def ranks_by_node(ranks: Mapping[Path, int]) -> dict[Path, int]:
+    """Return the ranks of files whose names contain a node, if the ranks of each node begin again.
+
+    ``ranks`` are the numbers in their names. The ranks of a node are neighbours. The result is
+    empty if a name has no node, if no number occurs in two nodes, or if two files have the same
+    node and number.
+    """
+    found = {path: _NODE.search(path.name) or _NODE.search(path.parent.name) for path in ranks}
+    nodes = {path: int(node[1]) for path, node in found.items() if node is not None}
+    places = {(node, ranks[path]) for path, node in nodes.items()}
+    if len(places) < len(ranks) or len(set(ranks.values())) == len(ranks):
+        return {}
+    index = {node: at for at, node in enumerate(sorted(set(nodes.values())))}
+    size = 1 + max(ranks.values())
+    return {path: index[node] * size + ranks[path] for path, node in nodes.items()}
 
 
 # --- The size of the job ---

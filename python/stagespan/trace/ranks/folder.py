@@ -12,7 +12,7 @@ import numpy as np
 
 from stagespan.errors import TraceError
 from stagespan.text.amounts import MOST_LISTED, counted, listed
-from stagespan.trace.ranks.find import ranks_by_place
+from stagespan.trace.ranks.find import ranks_by_node, ranks_by_place
 from stagespan.trace.ranks.match import UNKNOWN_CLOCK, Clocks, Matched, align, match
 from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.ranks.summary import RankSummary, UnreadableFile
@@ -85,23 +85,34 @@ def ranks_of(
 
 
 def _with_places(readable: list[RankSummary]) -> tuple[list[RankSummary], list[str]]:
-    """Number the ranks by their places in groups if no trace contains its rank.
+    """Number the ranks by their nodes, or by their places in groups if no trace has its rank.
 
-    Returns the traces, and a remark if several kinds of parallelism number the ranks.
+    Returns the traces, and a remark if several parts of the names number the ranks.
     """
-    if any(each.rank is not None for each in readable):
-        return readable, []
+    numbers = {Path(each.path): each.rank for each in readable if each.rank is not None}
+    if numbers:
+        are_names = len(numbers) == len(readable) and all(
+            each.rank_from == "name" for each in readable
+        )
+        ranks = ranks_by_node(numbers) if are_names else {}
+        remark = "The names of the files number the ranks: those of a node are neighbours."
+        return _with_ranks(readable, ranks), [remark] if ranks else []
     ranks, kinds = ranks_by_place([Path(each.path) for each in readable])
-    known = [
+    known = _with_ranks(readable, ranks)
+    if len(kinds) < 2:
+        return known, []
+    order = ", then ".join(kind.upper() for kind in kinds)
+    return known, [f"The names of the files number the ranks: neighbours differ in {order}."]
+
+
+def _with_ranks(readable: list[RankSummary], ranks: dict[Path, int]) -> list[RankSummary]:
+    """Give the traces those ranks that are known by their names."""
+    return [
         replace(each, rank=ranks[Path(each.path)], rank_from="name")
         if Path(each.path) in ranks
         else each
         for each in readable
     ]
-    if len(kinds) < 2:
-        return known, []
-    order = ", then ".join(kind.upper() for kind in kinds)
-    return known, [f"The names of the files number the ranks: neighbours differ in {order}."]
 
 
 def _world_of_groups(summaries: list[RankSummary]) -> tuple[int | None, str | None]:

@@ -114,6 +114,54 @@ def test_names_with_places_in_groups(names: list[str], ranks: list[int], tmp_pat
     assert [by_name[name] for name in names] == ranks
 
 
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (["node0_rank0", "node0_rank1", "node1_rank0", "node1_rank1"], [0, 1, 2, 3]),
+        (["host-7/rank1", "host-7/rank0", "host-12/rank0"], [1, 0, 2]),
+        # The ranks of all nodes are numbered.
+        (["node0_rank0", "node1_rank1"], [0, 1]),
+        (["node0_rank0", "node1_rank1", "node1_rank2"], [0, 1, 2]),
+    ],
+)
+def test_names_with_the_ranks_of_each_node(
+    names: list[str], ranks: list[int], tmp_path: Path
+) -> None:
+    # GIVEN files whose names have the number of a node, and that of a process
+    for number, name in enumerate(names):
+        path = tmp_path / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        write_rank(path.parent, number, CALLS, info=False, name=path.name)
+    # WHEN the ranks are analysed together
+    found = ranks_in(tmp_path)
+    # THEN those of one node are neighbours, and a sentence says that the names number them
+    by_name = {
+        Path(each.path).relative_to(tmp_path).as_posix().removesuffix(".json"): each.rank
+        for each in found.summaries
+    }
+    assert [by_name[name] for name in names] == ranks
+    assert not found.duplicated
+    is_told = any("those of a node are neighbours" in remark for remark in found.remarks)
+    assert is_told == (len({name[-1] for name in names}) < len(names))
+
+
+def test_one_file_of_a_node_twice_is_a_duplicate(tmp_path: Path) -> None:
+    for number, name in enumerate(["node0_rank0", "node0_rank0.again", "node1_rank0"]):
+        write_rank(tmp_path, number, CALLS, info=False, name=f"{name}.json")
+    # WHEN two files have the same node and number THEN no number is made up
+    with pytest.raises(TraceError, match="are not those of the ranks of one job"):
+        ranks_in(tmp_path)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_raw_data_of_an_ascend_profiler_is_named(inside: bool, tmp_path: Path) -> None:
+    raw = tmp_path / "PROF_000001_20260101120000000_ABC"
+    (raw / "device_0" / "data").mkdir(parents=True)
+    (raw / "device_0" / "data" / "aicore.data.0.slice_0").write_bytes(bytes(64))
+    with pytest.raises(TraceError, match="contains only raw data of an Ascend profiler: parse it"):
+        ranks_in(raw if inside else tmp_path)
+
+
 @pytest.mark.parametrize("host", ["r1t0{}", "gpu4b{}", "worker2node{}"])
 def test_a_number_that_letters_follow_is_not_a_rank(host: str, tmp_path: Path) -> None:
     # GIVEN files that are named after their hosts
