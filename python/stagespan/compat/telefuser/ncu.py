@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
 from typing import Any
 
-from stagespan.errors import TraceError
-from stagespan.trace.ncu.command import exporting
+from stagespan.trace.ncu.command import exported
 from stagespan.trace.ncu.reading import parse
 
 NCU_KEY_METRICS = [
@@ -17,9 +14,6 @@ NCU_KEY_METRICS = [
     "sm__warps_active.avg.pct_of_peak_sustained_active",
 ]
 _TIME, _COMPUTE, _MEMORY, _ = NCU_KEY_METRICS
-_TIMEOUT_S = 600
-_MEMORY_BOUND_PERCENT = 80
-_COMPUTE_BOUND_PERCENT = 60
 _ADVICE = {
     "memory_bound": "The kernels use most of the memory bandwidth: fuse kernels that run one after "
     "the other.",
@@ -35,43 +29,19 @@ def analyze_ncu_report(report_path: str) -> dict[str, Any]:
     ``stagespan ncu`` shows them for each kernel. Raises TraceError if ncu is missing or cannot read
     the file.
     """
-    try:
-        done = subprocess.run(
-            exporting(Path(report_path)),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise TraceError(
-            "ncu is not installed here: install Nsight Compute, or export the CSV elsewhere and"
-            " use `stagespan ncu --csv`."
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise TraceError(f"ncu did not read {report_path} within {_TIMEOUT_S} s.") from None
-    kernels = parse(done.stdout or done.stderr, report_path).kernels
-    metrics = {name: _mean(name, kernels) for name in NCU_KEY_METRICS}
-    compute, memory = metrics[_COMPUTE] or 0.0, metrics[_MEMORY] or 0.0
-    bound = "latency_bound"
-    if memory > _MEMORY_BOUND_PERCENT:
-        bound = "memory_bound"
-    elif compute > _COMPUTE_BOUND_PERCENT:
-        bound = "compute_bound"
+    launches = [kernel.metrics for kernel in parse(exported(report_path), report_path).kernels]
+    metrics = {}
+    for name in NCU_KEY_METRICS:
+        values = [(at[name], at.get(_TIME) or 1e-9) for at in launches if name in at]
+        if values:
+            weight = sum(time for _, time in values)
+            metrics[name] = sum(value * time for value, time in values) / weight
+    compute, memory = metrics.get(_COMPUTE, 0.0), metrics.get(_MEMORY, 0.0)
+    bound = "memory_bound" if memory > 80 else "compute_bound" if compute > 60 else "latency_bound"
     return {
-        "metrics": {name: value for name, value in metrics.items() if value is not None},
+        "metrics": metrics,
         "dram_throughput_pct": memory,
         "sm_throughput_pct": compute,
         "bottleneck": bound,
         "recommendation": _ADVICE[bound],
     }
-
-
-def _mean(metric: str, kernels: list[Any]) -> float | None:
-    known = [
-        (kernel.metrics[metric], kernel.metrics.get(_TIME) or 1e-9)
-        for kernel in kernels
-        if metric in kernel.metrics
-    ]
-    weight = sum(time for _, time in known)
-    return sum(value * time for value, time in known) / weight if known else None
