@@ -254,7 +254,8 @@ def of_pid(pid: int, *, spans: bool = True) -> list[Recording]:
     if process is not None:
         of_process = [one for one in found if one.is_of(process)]
         if of_process:
-            return of_process[-1:]
+            # Those before a call of `exec` may be kept.
+            return sorted(of_process, key=lambda one: one.begin_ns)[-1:]
     found = [one for one in found if one.pid == pid]
     here = [one for one in found if process is None or one.pid_namespace == process.pid_namespace]
     if pid == os.getpid():
