@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from stagespan.errors import StagespanError
 from stagespan.trace.ranks.collectives import most_collectives
@@ -18,7 +21,6 @@ Summary = RankSummary | UnreadableFile
 _SMALL_BYTES = 8 << 20
 # The longest time to wait for the scheduler of a cluster.
 _CONNECT_S = 30
-_RAY = "ray"
 
 
 def summarise_all(
@@ -42,23 +44,22 @@ def summarise_all(
 
     Raises StagespanError if the cluster cannot be used.
     """
-    found: list[Summary | None] = [None] * len(paths)
+    summaries: list[Summary | None] = [None] * len(paths)
     names = [str(path) for path in paths]
     where = None if folder is None else str(folder)
     most = most_collectives(len(names))
     for done, (at, summary) in enumerate(_results(names, jobs, where, cluster, most), 1):
-        found[at] = summary
+        summaries[at] = summary
         if progress is not None:
             progress(done, len(names))
-    return [each for each in found if each is not None]
+    return [summary for summary in summaries if summary is not None]
 
 
 def _results(
     paths: list[str], jobs: int | None, folder: str | None, cluster: str | None, most: int
 ) -> Iterator[tuple[int, Summary]]:
     if cluster is not None:
-        in_cluster = _in_ray if cluster.split("://", 1)[0] == _RAY else _in_dask
-        return in_cluster(cluster, paths, folder, most)
+        return _in_cluster(cluster, paths, folder, most)
     if len(paths) < 2 or jobs == 1 or (jobs == -1 and _size(paths) < _SMALL_BYTES):
         return _here(paths, folder, most)
     try:
@@ -110,67 +111,45 @@ def _in_processes(
                 )  # fmt: skip
 
 
-def _in_dask(
+def _in_cluster(
     address: str, paths: list[str], folder: str | None, most: int
 ) -> Iterator[tuple[int, Summary]]:
-    distributed = _module("distributed", "Dask", "dask[distributed]")
+    """Let the workers of a cluster summarise the traces."""
+    is_ray = address.split("://", 1)[0] == "ray"
+    package = "ray" if is_ray else "distributed"
+    client: Any = contextlib.nullcontext()
     try:
-        client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise _unreachable(address, error) from error
-    with client, client.as_current():
-        futures = {
-            client.submit(_summarised, path, folder, most, pure=False): at
-            for at, path in enumerate(paths)
-        }
-        for future in distributed.as_completed(list(futures)):
-            at = futures[future]
-            failure = future.exception()
-            yield at, future.result() if failure is None else _failed(paths[at], failure)
-            # The cluster need not keep the summary.
-            future.release()
-
-
-def _in_ray(
-    address: str, paths: list[str], folder: str | None, most: int
-) -> Iterator[tuple[int, Summary]]:
-    ray = _module(_RAY, "Ray", _RAY)
-    try:
-        ray.init(address="auto" if address == _RAY else address, ignore_reinit_error=True)
-    except (OSError, ValueError) as error:
-        raise _unreachable(address, error) from error
-    task = ray.remote(_summarised)
-    waiting = {task.remote(path, folder, most): at for at, path in enumerate(paths)}
-    while waiting:
-        ready, _ = ray.wait(list(waiting), num_returns=1)
-        at = waiting.pop(ready[0])
-        try:
-            summary = ray.get(ready[0])
-        except ray.exceptions.RayError as error:
-            summary = _failed(paths[at], error)
-        yield at, summary
-
-
-def _failed(path: str, error: BaseException) -> UnreadableFile:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return UnreadableFile(path, f"{path} was not read: its worker failed ({reason[:200]}).")
-
-
-def _unreachable(address: str, error: Exception) -> StagespanError:
-    return StagespanError(
-        f"The cluster at {address!r} cannot be used ({reason_of(error)[:200]}): check the"
-        " address of its scheduler, such as tcp://host:8786."
-    )
-
-
-def _module(name: str, what: str, package: str) -> Any:
-    try:
-        return import_module(name)
+        library: Any = import_module(package)
+        if is_ray:
+            library.init(address="auto" if address == "ray" else address, ignore_reinit_error=True)
+            submit = _ray_submit(library.remote(_summarised))
+        else:
+            client = library.Client(address, timeout=_CONNECT_S, set_as_default=False)
+            submit = partial(client.get_executor(pure=False).submit, _summarised)
     except ImportError as error:
         raise StagespanError(
-            f"A cluster of {what} needs the package {name!r}: install it with"
-            f" `pip install '{package}'`."
+            f"A cluster of this kind needs {package!r}: install it with `pip install {package!r}`."
         ) from error
+    except (OSError, ValueError) as error:
+        raise StagespanError(
+            f"The cluster at {address!r} cannot be used ({reason_of(error)[:200]}): check the"
+            " address of its scheduler, such as tcp://host:8786."
+        ) from error
+    with client:
+        places = {submit(path, folder, most): at for at, path in enumerate(paths)}
+        for future in as_completed(places):
+            # The cluster need not keep the summary.
+            at, failure = places.pop(future), future.exception()
+            if failure is None:
+                yield at, future.result()
+            else:
+                reason = " ".join(f"{type(failure).__name__}: {failure}".split())[:200]
+                text = f"{paths[at]} was not read: its worker failed ({reason})."
+                yield at, UnreadableFile(paths[at], text)
+
+
+def _ray_submit(task: Any) -> Callable[..., Future[Summary]]:
+    return lambda *arguments: cast("Future[Summary]", task.remote(*arguments).future())
 
 
 def _size(paths: Sequence[str | os.PathLike[str]]) -> int:
