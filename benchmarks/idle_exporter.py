@@ -23,7 +23,7 @@ from pathlib import Path
 from stagespan import _core
 from stagespan.export.node import Node
 from stagespan.export.traces import Rules
-from stagespan.text.tables import Column, plain_table
+from stagespan.pages.tables import Column, plain_table
 
 _PAUSE_S = 0.5
 _SETTLED = 4

@@ -32,7 +32,7 @@ import msgspec
 
 from stagespan.export import kept
 from stagespan.export.requests import Part, Resource, TimedSpan
-from stagespan.text.tables import Column, plain_table
+from stagespan.pages.tables import Column, plain_table
 
 _SLOWEST = 10
 _STAGES = (("parse", "render"), ("encode", "denoise", "decode", "save"))

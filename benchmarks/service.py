@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 from benchmarks import sink
 from stagespan import recording
-from stagespan.text.tables import Column, plain_table
+from stagespan.pages.tables import Column, plain_table
 
 ROOT = Path(__file__).parent.parent
 PATHS = (ROOT, ROOT / "tests", ROOT / "tests" / "integration")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagespan.text.escaping import one_line
+from stagespan.pages.escaping import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -6,7 +6,7 @@ import logging
 
 from stagespan import _core
 from stagespan.contexts.requests import shown_id
-from stagespan.text.escaping import one_line
+from stagespan.pages.escaping import one_line
 
 
 class RequestFilter(logging.Filter):

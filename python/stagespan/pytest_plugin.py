@@ -93,7 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--stage-repeats") < 0:
         raise pytest.UsageError("--stage-repeats is below 0: pass the number of new processes.")
     if config.getoption("--stage-noise-limit") is not None:
-        from stagespan.text.amounts import share
+        from stagespan.pages.amounts import share
 
         try:
             share(config.getoption("--stage-noise-limit"))
@@ -447,7 +447,7 @@ class StageBench:
 
     def _problem(self, key: str, times: Times, change: TimingChange) -> str | None:
         """Return a sentence about why a comparison fails the test, or None."""
-        from stagespan.text.amounts import percent, share
+        from stagespan.pages.amounts import percent, share
 
         if change.verdict == "slower":
             speed = "".join(f" {sentence}" for sentence in self._speed_differences(key, times))
@@ -472,7 +472,7 @@ class StageBench:
 
     @cached_property
     def _limits(self) -> dict[str, Any]:
-        from stagespan.text.amounts import milliseconds, share
+        from stagespan.pages.amounts import milliseconds, share
 
         mark = self._item.get_closest_marker("stage_limit")
         limits = dict(mark.kwargs) if mark is not None else {}

@@ -7,7 +7,7 @@ import os
 from typing import Any, Literal, NamedTuple
 
 from stagespan import _core
-from stagespan.text.escaping import escape_arguments
+from stagespan.pages.escaping import escape_arguments
 
 _LOGGER = logging.getLogger("stagespan")
 _LOGGER.addFilter(escape_arguments)  # once, for all modules that use this logger

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stagespan.errors import TraceError
+from stagespan.pages.markdown import markdown
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses.flame import Flame
 from stagespan.trace.analyses.layers import Layers
@@ -17,7 +18,6 @@ from stagespan.trace.analyses.memory import Memory
 from stagespan.trace.analyses.stages import Stages
 from stagespan.trace.analyses.steps import Steps
 from stagespan.trace.analysis import analyze
-from stagespan.trace.render.markdown import markdown
 
 _NAMES = (
     "ProfilerStep#1", "ProfilerStep#2", "step", "load", "aten::mm", "aten::empty", "kernel",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recorded_process import command_here, end, ready, start
 
-from stagespan.text.escaping import csv_cell
+from stagespan.pages.escaping import csv_cell
 
 NAMES = [
     "=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1", "a,b\n=1",

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import stagespan
 from stagespan import errors
 from stagespan.harness.standalone.fit import ReplayError
+from stagespan.pages.escaping import csv_cell
 from stagespan.process import files
 from stagespan.signature import SignatureFile
-from stagespan.text.escaping import csv_cell
 
 ERRORS = [
     kind

@@ -20,7 +20,7 @@ needs_sources = pytest.mark.skipif(
 
 # From low to high: a part of the package may import from its own line and the lines before it.
 PARTS = (
-    "errors text settings _core standalone without_core",
+    "errors pages settings _core standalone without_core",
     "process",
     "contexts",
     "device",
@@ -33,13 +33,14 @@ PARTS = (
 LEVEL = {part: level for level, parts in enumerate(PARTS) for part in parts.split()}
 # The same for the folders and modules of `trace`, from low to high.
 TRACE = (
-    "read kernel_names figures",
-    "result",
+    "read",
+    "evidence",
     "derived ncu",
     "rates",
     "analyses ascend",
+    "remarks timeline",
     "analysis ranks compare",
-    "render paths",
+    "json_schema paths",
 )
 TRACE_LEVEL = {part: level for level, parts in enumerate(TRACE) for part in parts.split()}
 # Modules that need torch; all others import it inside functions.

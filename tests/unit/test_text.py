@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stagespan.text import amounts
-from stagespan.text.escaping import escaped
-from stagespan.text.tables import Column, fitted_table, markdown_table, plain_table
+from stagespan.pages import amounts
+from stagespan.pages.escaping import escaped
+from stagespan.pages.tables import Column, fitted_table, markdown_table, plain_table
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
     if not asked:
         return
 
-    from stagespan.trace.render.json_schema import json_schema
+    from stagespan.trace.json_schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=1))
     context.exit()
@@ -169,11 +169,11 @@ def command(
         text = json.dumps(analysis.to_dict(), indent=1) + "\n"
         write_to(json_file, text)
     if markdown_file is not None:
-        from stagespan.trace.render.markdown import markdown
+        from stagespan.pages.markdown import markdown
 
         write_to(markdown_file, markdown(analysis))
     if html_file is not None:
-        from stagespan.trace.render.html import html_page
+        from stagespan.pages.html import html_page
 
         write_to(html_file, html_page(analysis))
     if flame_file is not None:
@@ -181,6 +181,6 @@ def command(
 
         write_to(flame_file, folded_of(analysis.results.get("flame")))
     if "-" not in (json_file, markdown_file, html_file, flame_file):
-        from stagespan.trace.render.terminal import print_page
+        from stagespan.pages.terminal import print_page
 
         print_page(analysis)

@@ -18,11 +18,11 @@ from stagespan.errors import HarnessError
 from stagespan.harness.config import HarnessConfig, HarnessResult
 from stagespan.harness.standalone.fit import ReplayError
 from stagespan.harness.standalone.loading import load, load_stage
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.console import set_width, trimmed
+from stagespan.pages.escaping import one_line
 from stagespan.signature.model import SignatureFile, StageSignature
 from stagespan.signature.target import class_of
-from stagespan.text.amounts import counted, in_words
-from stagespan.text.console import set_width, trimmed
-from stagespan.text.escaping import one_line
 
 _ROWS = 10
 _LONGEST_NAME = 60
@@ -241,7 +241,7 @@ def _print_answers(result: HarnessResult, console: Console) -> None:
 
 def _print_result(result: HarnessResult, console: Console) -> None:
     from stagespan.harness.standalone.figures import clock_change, idle, profiled_line, spread
-    from stagespan.trace.kernel_names import labels
+    from stagespan.pages.kernel_names import labels
 
     timing = result.timing_ms
     table = Table(

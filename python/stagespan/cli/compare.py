@@ -9,9 +9,9 @@ import click
 
 from stagespan.cli.output import write_to
 from stagespan.errors import ReportError
+from stagespan.pages.amounts import milliseconds, percent, quoted, share
 from stagespan.report import changes_pages
 from stagespan.report.changes import TimingComparison, Tolerance, compare_files
-from stagespan.text.amounts import milliseconds, percent, quoted, share
 
 _FILE = click.Path(path_type=Path)
 

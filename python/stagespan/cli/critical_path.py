@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stagespan.errors import StagespanError
+from stagespan.pages.result import Unavailable
 from stagespan.process.files import json_bytes, write_whole
 from stagespan.profiling.timeline import compressed_with_events, microseconds
 from stagespan.trace.analyses.critical_path import CriticalPath
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.derived.dependencies import KINDS
-from stagespan.trace.result import Unavailable
 
 
 def mark_critical_path(analysis: Analysis, target: Path) -> None:

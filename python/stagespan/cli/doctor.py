@@ -7,7 +7,7 @@ import click
 from stagespan.cli import examine
 from stagespan.cli.examine import Check
 from stagespan.cli.output import print_json
-from stagespan.text.tables import Column, print_table
+from stagespan.pages.tables import Column, print_table
 
 _STYLES = {"works": "green", "absent": "dim", "note": "yellow", "fails": "bold red"}
 

@@ -19,8 +19,8 @@ from stagespan import _core, is_available, settings, without_core
 from stagespan.device import platforms, times
 from stagespan.device.environment import version
 from stagespan.live import service
+from stagespan.pages.amounts import counted
 from stagespan.process import run
-from stagespan.text.amounts import counted
 
 State = Literal["works", "absent", "note", "fails"]
 """`absent`: not there, and not expected. `note`: works, with a remark. `fails`: should work here,

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from stagespan.errors import StagespanError
+from stagespan.pages.amounts import counted
 from stagespan.process.files import write_whole
 from stagespan.recording.into_trace import merge_spans
-from stagespan.text.amounts import counted
 
 
 @click.command("merge-spans")

@@ -14,12 +14,12 @@ import click
 from stagespan.cli.output import write_to
 from stagespan.errors import TraceError
 from stagespan.harness.bundle import replay_file_of
+from stagespan.pages.markdown import markdown_of
+from stagespan.pages.terminal import print_result
 from stagespan.process.files import module_name, safe_name
 from stagespan.trace.ncu.command import TopKernels, exported, exporting, measuring, read_breakdown
 from stagespan.trace.ncu.limits import report
 from stagespan.trace.ncu.reading import Reading, parse, read_ncu
-from stagespan.trace.render.markdown import markdown_of
-from stagespan.trace.render.terminal import print_result
 
 _FILE = click.Path(path_type=Path)
 

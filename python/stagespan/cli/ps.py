@@ -10,11 +10,11 @@ import click
 from stagespan.cli.numbers import FiniteRange
 from stagespan.cli.output import print_json
 from stagespan.cli.recover import print_job
+from stagespan.pages.amounts import duration
+from stagespan.pages.console import wrapped
+from stagespan.pages.escaping import one_line
+from stagespan.pages.tables import Column, print_table
 from stagespan.recording import Recording, finding, jobs, ranks, summary
-from stagespan.text.amounts import duration
-from stagespan.text.console import wrapped
-from stagespan.text.escaping import one_line
-from stagespan.text.tables import Column, print_table
 
 
 @click.command()

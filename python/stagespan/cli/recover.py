@@ -8,14 +8,14 @@ import click
 
 from stagespan.cli.output import print_json
 from stagespan.live.statistics import Stats
+from stagespan.pages.amounts import counted, duration
+from stagespan.pages.console import limit, wrapped
+from stagespan.pages.escaping import one_line
+from stagespan.pages.tables import Column, print_table
 from stagespan.recording import Recording, finding, jobs, ranks, summary
 from stagespan.recording.ranks import Rank
 from stagespan.recording.reading import RecordedOpenSpan
 from stagespan.recording.texts import clock, ending, open_requests, waiting
-from stagespan.text.amounts import counted, duration
-from stagespan.text.console import limit, wrapped
-from stagespan.text.escaping import one_line
-from stagespan.text.tables import Column, print_table
 
 
 @click.command()

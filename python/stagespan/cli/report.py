@@ -10,14 +10,14 @@ import click
 
 from stagespan.cli.output import write_to
 from stagespan.errors import StagespanError
+from stagespan.pages.console import wrapped
+from stagespan.pages.escaping import one_line
 from stagespan.recording import Recording, finding, html_page
 from stagespan.recording.texts import ending
 from stagespan.report.reader import read_timing_report, reports_in
 from stagespan.report.side_by_side import print_reports
 from stagespan.report.stages import stage_entries, top_level_ns
 from stagespan.report.tables import print_report
-from stagespan.text.console import wrapped
-from stagespan.text.escaping import one_line
 
 
 @click.command()

@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from stagespan.cli.output import print_json, write_to
+from stagespan.pages.amounts import amount, counted
+from stagespan.pages.console import wrapped
+from stagespan.pages.escaping import one_line
+from stagespan.pages.tables import Column, print_table
 from stagespan.recording import Recording, finding, jobs, request_summary
 from stagespan.recording.source import RequestSource
 from stagespan.recording.texts import clock
 from stagespan.recording.timelines import Timeline, timelines
-from stagespan.text.amounts import amount, counted
-from stagespan.text.console import wrapped
-from stagespan.text.escaping import one_line
-from stagespan.text.tables import Column, print_table
 
 _STATUSES = ("open", "ok", "error", "cancelled", "discarded", "abandoned")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagespan.text.amounts import counted
+from stagespan.pages.amounts import counted
 
 if TYPE_CHECKING:
     from stagespan.contexts.named import Wrapper

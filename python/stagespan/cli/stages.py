@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stagespan.pages.amounts import counted, listed
+from stagespan.pages.console import set_width, trimmed
+from stagespan.pages.escaping import one_line
 from stagespan.signature.kinds import contains_text
 from stagespan.signature.kinds.base import describe
 from stagespan.signature.model import SignatureFile, StageSignature
-from stagespan.text.amounts import counted, listed
-from stagespan.text.console import set_width, trimmed
-from stagespan.text.escaping import one_line
 
 _MOST_VARIANTS = 64
 """Of one stage; twice as many as stagespan writes, because a file can contain any number."""

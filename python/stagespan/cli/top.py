@@ -15,8 +15,8 @@ import click
 
 from stagespan.cli.numbers import FiniteRange
 from stagespan.errors import StagespanError
+from stagespan.pages.console import trimmed
 from stagespan.recording.live_page import Page
-from stagespan.text.console import trimmed
 
 _KEYS = "q quit   f freeze   s sort   / filter"
 

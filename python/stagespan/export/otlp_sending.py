@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from stagespan.errors import StagespanError
-from stagespan.text.escaping import one_line
+from stagespan.pages.escaping import one_line
 from stagespan.trace.read.remote import reason_of
 
 _LOGGER = logging.getLogger("stagespan")

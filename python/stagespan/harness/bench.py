@@ -52,6 +52,7 @@ from stagespan.harness.standalone.fit import ReplayError, bound_by
 from stagespan.harness.standalone.loaded import owner_of
 from stagespan.harness.standalone.steps import FunctionStep, function_of, with_method
 from stagespan.live.lines import log_info
+from stagespan.pages.escaping import one_line
 from stagespan.process import run
 from stagespan.process.files import module_name, safe_name
 from stagespan.process.tracers import active_tracers, untraced
@@ -59,7 +60,6 @@ from stagespan.profiling.controller import Window, profile_window
 from stagespan.signature.kinds import losses
 from stagespan.signature.model import SignatureFile, StageSignature, signature_file
 from stagespan.signature.target import method_name, mismatch
-from stagespan.text.escaping import one_line
 
 if TYPE_CHECKING:
     from stagespan.harness.standalone.figures import Run

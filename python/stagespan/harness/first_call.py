@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from stagespan.errors import HarnessError
 from stagespan.live.lines import log_info
+from stagespan.pages.escaping import one_line
 from stagespan.process.files import write_whole
-from stagespan.text.escaping import one_line
 
 if TYPE_CHECKING:
     from stagespan.harness.standalone.replay import Replay

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stagespan.pages.escaping import one_line
 from stagespan.process.files import is_from_newer_version, stage_path
 from stagespan.report.reader import number
 from stagespan.signature.model import StageSignature
-from stagespan.text.escaping import one_line
 
 _SUFFIX = "_io_signature"
 

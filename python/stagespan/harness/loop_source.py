@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import stagespan
 from stagespan.harness.standalone.steps import function_of
-from stagespan.text.escaping import one_line
+from stagespan.pages.escaping import one_line
 
 MOST_LINES = 60
 """The most lines of a loop that are shown."""

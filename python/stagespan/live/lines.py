@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from stagespan import _core
-from stagespan.text import escaping
+from stagespan.pages import escaping
 
 LOGGER = logging.getLogger("stagespan")
 one_line = escaping.one_line

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from stagespan import _core
 from stagespan.live.kinds import Kind, number_of
 from stagespan.live.quantiles import quantile, rank
+from stagespan.pages.amounts import amount
+from stagespan.pages.escaping import one_line
+from stagespan.pages.tables import Column, plain_table
 from stagespan.process import imports, run
-from stagespan.text.amounts import amount
-from stagespan.text.escaping import one_line
-from stagespan.text.tables import Column, plain_table
 
 _SECOND = 10**9
 _TITLES = (

@@ -9,10 +9,10 @@ from collections.abc import Collection
 
 from stagespan import _core
 from stagespan.live import service
+from stagespan.pages.amounts import quoted
 from stagespan.process import run
 from stagespan.process.files import safe_name
 from stagespan.profiling.names import not_in_contexts
-from stagespan.text.amounts import quoted
 
 _is_left_out = False
 

@@ -14,6 +14,7 @@ import numpy as np
 from stagespan import _core
 from stagespan.errors import StagespanError
 from stagespan.live.kinds import KINDS, RUNS
+from stagespan.pages.escaping import csv_cell
 from stagespan.process.files import json_bytes
 from stagespan.recording import summary
 from stagespan.recording.slices import (
@@ -27,7 +28,6 @@ from stagespan.recording.slices import (
     TimeLine,
     with_open,
 )
-from stagespan.text.escaping import csv_cell
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording, Segment

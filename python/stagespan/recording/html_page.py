@@ -6,10 +6,10 @@ import html
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from stagespan.pages.amounts import duration
+from stagespan.pages.escaping import one_line
 from stagespan.recording import dump, summary
 from stagespan.recording.texts import clock, ending
-from stagespan.text.amounts import duration
-from stagespan.text.escaping import one_line
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording

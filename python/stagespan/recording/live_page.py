@@ -17,12 +17,12 @@ from stagespan.errors import StagespanError
 from stagespan.live import statistics
 from stagespan.live.kinds import RUNS, Kind, number_of
 from stagespan.live.statistics import StageStats, Stats
+from stagespan.pages.amounts import duration
+from stagespan.pages.escaping import one_line
+from stagespan.pages.tables import Column, fitted_table
 from stagespan.recording import finding, ranks, summary
 from stagespan.recording.reading import Recording
 from stagespan.recording.texts import open_requests
-from stagespan.text.amounts import duration
-from stagespan.text.escaping import one_line
-from stagespan.text.tables import Column, fitted_table
 
 _ORDERS = ("share", "rate", "p99", "name")
 _KEPT_S = 10.0

@@ -10,9 +10,9 @@ import numpy as np
 
 from stagespan.errors import StagespanError
 from stagespan.live.kinds import RUNS, number_of
+from stagespan.pages.amounts import duration
 from stagespan.recording import jobs
 from stagespan.recording.summary import Position, finished_spans, positions, runs
-from stagespan.text.amounts import duration
 from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns, slower_stages
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Requests as an HTML page: their timelines over processes, stages, hand-offs, and what is missing.
 
-The page is that of traces (`stagespan.trace.render.html`), with other data.
+The page is that of traces (`stagespan.pages.html`), with other data.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from stagespan.pages import html
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.escaping import one_line
+from stagespan.pages.html.data import packed, written_finding, written_table
+from stagespan.pages.result import Evidence, Finding, Table
+from stagespan.pages.timeline import TimelineRow, drawn
 from stagespan.recording import request_summary
 from stagespan.recording.partition import Part, pieces
 from stagespan.recording.texts import clock
 from stagespan.recording.timelines import Stretch, Timeline
-from stagespan.text.amounts import counted, in_words
-from stagespan.text.escaping import one_line
-from stagespan.trace.render import html
-from stagespan.trace.render.html.data import packed, written_finding, written_table
-from stagespan.trace.render.html.timeline import TimelineRow, drawn
-from stagespan.trace.result import Evidence, Finding, Table
 
 _MOST_ROWS = 60
 """Rows of the timeline."""
@@ -38,6 +38,7 @@ _WORDS = {
     "axis": "time since the begin",
     "as_text": "stagespan requests",
     "heights": "",
+    "no_findings": "No findings: all requests are complete.",
 }
 
 
@@ -87,7 +88,6 @@ def _data(
         else None,
         "compared": False,
         "findings": [written_finding(one) for one in _findings(found, lost)],
-        "no_findings": "No findings: all requests are complete.",
         "window_ns": max(one.total_ns for one in found),
         "rows": [row["name"] for row in timeline["rows"]],
         "timeline": packed(timeline),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from stagespan.text.amounts import counted, duration
-from stagespan.text.escaping import one_line
+from stagespan.pages.amounts import counted, duration
+from stagespan.pages.escaping import one_line
 
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording, State

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import TraceError
+from stagespan.pages.figures import Count, Figures, Ns
+from stagespan.pages.result import Evidence, Finding, Result, Table
 from stagespan.report.reader import count_of, looks_like_report, number, read_timing_report
 from stagespan.report.side_by_side import stage_runs, whole_ns
 from stagespan.trace.analyses.host_verdict import verdict_on_stages
@@ -15,11 +17,9 @@ from stagespan.trace.analyses.stages import Stage, Stages
 from stagespan.trace.analyses.verdict import Verdict, verdict_of_host
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.ascend import find_ascend_folder
-from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.ranks.find import is_no_trace, traces_in
 from stagespan.trace.ranks.stages import StageRuns, stage_findings, stage_table
 from stagespan.trace.read.columns import without_events
-from stagespan.trace.result import Evidence, Finding, Result, Table
 
 _NS = 1e6
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from stagespan.device.environment import machine
 from stagespan.errors import ReportError
+from stagespan.pages.amounts import percent, quoted
 from stagespan.process.files import json_bytes, only_writer, write_whole
 from stagespan.report.changes import Tolerance, judge
 from stagespan.report.differences import have_same_speed_unit, machine_differences
 from stagespan.report.noise import Times
 from stagespan.report.timed import BASELINE, NoTimesError, Timed, read
-from stagespan.text.amounts import percent, quoted
 
 SCHEMA_VERSION = 1
 _DIGITS = 6

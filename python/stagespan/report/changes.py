@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from stagespan.errors import ReportError
+from stagespan.pages.amounts import percent, quoted, signed, signed_percent
 from stagespan.report.differences import (
     have_same_speed_unit,
     machine_differences,
@@ -29,7 +30,6 @@ from stagespan.report.noise import (
 )
 from stagespan.report.outcomes import failed_before, more_work, objections
 from stagespan.report.timed import Timed, read
-from stagespan.text.amounts import percent, quoted, signed, signed_percent
 
 SCHEMA_VERSION = 1
 Statistic = Literal["median", "fastest"]

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from stagespan.pages.amounts import signed, signed_percent
+from stagespan.pages.console import set_width, trimmed
+from stagespan.pages.escaping import code, escaped, one_line
+from stagespan.pages.tables import Column, fitted_table, markdown_table
 from stagespan.process.imports import importing
 from stagespan.report.changes import (
     WORDS,
@@ -14,10 +18,6 @@ from stagespan.report.changes import (
     compare,
 )
 from stagespan.report.timed import read
-from stagespan.text.amounts import signed, signed_percent
-from stagespan.text.console import set_width, trimmed
-from stagespan.text.escaping import code, escaped, one_line
-from stagespan.text.tables import Column, fitted_table, markdown_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stagespan.text.amounts import quoted
-from stagespan.text.escaping import one_line
+from stagespan.pages.amounts import quoted
+from stagespan.pages.escaping import one_line
 
 SPEED_CHANGE = 0.05
 """The relative change of the processor's speed between two measurements that is reported."""

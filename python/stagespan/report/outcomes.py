@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from stagespan.pages.amounts import amount, signed_percent
 from stagespan.report.noise import Z
 from stagespan.report.reader import count_of, number
-from stagespan.text.amounts import amount, signed_percent
 
 MOST_ERRORS = 0.05
 """The part of the runs from which failing more often than before counts even if it is chance."""

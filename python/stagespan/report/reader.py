@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from stagespan.errors import ReportError
+from stagespan.pages.amounts import listed
 from stagespan.process.files import SCHEMA_VERSION, is_from_newer_version, what_it_is
-from stagespan.text.amounts import listed
 
 
 def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:

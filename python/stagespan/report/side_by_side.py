@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stagespan.pages.amounts import duration
+from stagespan.pages.console import limit, trimmed, wrapped
+from stagespan.pages.escaping import one_line
+from stagespan.pages.tables import Column, fitted_table
 from stagespan.process.imports import importing
 from stagespan.report.reader import count_of, number, read_timing_report, reports_in
-from stagespan.text.amounts import duration
-from stagespan.text.console import limit, trimmed, wrapped
-from stagespan.text.escaping import one_line
-from stagespan.text.tables import Column, fitted_table
 from stagespan.trace.ranks.stages import MANY_RUNS, StageRuns, stage_findings
 
 _NS = 1e6

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stagespan.pages.amounts import counted
+from stagespan.pages.console import columns, trimmed
+from stagespan.pages.escaping import one_line
+from stagespan.pages.tables import Column, fitted_table
 from stagespan.process.imports import importing, load
 from stagespan.report import tree
 from stagespan.report.reader import number
-from stagespan.text.amounts import counted
-from stagespan.text.console import columns, trimmed
-from stagespan.text.escaping import one_line
-from stagespan.text.tables import Column, fitted_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,11 +17,11 @@ from stagespan.device import memory
 from stagespan.device.environment import environment
 from stagespan.errors import ReportError, SettingsError
 from stagespan.live import service
+from stagespan.pages.redaction import without_secrets
 from stagespan.process import files, forks, imports, run
 from stagespan.report.entries import RequestEntry, RequestStageEntry, TimingReport
 from stagespan.report.merged import Stages, merged
 from stagespan.report.stages import stage_entries, top_level_ns
-from stagespan.text.redaction import without_secrets
 
 SCHEMA_VERSION = 1
 _DEEPEST_METADATA = 8

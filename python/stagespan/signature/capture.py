@@ -13,11 +13,11 @@ from typing import Any
 
 from stagespan import settings
 from stagespan.harness.standalone.loaded import attribute_path
+from stagespan.pages.redaction import is_secret, names_secret
 from stagespan.signature.kinds import kind_for
 from stagespan.signature.kinds.base import Capture, float_node, integer_node, unreplayable
 from stagespan.signature.kinds.scalars import TEXT
 from stagespan.signature.storages import SharedStorages
-from stagespan.text.redaction import is_secret, names_secret
 
 MAX_DEPTH = 16
 MAX_NODES = 4096

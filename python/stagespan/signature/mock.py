@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness.standalone import loaded, values
+from stagespan.pages.escaping import one_line
 from stagespan.signature import dtypes
 from stagespan.signature.kinds import Kind, kind_of, tensors_of
 from stagespan.signature.kinds.tensors import SHARED, TENSOR
@@ -25,7 +26,6 @@ from stagespan.signature.model import (
 )
 from stagespan.signature.resources import check_device, check_memory
 from stagespan.signature.source import quoted
-from stagespan.text.escaping import one_line
 
 
 def make_inputs(

@@ -9,11 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Count, Figures, Ns
+from stagespan.pages.page import Page, Words
+from stagespan.pages.result import (
+    Finding,
+    Gain,
+    Result,
+    Unavailable,
+    by_severity,
+    together_ns,
+    without_repeats,
+    without_restatements,
+)
+from stagespan.pages.timeline import TimelineRow
 from stagespan.trace.analyses import (
     communication,
     compiled,
@@ -41,23 +55,14 @@ from stagespan.trace.ascend.folder import AscendFolder
 from stagespan.trace.derived.device import is_ascend
 from stagespan.trace.derived.doubt import with_doubt
 from stagespan.trace.derived.windows import base_window
-from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.evidence import window_of
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.intervals import covered
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.other_tools import unknown_categories
 from stagespan.trace.read.view import TraceView
-from stagespan.trace.result import (
-    Finding,
-    Gain,
-    Result,
-    Table,
-    Unavailable,
-    by_severity,
-    together_ns,
-    window_of,
-    without_repeats,
-    without_restatements,
-)
+from stagespan.trace.remarks import ignored, name_of
+from stagespan.trace.timeline import timeline
 
 SCHEMA_VERSION = 1
 Analyze = Callable[[Trace], Result | Unavailable]
@@ -191,7 +196,7 @@ def _won_together(gains: Sequence[tuple[str, Gain]]) -> int:
 
 
 @dataclass(frozen=True)
-class Analysis:
+class Analysis(Page):
     """The results of one trace."""
 
     trace: Trace
@@ -199,10 +204,56 @@ class Analysis:
     results: dict[str, Result | Unavailable]
     """The results by the name of the analysis, in the order of the report."""
 
-    @cached_property
-    def tables(self) -> dict[str, list[Table]]:
-        """The tables of each analysis, which all pages share."""
-        return {name: result.tables() for name, result in self.results.items()}
+    words = Words(
+        page="Trace analysis",
+        timeline="Timeline of steps, stages, device and host",
+        axis="time since the start of the trace",
+        as_text="stagespan analyze --markdown",
+        heights="The height of a bar is its busy share.",
+        no_findings="No findings: nothing in this trace needs attention.",
+    )
+
+    def name(self) -> str:
+        """Return the name of the file or folder."""
+        return name_of(Path(self.trace.path))
+
+    def summary(self) -> str:
+        """Return the number of entries and the length of the window."""
+        window, total = window_of(self.trace), self.trace.total
+        if not total and "ascend_files" in self.results:
+            return "the profiler's tables, without a trace"
+        length = "" if window is None else f", {in_words(window[1] - window[0], 'ns')} long"
+        return f"{total:,} {'entry' if total == 1 else 'entries'}{length}"
+
+    def caveat(self) -> str | None:
+        """Return why the figures of this trace are less than they seem."""
+        return self.trace.caveat
+
+    def notes(self) -> list[str]:
+        """Return sentences about entries that were not used, or not as they are in the file."""
+        return ignored(self.trace)
+
+    def missing(self) -> list[str]:
+        """Return a sentence about missing data and how to record it; [] if nothing is missing.
+
+        A recording of stagespan never contains more than spans.
+        """
+        other = self.trace.metadata.get("otherData")
+        if (isinstance(other, dict) and "stagespan" in other) or unknown_categories(self.trace):
+            return []
+        results = self.results.values()
+        needs = dict.fromkeys(each.needs for each in results if isinstance(each, Unavailable))
+        listed = [f"{need[0]} ({need[1]})" for need in needs if need is not None]
+        return [f"Not in this trace: {', '.join(listed)}."] if listed else []
+
+    def window_ns(self) -> int:
+        """Return the length of the trace."""
+        window = window_of(self.trace)
+        return 0 if window is None else window[1] - window[0]
+
+    def timeline(self) -> list[TimelineRow]:
+        """Return rows for steps, stages, the critical path, streams, idle time, and threads."""
+        return timeline(self.trace)
 
     def findings(self) -> list[Finding]:
         """The findings of all analyses, the most severe first, otherwise in the order of the

@@ -289,7 +289,7 @@ def test_a_disturbed_profiled_run_is_repeated_and_the_nearest_is_kept(
     assert sum(name.startswith("run of ") for name in trace.names) == 1
     assert trace.profiled_ratio == pytest.approx(ratio)
     # AND pages tell first if it is far from the median
-    from stagespan.trace.render.markdown import markdown
+    from stagespan.pages.markdown import markdown
 
     lines = markdown(analyze(trace)).splitlines()
     told = [at for at, line in enumerate(lines) if "its median time without the profiler" in line]

@@ -12,8 +12,8 @@ from synthetic_ascend import SyntheticAscend
 
 from stagespan.trace.analysis import ASCEND
 from stagespan.trace.ascend.report import RESULTS
+from stagespan.trace.json_schema import json_schema
 from stagespan.trace.paths import analyze_path
-from stagespan.trace.render.json_schema import json_schema
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from click_runner import cli_runner
 from stagespan.cli import command
-from stagespan.text.amounts import in_words
-from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.result import Finding, Result, Unavailable
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import Finding, Result, Unavailable
+from stagespan.trace.json_schema import json_schema
 
 R = TypeVar("R", bound=Result)
 # Figures that a sentence gives in other words, or only if they are relevant.

@@ -10,11 +10,11 @@ from typing import Any
 from commands import checked, fits
 from planted import HOST, Program
 
+from stagespan.pages.result import Finding
 from stagespan.trace import Trace
 from stagespan.trace.analyses import compiled
 from stagespan.trace.analyses.compiled import Compiled
-from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.result import Finding
+from stagespan.trace.json_schema import json_schema
 
 AUTOGRAD = 300
 GRAPH = "## Call CompiledFxGraph fabc ##"

@@ -10,7 +10,7 @@ from planted import Program
 from stagespan.trace import Trace
 from stagespan.trace.analyses import kernels
 from stagespan.trace.analyses.kernels import Kernels
-from stagespan.trace.render.json_schema import json_schema
+from stagespan.trace.json_schema import json_schema
 
 
 def kernels_of(trace: Trace) -> Kernels:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from device_programs import device_only
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace.analysis import analyze
-from stagespan.trace.result import Unavailable
 
 
 def test_an_unknown_analysis_is_refused(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of, schema_of
-from stagespan.trace.render.json_schema import figure_types, json_schema
-from stagespan.trace.result import Evidence, Finding, Table, Unavailable
+from stagespan.pages.figures import Count, Figures, Internal, Ns, one_of, schema_of
+from stagespan.pages.result import Evidence, Finding, Table, Unavailable
+from stagespan.trace.json_schema import figure_types, json_schema
 
 
 class Part(Figures, frozen=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stagespan.pages.escaping import escaped
 from stagespan.report.reader import number, read_timing_report
-from stagespan.text.escaping import escaped
 
 _THRESHOLD_PERCENT = 5.0
 

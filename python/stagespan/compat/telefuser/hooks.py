@@ -11,13 +11,13 @@ from stagespan.compat.telefuser import memory_snapshot, messages, registry, work
 from stagespan.contexts import context
 from stagespan.device import platforms, synchronize
 from stagespan.live import service
+from stagespan.pages.escaping import one_line
 from stagespan.process import run
 from stagespan.process.files import safe_name
 from stagespan.profiling import names
 from stagespan.profiling.profiled import ProfiledHook
 from stagespan.report import timing
 from stagespan.signature.recorder import SignatureHook
-from stagespan.text.escaping import one_line
 from stagespan.trace import Trace
 
 _KINDS = ("profiling", "debug")

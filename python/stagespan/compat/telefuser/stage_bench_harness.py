@@ -31,12 +31,12 @@ from stagespan.harness.output import (
 )
 from stagespan.harness.standalone.fit import ReplayError
 from stagespan.harness.standalone.loading import load_stage
+from stagespan.pages.escaping import one_line
 from stagespan.process import run
 from stagespan.process.files import safe_name
 from stagespan.signature import SignatureFile, StageSignature, make_inputs
 from stagespan.signature.model import signature_file
 from stagespan.signature.target import class_of
-from stagespan.text.escaping import one_line
 
 __all__ = ["HarnessConfig", "StageBenchHarness", "StageIOSignature", "TensorSignature", "main"]
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from stagespan.pages.escaping import one_line
 from stagespan.signature.kinds import callables, containers, objects, scalars, tensors
 from stagespan.signature.kinds.base import LOST, Kind, Node, kind_of, register
 from stagespan.signature.model import TYPE, is_tensor
-from stagespan.text.escaping import one_line
 
 KINDS = (
     *tensors.KINDS,

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from stagespan.errors import SignatureError
 from stagespan.harness.standalone.loaded import main_name
+from stagespan.pages.escaping import one_line
 from stagespan.process import imports
 from stagespan.signature.model import TYPE, UNREPLAYABLE, is_tensor
 from stagespan.signature.source import Group, Source, call, is_long, literal, numbers, quoted
-from stagespan.text.escaping import one_line
 
 Node = dict[str, Any]
 

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.pages.figures import Count, Figures, Internal, first
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.launch_sources import host_operators
-from stagespan.trace.figures import Count, Figures, Internal, first
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import TraceView

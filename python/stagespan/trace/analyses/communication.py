@@ -11,12 +11,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, CountedTime, Figures, Internal, Ns, first, one_of
+from stagespan.pages.result import (
+    Evidence,
+    Finding,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    of_size,
+    share,
+)
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.threads import named
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first, one_of
+from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.collectives import (
     algorithm_of,
     bus_bytes,
@@ -30,17 +41,6 @@ from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import (
-    Evidence,
-    Finding,
-    StructResult,
-    Table,
-    Thresholds,
-    Unavailable,
-    evidence,
-    of_size,
-    share,
-)
 
 WAITING, PER_CALL, VOLUME = "waiting", "per_call", "volume"
 PARTS = {

@@ -7,7 +7,20 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, CountedTime, Figures, Internal, Ns, first
+from stagespan.pages.result import (
+    Evidence,
+    Finding,
+    Gain,
+    Severity,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    of_size,
+    share,
+)
 from stagespan.trace.derived.compile_events import (
     CLASSES,
     COPIES,
@@ -38,23 +51,9 @@ from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.gains import gain_of_rows, gain_on_host
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
 from stagespan.trace.derived.missing import DAMAGED_TIMES
-from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, first
+from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
-    Evidence,
-    Finding,
-    Gain,
-    Severity,
-    StructResult,
-    Table,
-    Thresholds,
-    Unavailable,
-    evidence,
-    of_size,
-    share,
-    window_of,
-)
 
 _BREAK_SHARES = Thresholds(25.0, 5.0, 0.0)
 _COMPILE_SHARES = Thresholds(medium=10.0, low=2.0)

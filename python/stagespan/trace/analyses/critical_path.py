@@ -14,7 +14,9 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns, one_of
+from stagespan.pages.result import StructResult, Table, Unavailable, share, shortened
 from stagespan.trace.derived.dependencies import (
     CALL,
     HOST,
@@ -29,11 +31,9 @@ from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.threads import ThreadIndex
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.derived.windows import base_window, steps_of
-from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
 from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import StructResult, Table, Unavailable, share, shortened
 
 # The most events of the step that is described, and of the other steps together: the times of a
 # graph are computed point by point.

@@ -10,7 +10,19 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Internal, Ns
+from stagespan.pages.result import (
+    Evidence,
+    Finding,
+    Gain,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    of_size,
+    share,
+)
 from stagespan.trace.derived.device import (
     COMMUNICATION,
     COMPUTE,
@@ -33,22 +45,10 @@ from stagespan.trace.derived.device_time import (
 from stagespan.trace.derived.gains import gain_shared_by
 from stagespan.trace.derived.missing import needs_device
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.figures import Internal, Ns
+from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.collectives import exposed_calls
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, merged
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
-    Evidence,
-    Finding,
-    Gain,
-    StructResult,
-    Table,
-    Thresholds,
-    Unavailable,
-    evidence,
-    of_size,
-    share,
-)
 
 # Percent of the steps or the trace: less exposed communication or copies are not reported.
 _SHARES = Thresholds(25.0, 10.0, 5.0)

@@ -11,7 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.errors import TraceError
-from stagespan.text.escaping import one_line
+from stagespan.pages.escaping import one_line
+from stagespan.pages.figures import Count, Figures, Ns, one_of
+from stagespan.pages.result import (
+    LONGEST_NAME,
+    Chart,
+    Result,
+    Table,
+    Unavailable,
+    share,
+    shortened,
+)
 from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.missing import DAMAGED_TIMES
@@ -26,18 +36,8 @@ from stagespan.trace.derived.trees import (
     levels,
     sums,
 )
-from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, exclusive
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
-    LONGEST_NAME,
-    Chart,
-    Result,
-    Table,
-    Unavailable,
-    share,
-    shortened,
-)
 
 _MOST_IN_JSON = 1_500
 _DEEPEST = 250

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from stagespan.text.amounts import counted
+from stagespan.pages.amounts import counted
+from stagespan.pages.figures import Count, Figures, Ns, first
+from stagespan.pages.result import StructResult, Table, Unavailable, share
 from stagespan.trace.derived.captures import LEAST_PERCENT, captured_work
 from stagespan.trace.derived.device import device_work
-from stagespan.trace.figures import Count, Figures, Ns, first
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import operators_of
-from stagespan.trace.result import StructResult, Table, Unavailable, share
 
 _WRITTEN = 50
 _SHOWN = 15

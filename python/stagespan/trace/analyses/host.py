@@ -11,7 +11,19 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Count, Internal, Ns, one_of
+from stagespan.pages.result import (
+    Evidence,
+    Finding,
+    Gain,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    share,
+    shortened,
+)
 from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
 from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.gains import gain_shared_by
@@ -21,24 +33,11 @@ from stagespan.trace.derived.missing import DAMAGED_TIMES
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.threads import Axis, named
 from stagespan.trace.derived.windows import base_window
-from stagespan.trace.figures import Count, Internal, Ns, one_of
+from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.rates.collectives import exposed_calls, work_of
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import (
-    Evidence,
-    Finding,
-    Gain,
-    StructResult,
-    Table,
-    Thresholds,
-    Unavailable,
-    evidence,
-    share,
-    shortened,
-    window_of,
-)
 
 DATA_LOADING, OPERATORS, COMMUNICATING = "data_loading", "operators", "communication"
 LOADER_START, BETWEEN_STEPS, OTHER = "loader_start", "between_steps", "other"

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import share, shortened
 from stagespan.trace.analyses import host
 from stagespan.trace.analyses.kernel_rows import KernelRows, kernel_rows
 from stagespan.trace.derived.device import device_work
@@ -21,7 +22,6 @@ from stagespan.trace.derived.threads import named
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import exclusive
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import share, shortened
 
 COMPUTING = "computing"
 COMMUNICATION = "communication-bound"

@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import msgspec
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns
+from stagespan.pages.result import (
+    Block,
+    Chart,
+    Finding,
+    StructResult,
+    Table,
+    Unavailable,
+    share,
+)
 from stagespan.trace.analyses.idle_culprits import (
     Culprit,
     IdleGap,
@@ -28,17 +38,7 @@ from stagespan.trace.derived.gap_patterns import Pattern, StartUp, patterns, sta
 from stagespan.trace.derived.idle_causes import Cause
 from stagespan.trace.derived.missing import needs_device
 from stagespan.trace.derived.step_ranges import step_begins
-from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
-    Block,
-    Chart,
-    Finding,
-    StructResult,
-    Table,
-    Unavailable,
-    share,
-)
 
 _TOP = 20
 # The causes on the first screen, and the least percentage of idle time of one.

@@ -7,13 +7,13 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from stagespan.pages.figures import Count, Figures, Ns, one_of
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.call_site import CallSites, waiting_operators
 from stagespan.trace.derived.gaps import ISSUED, NAMES, Gaps, IdleParts
 from stagespan.trace.derived.idle_causes import Cause
-from stagespan.trace.figures import Count, Figures, Ns, one_of
+from stagespan.trace.evidence import window_of
 from stagespan.trace.read.intervals import Numbers
-from stagespan.trace.result import window_of
 
 _BLOCKING = (causes.SYNCHRONISATION, causes.MEMORY_ALLOCATION)
 _Issued = Annotated[str, one_of(each for each in ISSUED if each)]

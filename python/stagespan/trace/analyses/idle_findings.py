@@ -7,7 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import structs
 
-from stagespan.text.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.result import (
+    SEVERITIES,
+    Evidence,
+    Finding,
+    Gain,
+    Severity,
+    Thresholds,
+    of_size,
+    share,
+    shortened,
+)
 from stagespan.trace.analyses.idle_culprits import Culprit, describe, largest, longest_call
 from stagespan.trace.analyses.idle_time import (
     FINISHING,
@@ -25,19 +36,8 @@ from stagespan.trace.derived.device_time import device_rows
 from stagespan.trace.derived.gap_patterns import Pattern, StartUp
 from stagespan.trace.derived.gaps import NAMES, Gaps, IdleParts
 from stagespan.trace.derived.windows import BaseWindow
+from stagespan.trace.evidence import evidence
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
-    SEVERITIES,
-    Evidence,
-    Finding,
-    Gain,
-    Severity,
-    Thresholds,
-    evidence,
-    of_size,
-    share,
-    shortened,
-)
 
 # Percent of the base (the steps, or the trace): less idle time is not reported.
 _SHARES = Thresholds(25.0, 10.0, 3.0)

@@ -6,7 +6,8 @@ import re
 
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, of_size, share, shortened
 from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows
 from stagespan.trace.analyses.operators import operator_findings
 from stagespan.trace.derived.gains import gain_of_rows
@@ -22,19 +23,10 @@ from stagespan.trace.derived.kernel_kinds import (
     inductor_kind,
 )
 from stagespan.trace.derived.windows import base_window
+from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.peaks import device_peaks, kernel_profiler, vendor_of
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Mask, covered
-from stagespan.trace.result import (
-    Evidence,
-    Finding,
-    Gain,
-    Thresholds,
-    evidence,
-    of_size,
-    share,
-    shortened,
-)
 
 # Percent of the steps, or of the trace: if kernels take less, other time is to be saved first.
 _LEAST_PERCENT = 10.0

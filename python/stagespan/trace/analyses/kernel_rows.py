@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.pages.result import Unavailable, share, shortened
 from stagespan.trace.derived.captures import captured_work
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.kernel_kinds import (
@@ -36,7 +37,6 @@ from stagespan.trace.read.groups import RowGroup, grouped, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once, operators_of
-from stagespan.trace.result import Unavailable, share, shortened
 
 KIND_OF_CODE = list(KINDS)
 """The kinds of work; `KernelRows.kind` has indices into it."""

@@ -9,17 +9,17 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, CountedTime, Figures, Ns, one_of
+from stagespan.pages.result import Cell, Column, Finding, Result, Table, Unavailable, share
 from stagespan.trace.analyses.breakdown import TOP, Breakdown, breakdown
 from stagespan.trace.analyses.kernel_findings import kernel_findings
 from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows, kernel_rows
 from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.derived.windows import base_window
-from stagespan.trace.figures import Count, CountedTime, Figures, Ns, one_of
 from stagespan.trace.read.groups import RowGroup, grouped, pairs, prevailing
 from stagespan.trace.read.intervals import Mask, Numbers
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import Cell, Column, Finding, Result, Table, Unavailable, share
 
 _SHOWN = 15
 _KINDS_IN_LINE = 4

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stagespan.pages.figures import Count, Figures, Ns
+from stagespan.pages.result import StructResult, Table, Unavailable, share
 from stagespan.trace.derived.device import device_work, launch_of, shared_correlations
 from stagespan.trace.derived.gaps import graph_calls
-from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import StructResult, Table, Unavailable, share
 
 
 def analyze(trace: Trace) -> Launches | Unavailable:

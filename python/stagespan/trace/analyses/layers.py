@@ -10,7 +10,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns, Path, one_of
+from stagespan.pages.result import (
+    Column,
+    Evidence,
+    Finding,
+    Gain,
+    StructResult,
+    Table,
+    Unavailable,
+    largest,
+    share,
+    shortened,
+)
 from stagespan.trace.derived.captures import captured_work
 from stagespan.trace.derived.device import device_work, launch_of, streams
 from stagespan.trace.derived.idle_causes import MARKS
@@ -35,24 +48,11 @@ from stagespan.trace.derived.trees import (
     tree_of,
     with_those_below,
 )
-from stagespan.trace.figures import Count, Figures, Internal, Ns, Path, one_of
+from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import pairs
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import operators_of
-from stagespan.trace.result import (
-    Column,
-    Evidence,
-    Finding,
-    Gain,
-    StructResult,
-    Table,
-    Unavailable,
-    largest,
-    share,
-    shortened,
-    window_of,
-)
 
 _LEAST_TIMES = 4
 _LEAST_LENGTH = 3

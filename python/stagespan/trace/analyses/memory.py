@@ -10,18 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import counted, in_words
-from stagespan.trace.derived.call_site import call_sites
-from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.launch_sources import stage_calls, values_at
-from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
-from stagespan.trace.derived.threads import ThreadIndex, named, numbers_of, processes
-from stagespan.trace.derived.trees import Nesting
-from stagespan.trace.figures import Count, Figures, Internal, Ns, first
-from stagespan.trace.read.groups import pairs
-from stagespan.trace.read.intervals import Numbers, Rows
-from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns, first
+from stagespan.pages.result import (
     LONGEST_NAME,
     Chart,
     Column,
@@ -33,8 +24,17 @@ from stagespan.trace.result import (
     Unavailable,
     share,
     shortened,
-    window_of,
 )
+from stagespan.trace.derived.call_site import call_sites
+from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.launch_sources import stage_calls, values_at
+from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
+from stagespan.trace.derived.threads import ThreadIndex, named, numbers_of, processes
+from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.evidence import window_of
+from stagespan.trace.read.groups import pairs
+from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.model import Trace
 
 _EVENT = "[memory]"
 _MOST = 2.0**52

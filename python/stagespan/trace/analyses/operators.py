@@ -12,7 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words, listed
+from stagespan.pages.amounts import counted, in_words, listed
+from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, of_size, share, shortened
 from stagespan.trace.derived.gains import gain_of_rows
 from stagespan.trace.derived.gaps import QUIET_NS
 from stagespan.trace.derived.idle_causes import loads_data
@@ -22,21 +23,12 @@ from stagespan.trace.derived.missing import unrecorded_device
 from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting
 from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.calls import call_of
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import (
-    Evidence,
-    Finding,
-    Gain,
-    Thresholds,
-    evidence,
-    of_size,
-    share,
-    shortened,
-)
 
 # Percent of the steps, or of the trace.
 _SHARES = Thresholds(25.0, 10.0, 5.0)

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import structs
 
-from stagespan.text.amounts import counted, in_words, listed
+from stagespan.pages.amounts import counted, in_words, listed
+from stagespan.pages.result import (
+    Evidence,
+    Finding,
+    Gain,
+    Spared,
+    Thresholds,
+    of_size,
+    share,
+)
 from stagespan.trace.derived.kernel_kinds import ATTENTION, CONVOLUTION, MATMUL, kind_of
 from stagespan.trace.rates.calls import Call
 from stagespan.trace.rates.limits import (
@@ -19,15 +28,6 @@ from stagespan.trace.rates.limits import (
 )
 from stagespan.trace.rates.peaks import kernel_profiler
 from stagespan.trace.rates.work import ShapeRate
-from stagespan.trace.result import (
-    Evidence,
-    Finding,
-    Gain,
-    Spared,
-    Thresholds,
-    of_size,
-    share,
-)
 
 # Percent of the device's work in products whose rows are not aligned.
 _UNALIGNED_SHARES = Thresholds(25.0, 10.0, 3.0)

@@ -12,7 +12,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns, one_of
+from stagespan.pages.result import Chart, Finding, Gain, StructResult, Table, Unavailable, share
 from stagespan.trace.analyses.kernel_rows import KIND_OF_CODE, KernelRows, kernel_rows
 from stagespan.trace.analyses.rate_findings import (
     Appends,
@@ -41,7 +43,7 @@ from stagespan.trace.derived.missing import (
 from stagespan.trace.derived.threads import ThreadIndex, named
 from stagespan.trace.derived.trees import Nesting, with_those_below
 from stagespan.trace.derived.windows import BaseWindow, base_window, steps_of
-from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns, one_of
+from stagespan.trace.evidence import evidence
 from stagespan.trace.rates.calls import Call, Cost, call_of, inputs_in_words
 from stagespan.trace.rates.costs import Unknown, cost_of, formula_of
 from stagespan.trace.rates.limits import (
@@ -62,16 +64,6 @@ from stagespan.trace.read.groups import grouped, pairs
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import (
-    Chart,
-    Finding,
-    Gain,
-    StructResult,
-    Table,
-    Unavailable,
-    evidence,
-    share,
-)
 
 _SHOWN = 15
 _WRITTEN = 50

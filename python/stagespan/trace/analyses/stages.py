@@ -9,7 +9,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns, Path
+from stagespan.pages.result import (
+    Column,
+    Evidence,
+    Finding,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    largest,
+    share,
+    shortened,
+)
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.gains import idle_gain
 from stagespan.trace.derived.launch_sources import launch_sources, stage_calls, stages_around
@@ -24,22 +37,9 @@ from stagespan.trace.derived.trees import (
     sums,
     with_those_below,
 )
-from stagespan.trace.figures import Count, Figures, Internal, Ns, Path
+from stagespan.trace.evidence import evidence
 from stagespan.trace.read.intervals import Cover, Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
-    Column,
-    Evidence,
-    Finding,
-    StructResult,
-    Table,
-    Thresholds,
-    Unavailable,
-    evidence,
-    largest,
-    share,
-    shortened,
-)
 
 _DIGITS = re.compile(r"\d+")
 # If there are more different names, they contain numbers of requests or steps.

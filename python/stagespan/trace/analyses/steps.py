@@ -9,7 +9,22 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns, first, one_of
+from stagespan.pages.result import (
+    LONGEST_NAME,
+    Chart,
+    Evidence,
+    Finding,
+    Gain,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    of_size,
+    share,
+    shortened,
+)
 from stagespan.trace.derived.device import (
     launch_of,
     launches,
@@ -30,26 +45,10 @@ from stagespan.trace.derived.step_times import (
 )
 from stagespan.trace.derived.threads import TimeIndex, named
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns, first, one_of
+from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import (
-    LONGEST_NAME,
-    Chart,
-    Evidence,
-    Finding,
-    Gain,
-    StructResult,
-    Table,
-    Thresholds,
-    Unavailable,
-    evidence,
-    of_size,
-    share,
-    shortened,
-    window_of,
-)
 
 _GAPS_SHOWN = 5
 _GAP_SHARES = Thresholds(50.0, 25.0)

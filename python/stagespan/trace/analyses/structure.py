@@ -7,18 +7,18 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns
+from stagespan.pages.result import StructResult, Table, Unavailable, share, shortened
 from stagespan.trace.analyses.layers import class_of_module
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.idle_causes import GRAPH_LAUNCHES
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
 from stagespan.trace.derived.threads import names_with, threads
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import StructResult, Table, Unavailable, share, shortened
 
 # Percent of the steps' device work, or of their time without a device: less is not listed.
 _LEAST = 10.0

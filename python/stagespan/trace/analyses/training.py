@@ -7,30 +7,30 @@ import re
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words
-from stagespan.trace.derived.device import device_work
-from stagespan.trace.derived.gains import gain_of_rows, gain_shared_by
-from stagespan.trace.derived.launch_sources import host_operators, launch_sources, values_at
-from stagespan.trace.derived.threads import ThreadIndex, named
-from stagespan.trace.derived.trees import Nesting
-from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.figures import Count, Figures, Internal, Ns
-from stagespan.trace.rates.collectives import number_of
-from stagespan.trace.read.groups import by_group
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
-from stagespan.trace.read.model import Trace
-from stagespan.trace.read.view import once
-from stagespan.trace.result import (
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns
+from stagespan.pages.result import (
     Evidence,
     Finding,
     StructResult,
     Table,
     Thresholds,
     Unavailable,
-    evidence,
     of_size,
     share,
 )
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.gains import gain_of_rows, gain_shared_by
+from stagespan.trace.derived.launch_sources import host_operators, launch_sources, values_at
+from stagespan.trace.derived.threads import ThreadIndex, named
+from stagespan.trace.derived.trees import Nesting
+from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.evidence import evidence
+from stagespan.trace.rates.collectives import number_of
+from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 
 # Percent of the steps, or of the trace.
 _SHARES = Thresholds(25.0, 10.0, 3.0)

@@ -7,7 +7,19 @@ from typing import Annotated
 import numpy as np
 from msgspec import structs
 
-from stagespan.text.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Internal, Ns, one_of
+from stagespan.pages.result import (
+    Bar,
+    BarPart,
+    Block,
+    Line,
+    StructResult,
+    Table,
+    Unavailable,
+    share,
+    shortened,
+)
 from stagespan.trace.analyses import host
 from stagespan.trace.analyses.host_verdict import (
     COMMUNICATION,
@@ -26,20 +38,8 @@ from stagespan.trace.derived.missing import not_of_torch, steps_without_operator
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import steps_without_work
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.figures import Internal, Ns, one_of
+from stagespan.trace.evidence import window_of
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
-    Bar,
-    BarPart,
-    Block,
-    Line,
-    StructResult,
-    Table,
-    Unavailable,
-    share,
-    shortened,
-    window_of,
-)
 
 LAUNCH_BOUND = "launch-bound"
 # The trace does not show whether arithmetic or memory is the limit: see `trace.ncu`.

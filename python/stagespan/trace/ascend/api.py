@@ -7,15 +7,9 @@ import re
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words
-from stagespan.trace.ascend.folder import API_STATISTIC, TRACE, disagreement
-from stagespan.trace.derived.gains import gain_on_host
-from stagespan.trace.derived.threads import ASCEND_HOST, in_processes
-from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns
-from stagespan.trace.read.csv_tables import CsvTable, count
-from stagespan.trace.read.groups import by_group
-from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns
+from stagespan.pages.result import (
     Evidence,
     Finding,
     StructResult,
@@ -23,8 +17,14 @@ from stagespan.trace.result import (
     Thresholds,
     Unavailable,
     share,
-    window_of,
 )
+from stagespan.trace.ascend.folder import API_STATISTIC, TRACE, disagreement
+from stagespan.trace.derived.gains import gain_on_host
+from stagespan.trace.derived.threads import ASCEND_HOST, in_processes
+from stagespan.trace.evidence import window_of
+from stagespan.trace.read.csv_tables import CsvTable, count
+from stagespan.trace.read.groups import by_group
+from stagespan.trace.read.model import Trace
 
 _COMPILES = re.compile(r"^aclopCompile")
 _SYNCHRONISES = re.compile(r"^aclrtSynchronize")

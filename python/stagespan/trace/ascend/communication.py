@@ -9,14 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words
-from stagespan.trace.ascend.folder import COMMUNICATION_JSON, MATRIX_JSON, disagreement
-from stagespan.trace.derived.device import COMMUNICATION, device_work
-from stagespan.trace.derived.gains import idle_gain
-from stagespan.trace.figures import Count, Figures, Internal, Ns
-from stagespan.trace.read.csv_tables import scaled
-from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns
+from stagespan.pages.result import (
     Evidence,
     Finding,
     Severity,
@@ -26,6 +21,11 @@ from stagespan.trace.result import (
     Unavailable,
     share,
 )
+from stagespan.trace.ascend.folder import COMMUNICATION_JSON, MATRIX_JSON, disagreement
+from stagespan.trace.derived.device import COMMUNICATION, device_work
+from stagespan.trace.derived.gains import idle_gain
+from stagespan.trace.read.csv_tables import scaled
+from stagespan.trace.read.model import Trace
 
 _TOTAL = "Total Op Info"
 _TIMES = {

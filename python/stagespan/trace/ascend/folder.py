@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from stagespan.errors import TraceError
+from stagespan.pages.result import Evidence, Finding, Severity
 from stagespan.trace.read.csv_tables import CsvTable, bytes_of, read_table
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import Evidence, Finding, Severity
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 TRACE = "trace_view.json"

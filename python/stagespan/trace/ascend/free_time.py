@@ -13,15 +13,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import in_words
-from stagespan.trace.ascend.device import launched, on_device
-from stagespan.trace.derived.device import COPY, device_work
-from stagespan.trace.derived.gains import idle_gain
-from stagespan.trace.derived.task_queue import tasks_at
-from stagespan.trace.figures import Count, Figures, Ns, one_of
-from stagespan.trace.read.intervals import Mask, Numbers, covered, merged
-from stagespan.trace.read.model import MISSING, Trace
-from stagespan.trace.result import (
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Count, Figures, Ns, one_of
+from stagespan.pages.result import (
     Evidence,
     Finding,
     StructResult,
@@ -30,6 +24,12 @@ from stagespan.trace.result import (
     Unavailable,
     share,
 )
+from stagespan.trace.ascend.device import launched, on_device
+from stagespan.trace.derived.device import COPY, device_work
+from stagespan.trace.derived.gains import idle_gain
+from stagespan.trace.derived.task_queue import tasks_at
+from stagespan.trace.read.intervals import Mask, Numbers, covered, merged
+from stagespan.trace.read.model import MISSING, Trace
 
 _FRAMEWORK, _IN_QUEUE, _LAUNCHING, _LAUNCHED = "framework", "task_queue", "launching", "launched"
 _COPYING, _UNKNOWN = "copying", "unknown"

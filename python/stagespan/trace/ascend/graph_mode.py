@@ -12,16 +12,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import counted, in_words
-from stagespan.trace.ascend.device import launched
-from stagespan.trace.derived.device import COPY, device_work
-from stagespan.trace.derived.gains import idle_gain
-from stagespan.trace.derived.threads import named, names_with
-from stagespan.trace.figures import Count, Figures, Internal, Ns
-from stagespan.trace.read.groups import by_group, pairs
-from stagespan.trace.read.intervals import Cover, SortedIntervals
-from stagespan.trace.read.model import MISSING, Trace
-from stagespan.trace.result import (
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns
+from stagespan.pages.result import (
     Evidence,
     Finding,
     Result,
@@ -30,8 +23,15 @@ from stagespan.trace.result import (
     Unavailable,
     share,
     shortened,
-    window_of,
 )
+from stagespan.trace.ascend.device import launched
+from stagespan.trace.derived.device import COPY, device_work
+from stagespan.trace.derived.gains import idle_gain
+from stagespan.trace.derived.threads import named, names_with
+from stagespan.trace.evidence import window_of
+from stagespan.trace.read.groups import by_group, pairs
+from stagespan.trace.read.intervals import Cover, SortedIntervals
+from stagespan.trace.read.model import MISSING, Trace
 
 # TorchAir's sources write a space, its documents an underscore. Cached graphs have another name.
 _COMPILER = re.compile(r"^(?:npu_fx_compiler|cache_compiler)[ _]inference$")

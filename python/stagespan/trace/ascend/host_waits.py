@@ -5,17 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words
-from stagespan.trace.derived.call_site import call_sites, waiting_operators
-from stagespan.trace.derived.device import device_work, launches
-from stagespan.trace.derived.gains import idle_gain
-from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
-from stagespan.trace.derived.threads import ThreadIndex, named
-from stagespan.trace.figures import Count, Figures, Internal, Ns
-from stagespan.trace.read.groups import grouped
-from stagespan.trace.read.intervals import Cover, Mask, Numbers, covered
-from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns
+from stagespan.pages.result import (
     Evidence,
     Finding,
     Severity,
@@ -23,11 +15,18 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
-    evidence,
     share,
     shortened,
-    window_of,
 )
+from stagespan.trace.derived.call_site import call_sites, waiting_operators
+from stagespan.trace.derived.device import device_work, launches
+from stagespan.trace.derived.gains import idle_gain
+from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
+from stagespan.trace.derived.threads import ThreadIndex, named
+from stagespan.trace.evidence import evidence, window_of
+from stagespan.trace.read.groups import grouped
+from stagespan.trace.read.intervals import Cover, Mask, Numbers, covered
+from stagespan.trace.read.model import Trace
 
 # An operator that can wait counts as waiting from this duration on, even without a call.
 _LONG_NS = 1_000_000

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import msgspec
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Count, Figures, Ns, first
+from stagespan.pages.result import Evidence, Finding, StructResult, Table, Unavailable, share
 from stagespan.trace.ascend.folder import MEMORY_RECORD, OPERATOR_MEMORY
-from stagespan.trace.figures import Count, Figures, Ns, first
 from stagespan.trace.read.csv_tables import CsvTable
-from stagespan.trace.result import Evidence, Finding, StructResult, Table, Unavailable, share
 
 _TOP = 30
 # Memory that is unused at the peak is reported from these limits on.

@@ -14,7 +14,19 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Internal, MeanNs, Ns
+from stagespan.pages.result import (
+    Evidence,
+    Finding,
+    Gain,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    share,
+    shortened,
+)
 from stagespan.trace.ascend.device import on_device
 from stagespan.trace.ascend.folder import (
     KERNEL_DETAILS,
@@ -23,22 +35,10 @@ from stagespan.trace.ascend.folder import (
     disagreement,
 )
 from stagespan.trace.derived.device import device_work
-from stagespan.trace.figures import Count, Figures, Internal, MeanNs, Ns
+from stagespan.trace.evidence import evidence
 from stagespan.trace.read.csv_tables import CsvTable, count
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
-    Evidence,
-    Finding,
-    Gain,
-    StructResult,
-    Table,
-    Thresholds,
-    Unavailable,
-    evidence,
-    share,
-    shortened,
-)
 
 _AI_CPU = re.compile(r"AI_?CPU", re.IGNORECASE)
 _CONVERSIONS = {

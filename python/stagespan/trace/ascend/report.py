@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stagespan.pages.figures import Count
+from stagespan.pages.result import Result, StructResult, Table, Unavailable
 from stagespan.trace.ascend import steps
 from stagespan.trace.ascend.api import Calls, calls
 from stagespan.trace.ascend.communication import CollectiveStats, collectives
@@ -22,9 +24,7 @@ from stagespan.trace.ascend.operators import (
     ascend_host_operators,
     operators,
 )
-from stagespan.trace.figures import Count
 from stagespan.trace.read.columns import without_events
-from stagespan.trace.result import Result, StructResult, Table, Unavailable
 
 
 class Files(StructResult, frozen=True):

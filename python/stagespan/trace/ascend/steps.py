@@ -9,7 +9,21 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Figures, Internal, Ns, one_of
+from stagespan.pages.result import (
+    Block,
+    Evidence,
+    Finding,
+    Gain,
+    Line,
+    Severity,
+    StructResult,
+    Table,
+    Thresholds,
+    Unavailable,
+    share,
+)
 from stagespan.trace.ascend import waits as ascend_waits
 from stagespan.trace.ascend.communication import CollectiveStats
 from stagespan.trace.ascend.device import (
@@ -32,24 +46,10 @@ from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.flows import joined_flows
 from stagespan.trace.derived.gains import idle_gain
-from stagespan.trace.figures import Figures, Internal, Ns, one_of
 from stagespan.trace.read.csv_tables import CsvTable
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Intervals, Numbers
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import (
-    Block,
-    Evidence,
-    Finding,
-    Gain,
-    Line,
-    Severity,
-    StructResult,
-    Table,
-    Thresholds,
-    Unavailable,
-    share,
-)
 
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _ALL_TIME_NS = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)

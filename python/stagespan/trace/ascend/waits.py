@@ -9,16 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import counted, in_words
-from stagespan.trace.ascend.device import on_device
-from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
-from stagespan.trace.derived.gains import idle_gain
-from stagespan.trace.derived.threads import named
-from stagespan.trace.figures import Count, Figures, Ns
-from stagespan.trace.read.intervals import Mask, Numbers, covered, merged, minus
-from stagespan.trace.read.model import Trace
-from stagespan.trace.read.view import once
-from stagespan.trace.result import (
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Ns
+from stagespan.pages.result import (
     Evidence,
     Finding,
     StructResult,
@@ -28,6 +21,13 @@ from stagespan.trace.result import (
     share,
     shortened,
 )
+from stagespan.trace.ascend.device import on_device
+from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
+from stagespan.trace.derived.gains import idle_gain
+from stagespan.trace.derived.threads import named
+from stagespan.trace.read.intervals import Mask, Numbers, covered, merged, minus
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 
 EVENT, NOTIFY = "event", "notify"
 _EVENT = re.compile(r"^EVENT_WAIT")

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.pages.kernel_names import kernel_label
+from stagespan.pages.result import Unavailable, shortened
 from stagespan.trace.analyses.idle_culprits import group_by_culprit
 from stagespan.trace.analyses.idle_time import split_gaps
 from stagespan.trace.compare.comparison import (
@@ -26,11 +28,9 @@ from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work
 from stagespan.trace.derived.launch_sources import launch_sources, stage_marks
 from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
 from stagespan.trace.derived.windows import Windows, steps_of, whole
-from stagespan.trace.kernel_names import kernel_label
 from stagespan.trace.read.intervals import Cover, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import TraceView
-from stagespan.trace.result import Unavailable, shortened
 
 
 def renamed(before: Trace, after: Trace, old: Cells, new: Cells) -> dict[str, str]:

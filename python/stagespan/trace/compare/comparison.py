@@ -10,23 +10,10 @@ from typing import Literal, TypeVar
 
 from msgspec import structs
 
-from stagespan.text.amounts import counted, in_words
-from stagespan.trace.compare import cost_table as parts
-from stagespan.trace.compare.cost_table import DONE, Cells, CostCell
-from stagespan.trace.compare.reasons import (
-    COMMUNICATION,
-    KINDS_OF_REASONS,
-    Overlap,
-    Reason,
-    overlap,
-    reasons,
-)
-from stagespan.trace.derived.idle_causes import CAUSES, MEMORY_ALLOCATION, SYNCHRONISATION
-from stagespan.trace.derived.kernel_kinds import KINDS
-from stagespan.trace.derived.windows import Windows
-from stagespan.trace.figures import Count, Figures, Internal, Ns
-from stagespan.trace.kernel_names import kernel_label
-from stagespan.trace.result import (
+from stagespan.pages.amounts import counted, in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns
+from stagespan.pages.kernel_names import kernel_label
+from stagespan.pages.result import (
     LONGEST_NAME,
     Block,
     Changes,
@@ -43,6 +30,19 @@ from stagespan.trace.result import (
     share,
     shortened,
 )
+from stagespan.trace.compare import cost_table as parts
+from stagespan.trace.compare.cost_table import DONE, Cells, CostCell
+from stagespan.trace.compare.reasons import (
+    COMMUNICATION,
+    KINDS_OF_REASONS,
+    Overlap,
+    Reason,
+    overlap,
+    reasons,
+)
+from stagespan.trace.derived.idle_causes import CAUSES, MEMORY_ALLOCATION, SYNCHRONISATION
+from stagespan.trace.derived.kernel_kinds import KINDS
+from stagespan.trace.derived.windows import Windows
 
 TOP = 50
 MOST_DRAWN = 12

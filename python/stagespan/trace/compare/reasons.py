@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from stagespan.text.amounts import counted, in_words, listed
+from stagespan.pages.amounts import counted, in_words, listed
+from stagespan.pages.figures import Figures, Ns, one_of
+from stagespan.pages.result import shortened
 from stagespan.trace.compare.cost_table import COMMUNICATING, Cells, CostCell
-from stagespan.trace.figures import Figures, Ns, one_of
 from stagespan.trace.rates.calls import inputs_in_words
-from stagespan.trace.result import shortened
 
 SHAPES, LAUNCHES, RATE, OVERLAP = "shapes", "launches", "rate", "overlap"
 KINDS_OF_REASONS = {

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.pages.figures import Count, CountedTime, Figures, Internal, Ns, one_of
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
@@ -35,7 +36,6 @@ from stagespan.trace.derived.launch_sources import (
 )
 from stagespan.trace.derived.threads import ThreadIndex, named, processes
 from stagespan.trace.derived.trees import Nesting
-from stagespan.trace.figures import Count, CountedTime, Figures, Internal, Ns, one_of
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace

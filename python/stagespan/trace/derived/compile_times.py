@@ -8,6 +8,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from stagespan.pages.figures import Count, Figures, Internal, Ns, first, one_of
+from stagespan.pages.result import share
 from stagespan.trace.derived.compile_events import (
     COMPILING,
     MOST_IN_JSON,
@@ -17,11 +19,10 @@ from stagespan.trace.derived.compile_events import (
 )
 from stagespan.trace.derived.threads import named
 from stagespan.trace.derived.trees import Nesting
-from stagespan.trace.figures import Count, Figures, Internal, Ns, first, one_of
+from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import grouped
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import share, window_of
 
 _TIMED = re.compile(r" \(dynamo_timed\)$")
 # The first that is found decides.

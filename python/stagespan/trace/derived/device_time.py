@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.trace.derived.device import (
     COMMUNICATION,
     COMPUTE,
@@ -18,7 +19,6 @@ from stagespan.trace.derived.device import (
     streams,
     work_by_stream,
 )
-from stagespan.trace.figures import Count, Figures, Internal, Ns
 from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Rows, covered
 from stagespan.trace.read.model import MISSING, Trace

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 from msgspec import structs
 
+from stagespan.pages.result import SEVERITIES, Finding, share
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import steps_without_work
+from stagespan.trace.evidence import window_of
 from stagespan.trace.read.intervals import Cover
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import SEVERITIES, Finding, share, window_of
 
 # Percent of a finding's time: it rests on unknown work if at least this part is unknown.
 _LEAST_SHARE = 10.0

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.pages.result import Gain, Spared
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.windows import base_window
 from stagespan.trace.read.intervals import Rows, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import Gain, Spared
 
 
 def idle_gain(idle_ns: int, how: str = "the device does not wait there") -> Gain | None:

@@ -7,15 +7,16 @@ import re
 import msgspec
 import numpy as np
 
+from stagespan.pages.figures import Count, Figures, Internal, Ns
+from stagespan.pages.result import Evidence
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.call_site import CallSites
 from stagespan.trace.derived.gaps import AFTER, BEFORE, DURING, NAMES, UNKNOWN, Gaps, IdleParts
 from stagespan.trace.derived.idle_causes import Cause
 from stagespan.trace.derived.threads import names_with
-from stagespan.trace.figures import Count, Figures, Internal, Ns
+from stagespan.trace.evidence import evidence, window_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import Evidence, evidence, window_of
 
 # Causes whose reason is not in the trace. Only the positions of the gaps are known.
 UNEXPLAINED = (causes.NOT_TRACED, causes.UNSEEN_WAIT, causes.GRAPH)

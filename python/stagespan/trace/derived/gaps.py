@@ -27,11 +27,11 @@ from stagespan.trace.derived.threads import (
     quiet_stretches,
     threads,
 )
+from stagespan.trace.evidence import window_of
 from stagespan.trace.read.groups import pairs, parts
 from stagespan.trace.read.intervals import Cover, Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import window_of
 
 BEFORE, DURING, AFTER, UNKNOWN = 0, 1, 2, 3
 ISSUED = ("before", "during", "after", None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
+from stagespan.pages.figures import one_of
 from stagespan.trace.derived.kernel_kinds import COLLECTIVE
 from stagespan.trace.derived.threads import named
-from stagespan.trace.figures import one_of
 from stagespan.trace.read.intervals import Mask
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once

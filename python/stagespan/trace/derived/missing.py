@@ -6,7 +6,8 @@ import re
 
 import numpy as np
 
-from stagespan.text.amounts import quoted
+from stagespan.pages.amounts import quoted
+from stagespan.pages.result import Unavailable, shortened
 from stagespan.trace.derived.device import STARTS_WORK, device_work, launches
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
@@ -14,7 +15,6 @@ from stagespan.trace.derived.threads import named
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.other_tools import unknown_categories
 from stagespan.trace.read.view import once
-from stagespan.trace.result import Unavailable, shortened
 
 DAMAGED_TIMES = Unavailable(
     "The times in this trace are damaged: its timestamps span several years, so they are not"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import share
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import share
 
 # Percent: less of a time is not mentioned.
 _LEAST = 1.0

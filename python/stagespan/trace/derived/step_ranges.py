@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import counted
+from stagespan.pages.amounts import counted
+from stagespan.pages.result import shortened
 from stagespan.trace.derived.chains import passes_nothing_on
 from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, launches, streams
 from stagespan.trace.derived.idle_causes import MARKS
@@ -25,7 +26,6 @@ from stagespan.trace.read.groups import by_group
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import shortened
 
 # A node of a backward pass that sums gradients, for example, can be followed by one operator.
 _LEAST_FORWARD = 3

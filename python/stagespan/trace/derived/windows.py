@@ -8,15 +8,15 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.figures import Count, Figures, Internal, Ns, one_of
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import Earlier, earlier_work, step_extents
-from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
+from stagespan.trace.evidence import window_of
 from stagespan.trace.read.intervals import Numbers, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.view import once
-from stagespan.trace.result import window_of
 
 # Steps with less of the device's busy time are not representative of the program.
 _LEAST_SHARE = 0.5

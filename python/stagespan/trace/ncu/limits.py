@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import re
 
-from stagespan.trace.figures import Count, Figures
-from stagespan.trace.ncu.command import TopKernels, base_name, normal_form
-from stagespan.trace.ncu.reading import Reading
-from stagespan.trace.result import (
+from stagespan.pages.figures import Count, Figures
+from stagespan.pages.result import (
     Block,
     Evidence,
     Finding,
@@ -27,6 +25,8 @@ from stagespan.trace.result import (
     share,
     shortened,
 )
+from stagespan.trace.ncu.command import TopKernels, base_name, normal_form
+from stagespan.trace.ncu.reading import Reading
 
 _DURATION = "gpu__time_duration.sum"
 _COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stagespan.text.amounts import counted, in_words, listed
+from stagespan.pages.amounts import counted, in_words, listed
+from stagespan.pages.result import Evidence, Finding, Gain, Thresholds, by_severity, share
 from stagespan.trace.analyses.host_verdict import IN_STAGES, verdict_on_stages
 from stagespan.trace.ranks.job import (
     PARTS,
@@ -29,7 +30,6 @@ from stagespan.trace.ranks.waits import (
     name_of_collective,
 )
 from stagespan.trace.read.intervals import covered
-from stagespan.trace.result import Evidence, Finding, Gain, Thresholds, by_severity, share
 
 # In percent of the ranks' time between their first and last common collective.
 _WAITED = Thresholds(25.0, 10.0, 5.0)

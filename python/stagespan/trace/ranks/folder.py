@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from stagespan.errors import TraceError
-from stagespan.text.amounts import MOST_LISTED, counted, listed
+from stagespan.pages.amounts import MOST_LISTED, counted, listed
 from stagespan.trace.ranks.find import ranks_by_node, ranks_by_place
 from stagespan.trace.ranks.match import UNKNOWN_CLOCK, Clocks, Matched, align, match
 from stagespan.trace.ranks.report import Ranks

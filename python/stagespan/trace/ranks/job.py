@@ -11,13 +11,13 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
+from stagespan.pages.figures import Count, Figures, Internal
+from stagespan.pages.result import share
 from stagespan.trace.analyses.host_verdict import COMPUTING, OUTSIDE
-from stagespan.trace.figures import Count, Figures, Internal
 from stagespan.trace.ranks.match import Clocks, Matched, window_begin_ns
 from stagespan.trace.ranks.stages import StageRuns
 from stagespan.trace.ranks.summary import RankSummary, UnreadableFile
 from stagespan.trace.ranks.waits import NOBODY, CollectiveInstance, CollectiveWaits
-from stagespan.trace.result import share
 
 # A rank is late at a place in the step if it is last there this often, and for this percentage of
 # the time lost there.

@@ -7,8 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from stagespan.text.amounts import counted
-from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
+from stagespan.pages.amounts import counted
+from stagespan.pages.figures import Count, Figures, Internal, Ns, one_of
+from stagespan.pages.result import Block, Chart, Finding, Line, Table, Titled, share
 from stagespan.trace.ranks.findings import findings, headline, verdict
 from stagespan.trace.ranks.job import (
     PARTS,
@@ -21,7 +22,6 @@ from stagespan.trace.ranks.match import BY_COLLECTIVES, ONE_HOST, UNKNOWN_CLOCK
 from stagespan.trace.ranks.stages import stage_table
 from stagespan.trace.ranks.summary import UnreadableFile
 from stagespan.trace.ranks.waits import REASONS, CollectiveInstance, bus_speed, by_op
-from stagespan.trace.result import Block, Chart, Finding, Line, Table, Titled, share
 
 TOP = 50
 # On the first screen.

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stagespan.text.amounts import in_words
-from stagespan.trace.result import (
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import (
     Cell,
     Evidence,
     Finding,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stagespan.errors import TraceError
+from stagespan.pages.figures import Figures
 from stagespan.trace.analyses import verdict
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.ascend import (
@@ -26,7 +27,7 @@ from stagespan.trace.derived.device import COPY, device_work, is_ascend, launche
 from stagespan.trace.derived.device_time import DeviceTime, device_times, together
 from stagespan.trace.derived.launch_sources import stage_calls
 from stagespan.trace.derived.windows import steps_of
-from stagespan.trace.figures import Figures
+from stagespan.trace.evidence import window_of
 from stagespan.trace.ranks.collectives import (
     Collectives,
     collectives,
@@ -42,7 +43,6 @@ from stagespan.trace.read.intervals import Cover, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.read.reader import read_trace
 from stagespan.trace.read.view import TraceView
-from stagespan.trace.result import window_of
 
 # Steps with less of the rank's work are not representative of the rank.
 _LEAST_SHARE = 0.5

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.figures import Count, Figures, Internal, Ns
+from stagespan.pages.figures import Count, Figures, Internal, Ns
 from stagespan.trace.ranks.match import (
     AT_ONCE,
     NO_VALUE,

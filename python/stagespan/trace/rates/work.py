@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from stagespan.trace.figures import Count, Figures, Internal, Ns, one_of
+from stagespan.pages.figures import Count, Figures, Internal, Ns, one_of
+from stagespan.pages.result import Gain, share
 from stagespan.trace.rates.calls import Call, Cost
 from stagespan.trace.rates.limits import LIMITS
 from stagespan.trace.rates.peaks import Peaks
-from stagespan.trace.result import Gain, share
 
 
 class Rate(Figures, frozen=True):

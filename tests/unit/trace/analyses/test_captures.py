@@ -25,9 +25,9 @@ from stagespan.trace.analyses.layers import Layers
 from stagespan.trace.analyses.rates import Rates
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.captures import CapturedWork, captured_work
+from stagespan.trace.json_schema import json_schema
 from stagespan.trace.read.joining import joined
 from stagespan.trace.read.view import TraceView
-from stagespan.trace.render.json_schema import json_schema
 
 BF16 = "c10::BFloat16"
 MI300X = {"id": 0, "name": "AMD Instinct MI300X", "totalGlobalMem": 206141652992}

@@ -10,12 +10,12 @@ import pytest
 from commands import checked, fits
 from planted import Program
 
+from stagespan.pages.result import Finding, Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import communication
 from stagespan.trace.analyses.communication import PER_CALL, VOLUME, WAITING, Communication
+from stagespan.trace.json_schema import json_schema
 from stagespan.trace.rates.collectives import algorithm_of, bus_bytes
-from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.result import Finding, Unavailable
 
 US = 1_000
 KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -17,10 +17,10 @@ from compiled_programs import (
 )
 from planted import Program
 
+from stagespan.pages.result import Unavailable
+from stagespan.pages.terminal import one_liners
 from stagespan.trace.analyses import compiled
 from stagespan.trace.analysis import analyze
-from stagespan.trace.render.terminal import one_liners
-from stagespan.trace.result import Unavailable
 
 
 def test_a_function_compiled_in_one_piece_has_no_finding(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from compiled_programs import GRAPH, compiled_of, inductor_graph, of, region, run
 from planted import Program
 
+from stagespan.pages.result import Finding
 from stagespan.trace import read_trace
-from stagespan.trace.result import Finding
 
 
 def works(found: dict[str, Any]) -> dict[tuple[str, str], tuple[int, float | None]]:

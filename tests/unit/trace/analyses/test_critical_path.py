@@ -18,10 +18,10 @@ from real_traces import read_real
 
 from properties import examples
 from stagespan.cli import command
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace
 from stagespan.trace.analyses import critical_path
 from stagespan.trace.analyses.critical_path import CriticalPath
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 

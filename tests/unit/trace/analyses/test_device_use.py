@@ -10,7 +10,7 @@ import pytest
 from device_programs import US, device_only, devices_only, judged, use_of
 from planted import CALL, Program
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
 from stagespan.trace import read_trace
 from stagespan.trace.analyses import launches, verdict
 from stagespan.trace.analyses.launches import Launches

@@ -8,8 +8,8 @@ import pytest
 from commands import unstated
 from planted import Program
 
+from stagespan.pages.result import Finding
 from stagespan.trace.analysis import analyze
-from stagespan.trace.result import Finding
 
 US = 1_000
 

@@ -13,10 +13,10 @@ from real_traces import read_real
 
 from click_runner import cli_runner
 from stagespan.cli import command
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import flame
 from stagespan.trace.analyses.flame import Flame
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 PYTHON = "python_function"

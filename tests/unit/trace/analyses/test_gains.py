@@ -13,11 +13,11 @@ from kernel_programs import operator
 from planted import Program
 from real_traces import read_real
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import Finding, Gain, Spared, by_severity, together_ns
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.derived.windows import base_window
-from stagespan.trace.result import Finding, Gain, Spared, by_severity, together_ns
 
 TWO = {"Input type": ["c10::BFloat16", "c10::BFloat16"]}
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936, "numSms": 132}

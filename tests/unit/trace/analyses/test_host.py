@@ -9,10 +9,10 @@ import pytest
 from commands import checked
 from planted import Program
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import host, steps
 from stagespan.trace.analyses.host import Host
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 

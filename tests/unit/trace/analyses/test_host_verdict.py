@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from planted import Program
 
+from stagespan.pages.html.data import page_data
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import steps, verdict
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
-from stagespan.trace.render.html.data import page_data
-from stagespan.trace.render.markdown import missing
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 
@@ -134,7 +133,7 @@ def test_steps_whose_work_ran_elsewhere(with_stage: bool, tmp_path: Path) -> Non
     sentence = found.reason if isinstance(found, Unavailable) else found.sentence
     assert "steps contain no operators: the work ran in other threads or processes" in sentence
     assert isinstance(found, Verdict) == with_stage
-    (said,) = missing(analyze(trace))
+    (said,) = analyze(trace).missing()
     assert "operators (the work ran in other threads; see above)" in said
     assert "device" not in said
     # AND no step counts as one that never began
@@ -154,7 +153,7 @@ def test_a_device_is_only_to_be_recorded_if_there_is_one(
     path.write_text(
         json.dumps(content if devices is None else content | {"deviceProperties": devices})
     )
-    (said,) = missing(analyze(read_trace(path)))
+    (said,) = analyze(read_trace(path)).missing()
     assert ("record the device's activity" in said) == bool(devices)
 
 

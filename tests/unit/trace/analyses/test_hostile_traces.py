@@ -25,13 +25,13 @@ from hostile import (
 )
 
 import stagespan
+from stagespan.pages.markdown import markdown
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import stages
 from stagespan.trace.analyses.flame import Flame
 from stagespan.trace.analyses.stages import Stages
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.compare import compare
-from stagespan.trace.render.markdown import markdown
 
 PACKAGE = str(Path(stagespan.__file__).parent)
 SIZES = (1, 4, 16)

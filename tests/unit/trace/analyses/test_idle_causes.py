@@ -8,6 +8,7 @@ import pytest
 from commands import checked
 from planted import CALL, LATENCY, MAIN, Program
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, device_use
 from stagespan.trace.analyses import idle, verdict
 from stagespan.trace.analyses.idle import Idle
@@ -16,7 +17,6 @@ from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.gaps import gaps, waiting_calls
 from stagespan.trace.derived.step_ranges import step_ranges
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from real_traces import read_real
 from rich.console import Console
 
+from stagespan.pages.markdown import markdown
+from stagespan.pages.terminal import print_page
 from stagespan.trace import Trace, device_use, read_trace
 from stagespan.trace.analyses.idle import Idle
 from stagespan.trace.analyses.verdict import Verdict
@@ -22,8 +24,6 @@ from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.gaps import NAMES, gaps, split_idle
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.read.view import TraceView
-from stagespan.trace.render.markdown import markdown
-from stagespan.trace.render.terminal import print_page
 
 HOST = {
     "cpu_op": ["aten::item", "aten::mm", "enumerate(DataLoader)#x", "ProfilerStep#1", "aten::to"],

@@ -12,7 +12,8 @@ import pytest
 from commands import checked
 from planted import CALL, LATENCY, Program
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import Evidence, Finding, without_repeats
 from stagespan.trace import Trace, device_use, read_trace
 from stagespan.trace.analyses import idle
 from stagespan.trace.analyses.idle import Idle
@@ -21,7 +22,6 @@ from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.device import COMPUTE, COPY, NOT_DEVICE, device_work
-from stagespan.trace.result import Evidence, Finding, without_repeats
 
 US, MS = 1_000, 1_000_000
 

@@ -10,9 +10,9 @@ from commands import unstated
 from kernel_programs import kernels_of
 from planted import Program
 
+from stagespan.pages.result import Finding
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import kernels
-from stagespan.trace.result import Finding
 
 GEMMS = [f"sm90_xmma_gemm_bf16bf16_tile{number}" for number in range(10)]
 

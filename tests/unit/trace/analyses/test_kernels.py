@@ -10,12 +10,12 @@ import pytest
 from kernel_programs import json_of, kernels_of, operator
 from planted import HOST, Program
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import kernels
 from stagespan.trace.analyses.kernels import Kernels
 from stagespan.trace.derived.device_time import device_use
 from stagespan.trace.derived.kernel_kinds import inductor_kind, kind_of
-from stagespan.trace.result import Unavailable
 
 AUTOGRAD = 300
 

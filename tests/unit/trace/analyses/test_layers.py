@@ -15,11 +15,11 @@ from planted import Program
 from real_traces import read_real
 
 from properties import examples
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import layers
 from stagespan.trace.analyses.layers import Layers, Module, Spread
 from stagespan.trace.derived.step_ranges import Repeat, all_repeats, longest_repeat
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 

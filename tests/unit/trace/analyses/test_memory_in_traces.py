@@ -12,10 +12,10 @@ from commands import checked
 from planted import HOST, MAIN, Program
 from real_traces import read_real
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import memory
 from stagespan.trace.analyses.memory import DeviceMemoryUse, Memory, StepMemory
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 MIB = 1 << 20

@@ -10,8 +10,8 @@ import pytest
 from commands import unstated
 from planted import Program
 
+from stagespan.pages.result import Finding
 from stagespan.trace.analysis import Analysis, analyze
-from stagespan.trace.result import Finding
 
 US = 1_000
 STEPS = 4

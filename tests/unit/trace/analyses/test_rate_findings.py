@@ -11,11 +11,11 @@ from commands import checked
 from kernel_programs import operator
 from planted import Program
 
+from stagespan.pages.result import Finding
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import rates
 from stagespan.trace.analyses.rates import Rates
 from stagespan.trace.analysis import analyze
-from stagespan.trace.result import Finding
 
 BF16 = "c10::BFloat16"
 TWO = {"Input type": [BF16, BF16]}

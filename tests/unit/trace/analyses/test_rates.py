@@ -15,12 +15,12 @@ from commands import fits
 from kernel_programs import operator
 from planted import Program
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import rates
 from stagespan.trace.analyses.rates import Rates
+from stagespan.trace.json_schema import json_schema
 from stagespan.trace.rates.work import ShapeRate
-from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.result import Unavailable
 
 BF16 = "c10::BFloat16"
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936, "numSms": 132}

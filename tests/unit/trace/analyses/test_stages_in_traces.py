@@ -10,13 +10,13 @@ from commands import checked
 from planted import CALL, Program
 from real_traces import read_real
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import stages
 from stagespan.trace.analyses.kernel_rows import KernelRows, kernel_rows
 from stagespan.trace.analyses.stages import Stage, Stages
 from stagespan.trace.analysis import analyze
 from stagespan.trace.compare import TraceComparison, compare
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 NOTE = "user_annotation"

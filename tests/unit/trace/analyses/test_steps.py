@@ -10,11 +10,11 @@ from commands import checked
 from planted import CALL, LATENCY, Program
 from real_traces import read_real
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import steps
 from stagespan.trace.analyses.steps import Quartiles, Steps
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from planted import CALL, LATENCY, Program
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace.analyses import layers, steps, structure
 from stagespan.trace.analyses.layers import Layers
 from stagespan.trace.analyses.steps import Steps
 from stagespan.trace.analyses.structure import RepeatedCall, Structure
 from stagespan.trace.derived.phases import DECODE, MIXED, PREFILL, phase_of
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 

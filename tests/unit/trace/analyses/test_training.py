@@ -10,11 +10,11 @@ from commands import checked, fits
 from kernel_programs import operator as launching
 from planted import Program
 
+from stagespan.pages.result import Finding, Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import training
 from stagespan.trace.analyses.training import Training
-from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.result import Finding, Unavailable
+from stagespan.trace.json_schema import json_schema
 
 US = 1_000
 RECORDED: dict[str, Any] = {"Sequence number": 7, "Fwd thread id": 0}

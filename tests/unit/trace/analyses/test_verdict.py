@@ -8,12 +8,12 @@ import pytest
 from device_programs import US, device_only, devices_only, judged
 from planted import CALL, LATENCY, Program
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace.analyses import verdict
 from stagespan.trace.analyses.idle import Idle
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
-from stagespan.trace.result import Unavailable
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from stagespan.errors import TraceError
 from stagespan.trace import read_trace
 from stagespan.trace.analyses.kernels import Kernels
 from stagespan.trace.analysis import analyze
-from stagespan.trace.render.json_schema import json_schema
+from stagespan.trace.json_schema import json_schema
 
 NAMES = (
     "Torch-Compiled Region",

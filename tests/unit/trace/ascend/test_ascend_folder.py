@@ -17,9 +17,9 @@ from commands import fits, run
 from stagespan.errors import TraceError
 from stagespan.trace.ascend import find_ascend_folder, is_ascend_folder, read_ascend_folder
 from stagespan.trace.ascend.folder import DOCUMENTS, TABLES
+from stagespan.trace.json_schema import json_schema
 from stagespan.trace.paths import analyze_path
 from stagespan.trace.read.csv_tables import read_table
-from stagespan.trace.render.json_schema import json_schema
 
 
 def test_every_file_of_a_folder_is_reported(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 from commands import checked
 from synthetic_ascend import QUEUE, SyntheticAscend
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace.ascend import free_time as ascend_free
 from stagespan.trace.ascend.free_time import Free
 from stagespan.trace.ascend.operators import cores
-from stagespan.trace.result import Unavailable
 
 
 def free_in(it: SyntheticAscend, folder: Path) -> Free:

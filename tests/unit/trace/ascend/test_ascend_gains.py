@@ -9,8 +9,8 @@ import pytest
 from ascend_folders import OUTPUT, synthetic
 from synthetic_ascend import SyntheticAscend
 
+from stagespan.pages.result import Finding
 from stagespan.trace.paths import analyze_path
-from stagespan.trace.result import Finding
 
 STEP_COLUMNS = (
     "Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free,Stage,Bubble,"

@@ -12,13 +12,13 @@ from commands import checked
 from msgspec import structs
 from synthetic_ascend import QUEUE, SyntheticAscend
 
+from stagespan.pages.result import Line, Unavailable
 from stagespan.trace import read_trace
 from stagespan.trace.ascend import free_time as ascend_free
 from stagespan.trace.ascend import steps as ascend_steps
 from stagespan.trace.ascend.steps import AscendSteps
 from stagespan.trace.read.csv_tables import read_table
 from stagespan.trace.read.intervals import merged, minus
-from stagespan.trace.result import Line, Unavailable
 
 # Computing, not overlapped, overlapped, communication, free, stage, bubble, without receive,
 # preparing.

@@ -8,13 +8,13 @@ import pytest
 from commands import checked
 from synthetic_ascend import QUEUE, SyntheticAscend
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace
 from stagespan.trace.analysis import analyze
 from stagespan.trace.ascend import host_waits as ascend_host_waits
 from stagespan.trace.ascend import waits as ascend_waits
 from stagespan.trace.ascend.host_waits import HostWaits
 from stagespan.trace.ascend.waits import StreamWaits
-from stagespan.trace.result import Unavailable
 
 SYNCHRONISE = "AscendCL@aclrtSynchronizeStreamWithTimeout"
 

@@ -10,11 +10,11 @@ import pytest
 from commands import checked
 from synthetic_ascend import QUEUE, SyntheticAscend
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import analyze
 from stagespan.trace.ascend import graph_mode as head_overhead
 from stagespan.trace.ascend.graph_mode import HeadOverhead
-from stagespan.trace.result import Unavailable
 
 
 def found_in(trace: Trace) -> HeadOverhead:

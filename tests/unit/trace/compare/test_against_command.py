@@ -12,10 +12,10 @@ from planted import Program
 from rich.console import Console
 from training import training
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.terminal import print_page
+from stagespan.trace.json_schema import json_schema
 from stagespan.trace.paths import analyze_path
-from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.render.terminal import print_page
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from commands import checked
 from planted import Program
 from training import training
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import Finding, Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.compare import TraceComparison, compare
 from stagespan.trace.compare.alignment import likeness
-from stagespan.trace.result import Finding, Unavailable
 
 US = 1_000
 NOTE = "user_annotation"

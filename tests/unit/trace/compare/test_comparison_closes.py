@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from real_traces import read_real
 
 from properties import examples
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses.device_use import analyze as use_of
 from stagespan.trace.compare import TraceComparison, compare
 from stagespan.trace.compare.cost_table import apportioned, attribute, device_cells, host_cells
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
 from stagespan.trace.derived.windows import Windows, steps_of, whole
-from stagespan.trace.result import Unavailable
 
 _KINDS = {
     COMPUTE: ("gemm", "kernel"),

@@ -13,9 +13,9 @@ import pytest
 from plain_json import entries_of
 from real_traces import read_real
 
+from stagespan.pages.result import Finding
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.advice import EVERY
-from stagespan.trace.result import Finding
 
 Entry = dict[str, Any]
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "Kernel", "Memcpy", "Memset")

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_traces import read_real
 
+from stagespan.pages.kernel_names import kernel_label, labels
+from stagespan.pages.result import Table, Unavailable, shortened, texts_of
 from stagespan.trace.analyses import kernels
 from stagespan.trace.derived.device import device_work
-from stagespan.trace.kernel_names import kernel_label, labels
-from stagespan.trace.result import Table, Unavailable, shortened, texts_of
 
 _ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>,"

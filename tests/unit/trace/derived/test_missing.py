@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from planted import Program
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import rates
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.missing import unrecorded_device
-from stagespan.trace.result import Unavailable
 
 PRODUCT = {"Input Dims": [[512, 512], [512, 512]], "Input type": ["float", "float"]}
 

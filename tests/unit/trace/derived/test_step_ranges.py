@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from planted import Program
 
+from stagespan.pages.result import Unavailable
 from stagespan.trace.analyses import steps
 from stagespan.trace.analyses.steps import Steps
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
-from stagespan.trace.result import Unavailable
 
 US = 1_000
 NOTE = "user_annotation"

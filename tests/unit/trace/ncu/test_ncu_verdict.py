@@ -25,10 +25,10 @@ from ncu_files import (
 )  # fmt: skip
 
 from stagespan.errors import TraceError
+from stagespan.pages.markdown import markdown_of
 from stagespan.trace.ncu.command import Top, TopKernels, base_name, normal_form
 from stagespan.trace.ncu.limits import NcuReport, judge, report
 from stagespan.trace.ncu.reading import Reading, parse, read_ncu
-from stagespan.trace.render.markdown import markdown_of
 
 Layout = Callable[..., str]
 BOUNDS = ["memory-bound", "compute-bound", "latency-bound", "balanced"]

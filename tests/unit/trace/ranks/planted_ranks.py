@@ -10,10 +10,10 @@ from typing import Any
 
 from commands import unstated
 
+from stagespan.pages.result import Finding
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.paths import analyze_ranks
 from stagespan.trace.ranks.report import Ranks
-from stagespan.trace.result import Finding
 
 US = 1_000
 BASE_NS = 1_700_000_000_000_000_000

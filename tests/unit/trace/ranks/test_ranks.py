@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from planted_ranks import US, codes_in, finding_in, ranks_in, together, write_rank
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import Gain
 from stagespan.trace import read_trace
 from stagespan.trace.analyses import verdict
 from stagespan.trace.ranks.job import chance_of_being_last
 from stagespan.trace.ranks.waits import BEFORE, REASONS
 from stagespan.trace.rates.collectives import bus_bytes
-from stagespan.trace.result import Gain
 
 
 def test_clocks_are_aligned_by_ends_of_collectives(tmp_path: Path) -> None:

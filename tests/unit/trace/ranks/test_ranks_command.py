@@ -11,10 +11,10 @@ from commands import run
 from planted_ranks import US, finding_in, ranks_in, together, write_rank
 from rich.console import Console
 
-from stagespan.text.escaping import one_line
+from stagespan.pages.escaping import one_line
+from stagespan.pages.terminal import print_result
 from stagespan.trace import read_trace
-from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.render.terminal import print_result
+from stagespan.trace.json_schema import json_schema
 
 
 @pytest.fixture

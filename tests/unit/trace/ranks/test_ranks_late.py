@@ -12,6 +12,8 @@ from planted import Program
 from planted_ranks import US, Call, codes_in, finding_in, ranks_in, together, write_rank
 
 from properties import examples
+from stagespan.pages.html.data import charts
+from stagespan.trace.evidence import window_of
 from stagespan.trace.paths import analyze_ranks
 from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.ranks.summary import usage_of
@@ -23,8 +25,6 @@ from stagespan.trace.ranks.waits import (
     OTHER_COLLECTIVES,
     REASONS,
 )
-from stagespan.trace.render.html.data import charts
-from stagespan.trace.result import window_of
 
 STEP = 100_000.0
 

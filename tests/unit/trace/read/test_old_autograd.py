@@ -9,7 +9,7 @@ from typing import Any
 
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
-from stagespan.trace.render.markdown import ignored
+from stagespan.trace.remarks import ignored
 
 Write = Callable[..., Path]
 

@@ -13,7 +13,7 @@ from planted import Program
 from stagespan.trace import breakdown, device_use, read_trace
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.read.view import TraceView
-from stagespan.trace.render.markdown import ignored
+from stagespan.trace.remarks import ignored
 
 Event = dict[str, Any]
 Change = Callable[[list[Event]], None]

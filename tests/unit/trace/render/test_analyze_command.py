@@ -14,12 +14,12 @@ from commands import fits, resolved, run
 from planted import Program
 from rich.console import Console
 
+from stagespan.pages.markdown import markdown
+from stagespan.pages.terminal import print_page
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.paths import analyze_path
-from stagespan.trace.render.markdown import markdown
-from stagespan.trace.render.terminal import print_page
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from browser import Browser
 from html_pages import HOSTILE, a_program, data_of, rows_of
 from planted import Program
 
+from stagespan.pages import html
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
-from stagespan.trace.render import html
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
 pytestmark = pytest.mark.slow

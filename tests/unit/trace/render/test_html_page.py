@@ -20,13 +20,13 @@ from planted import Program
 
 from click_runner import cli_runner
 from stagespan.cli import command
+from stagespan.pages import html
+from stagespan.pages import timeline as rows
+from stagespan.pages.html import data as contents
+from stagespan.pages.markdown import markdown
+from stagespan.pages.result import Table
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import analyze
-from stagespan.trace.render import html
-from stagespan.trace.render.html import data as contents
-from stagespan.trace.render.html import timeline as rows
-from stagespan.trace.render.markdown import markdown
-from stagespan.trace.result import Table
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
 

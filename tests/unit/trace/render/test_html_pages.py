@@ -9,12 +9,13 @@ import pytest
 from planted import Program
 from rich.console import Console
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.markdown import markdown
+from stagespan.pages.result import Evidence, Finding, Unavailable
+from stagespan.pages.terminal import print_blocks, print_page
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import Analysis, analyze
-from stagespan.trace.render.markdown import ignored, markdown, missing, summary
-from stagespan.trace.render.terminal import print_blocks, print_page
-from stagespan.trace.result import Evidence, Finding, Unavailable
+from stagespan.trace.remarks import ignored
 
 
 def a_trace(folder: Path) -> Analysis:
@@ -85,7 +86,7 @@ def test_ranks_merged_without_renumbering_are_named_as_the_reason(tmp_path: Path
     assert said.startswith("The launch of 6 device events is unknown, because calls of several")
     assert said in " ".join(printed(analysis))
     # AND do not ask to record them
-    assert "launches of device work" not in " ".join(missing(analysis))
+    assert "launches of device work" not in " ".join(analysis.missing())
 
 
 def test_without_any_known_launch_the_shared_ids_are_the_reason(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_without_any_known_launch_the_shared_ids_are_the_reason(tmp_path: Path) 
     launches = analysis.results["launches"]
     assert isinstance(launches, Unavailable)
     assert launches.code == "shared_correlations"
-    assert "launches of device work" not in " ".join(missing(analysis))
+    assert "launches of device work" not in " ".join(analysis.missing())
 
 
 @pytest.mark.parametrize("shift", [0, 5_000])
@@ -136,11 +137,11 @@ def test_nested_calls_of_one_launch_are_one_call(tmp_path: Path) -> None:
 def test_one_entry_is_in_the_singular(tmp_path: Path) -> None:
     path = tmp_path / "host.json"
     path.write_text('[{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":9,"pid":1,"tid":1}]')
-    assert summary(analyze(read_trace(path))) == "1 entry, 9.000 µs long"
+    assert analyze(read_trace(path)).summary() == "1 entry, 9.000 µs long"
 
 
 def test_missing_parts_are_listed_with_how_to_record_them(tmp_path: Path) -> None:
-    (said,) = missing(a_trace(tmp_path))
+    (said,) = a_trace(tmp_path).missing()
     assert said == (
         "Not in this trace: steps (call profiler.step()), stages (use record_function or"
         " stagespan.span), modules (with_stack=True), memory (profile_memory=True), Python stacks"
@@ -148,7 +149,7 @@ def test_missing_parts_are_listed_with_how_to_record_them(tmp_path: Path) -> Non
     )
     path = tmp_path / "host.json"
     path.write_text('[{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":9,"pid":1,"tid":1}]')
-    (said,) = missing(analyze(read_trace(path)))
+    (said,) = analyze(read_trace(path)).missing()
     assert said.startswith("Not in this trace: steps (")  # nothing shows that there is a device
 
 

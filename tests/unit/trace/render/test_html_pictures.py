@@ -12,12 +12,12 @@ from html_pages import a_trace
 from kernel_programs import operator
 from planted import Program
 
+from stagespan.pages import html
+from stagespan.pages.html.data import charts
 from stagespan.trace.analyses.steps import MOST_DRAWN
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.compare import comparison
 from stagespan.trace.paths import analyze_path
-from stagespan.trace.render import html
-from stagespan.trace.render.html.data import charts
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
 

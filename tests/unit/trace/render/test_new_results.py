@@ -11,13 +11,10 @@ import pytest
 from html_pages import data_of
 from rich.console import Console
 
-from stagespan.trace.analysis import Analysis, analyze
-from stagespan.trace.figures import Count, Figures, Internal, Ns
-from stagespan.trace.read.columns import without_events
-from stagespan.trace.render.html import html_page
-from stagespan.trace.render.markdown import markdown, markdown_of
-from stagespan.trace.render.terminal import print_page
-from stagespan.trace.result import (
+from stagespan.pages.figures import Count, Figures, Internal, Ns
+from stagespan.pages.html import html_page
+from stagespan.pages.markdown import markdown, markdown_of
+from stagespan.pages.result import (
     Bar,
     BarPart,
     Block,
@@ -30,6 +27,9 @@ from stagespan.trace.result import (
     Titled,
     Unavailable,
 )
+from stagespan.pages.terminal import print_page
+from stagespan.trace.analysis import Analysis, analyze
+from stagespan.trace.read.columns import without_events
 
 
 class TokenFigures(Figures, frozen=True):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from commands import resolved, unstated
 
+from stagespan.pages.markdown import escaped, markdown
 from stagespan.trace.analysis import Analysis
+from stagespan.trace.json_schema import json_schema
 from stagespan.trace.paths import analyze_path
-from stagespan.trace.render.json_schema import json_schema
-from stagespan.trace.render.markdown import escaped, markdown
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 

@@ -11,11 +11,11 @@ import pytest
 from html_pages import a_trace
 from rich.console import Console
 
-from stagespan.text.amounts import in_words
+from stagespan.pages.amounts import in_words
+from stagespan.pages.result import Evidence, Finding, time_units
+from stagespan.pages.terminal import finding_block, one_liners, print_block, print_page
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.paths import analyze_path
-from stagespan.trace.render.terminal import finding_block, one_liners, print_block, print_page
-from stagespan.trace.result import Evidence, Finding, time_units
 
 SIZES = [(24, 80), (40, 120), (24, 200)]
 REAL = [

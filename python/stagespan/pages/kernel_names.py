@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stagespan.text.escaping import one_line
+from stagespan.pages.escaping import one_line
 
 # The parts of a name that are written: its functor, its own template arguments, those of nested
 # names, and its parameters.

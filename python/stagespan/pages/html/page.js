@@ -64,7 +64,7 @@ function timeBar() {
 function findings() {
   const made = section("findings", "Findings");
   if (!DATA.findings.length) {
-    made.append(element("p", {}, DATA.no_findings));
+    made.append(element("p", {}, DATA.words.no_findings));
     return;
   }
   made.append(element("ul", { class: "findings" }, ...DATA.findings.map((finding) =>

@@ -7,67 +7,44 @@ import gzip
 import json
 import math
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from stagespan.text.escaping import one_line
-from stagespan.trace.analysis import Analysis
-from stagespan.trace.kernel_names import labels
-from stagespan.trace.render.html.timeline import LONGEST_EVENT, drawn, timeline
-from stagespan.trace.render.markdown import heading, ignored, name_of, summary
-from stagespan.trace.result import (
-    Bar,
-    Cell,
-    Finding,
-    Result,
-    Table,
-    Titled,
-    Unavailable,
-    shortened,
-    window_of,
-)
+from stagespan.pages.escaping import one_line
+from stagespan.pages.kernel_names import labels
+from stagespan.pages.page import Page, heading
+from stagespan.pages.result import Bar, Cell, Finding, Result, Table, Titled, Unavailable, shortened
+from stagespan.pages.timeline import LONGEST_EVENT, drawn
 
 MOST_ROWS = 5_000
 """The most rows of a table. All rows are in --json and --markdown, as the page says."""
 LONGEST_TEXT = 2_000
 LONGEST_SHOWN = 70
-WORDS = {
-    "page": "Trace analysis",
-    "timeline": "Timeline of steps, stages, device and host",
-    "axis": "time since the start of the trace",
-    "as_text": "stagespan analyze --markdown",
-    "heights": "The height of a bar is its busy share.",
-}
-"""What a page calls itself, its timeline and its time, the command that prints it, and what the
-heights in the timeline mean."""
 _EXACT = 1 << 53
 
 
-def page_data(analysis: Analysis) -> dict[str, Any]:
-    """Return all data of the page. Times are in ns from the start of the trace's window."""
-    trace = analysis.trace
-    notes = [one_line(trace.caveat)] if trace.caveat else []
-    notes += map(one_line, ignored(trace))
-    window = window_of(trace)
-    shown = drawn(timeline(trace))
-    own = [isinstance(result, Titled) for result in analysis.results.values()]
+def page_data(page: Page) -> dict[str, Any]:
+    """Return all data of the page. Times are in ns from the start of its window."""
+    caveat = page.caveat()
+    notes = [one_line(caveat)] if caveat is not None else []
+    notes += map(one_line, page.notes())
+    shown = drawn(page.timeline())
+    own = [isinstance(result, Titled) for result in page.results.values()]
     return {
-        "words": WORDS,
-        "title": shortened(name_of(Path(trace.path)), 120),
-        "summary": summary(analysis),
+        "words": page.words._asdict(),
+        "title": shortened(page.name(), 120),
+        "summary": page.summary(),
         "made_by": f"stagespan {metadata.version('stagespan')}",
-        "incomplete": trace.caveat is not None,
+        "incomplete": caveat is not None,
         "notes": notes,
-        "verdict": _title(analysis),
-        "bar": _bar(analysis),
+        "verdict": _title(page),
+        "bar": _bar(page),
         "compared": any(own) and not all(own),
-        "findings": [written_finding(each) for each in analysis.findings()],
-        "no_findings": "No findings: nothing in this trace needs attention.",
-        "window_ns": 0 if window is None else window[1] - window[0],
+        "findings": [written_finding(each) for each in page.findings()],
+        "window_ns": page.window_ns(),
         "rows": [row["name"] for row in shown["rows"]],
         "timeline": packed(shown),
-        "pictures": charts(analysis),
-        "sections": [_section(analysis, name) for name in analysis.results],
+        "pictures": charts(page),
+        "sections": [_section(page, name) for name in page.results],
     }
 
 
@@ -77,9 +54,9 @@ def packed(value: dict[str, Any]) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _title(analysis: Analysis) -> dict[str, str] | None:
+def _title(page: Page) -> dict[str, str] | None:
     """Return the title of the first result that has one."""
-    for each in analysis.results.values():
+    for each in page.results.values():
         title = each.title()
         if title is not None:
             word, sentence = title
@@ -87,9 +64,9 @@ def _title(analysis: Analysis) -> dict[str, str] | None:
     return None
 
 
-def _bar(analysis: Analysis) -> dict[str, Any] | None:
+def _bar(page: Page) -> dict[str, Any] | None:
     """Return the first bar of the first screens of the results."""
-    for each in analysis.results.values():
+    for each in page.results.values():
         for block in each.head():
             if isinstance(block, Bar):
                 return {"name": block.name, "count": block.count, "parts": block.parts}
@@ -114,21 +91,21 @@ def written_finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def charts(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the charts, each with the name of its analysis."""
-    results = {n: r for n, r in analysis.results.items() if isinstance(r, Result)}
+def charts(page: Page) -> list[dict[str, Any]]:
+    """Return the charts, each with the name of its result."""
+    results = {n: r for n, r in page.results.items() if isinstance(r, Result)}
     drawn = {name: result.chart() for name, result in results.items()}
     return [{"analysis": name, **chart} for name, chart in drawn.items() if chart is not None]
 
 
-def _section(analysis: Analysis, name: str) -> dict[str, Any]:
-    result = analysis.results[name]
+def _section(page: Page, name: str) -> dict[str, Any]:
+    result = page.results[name]
     return {
         "name": name,
         "first": _is_first(result),
         "heading": heading(name),
         "unknown": _text(result.reason) if isinstance(result, Unavailable) else None,
-        "tables": [written_table(table) for table in analysis.tables[name]],
+        "tables": [written_table(table) for table in page.tables[name]],
     }
 
 

@@ -1,8 +1,7 @@
-"""What an analysis returns: figures, findings with their evidence, tables, a chart and a line.
+"""What is shown: figures, findings with their evidence, tables, a chart and a line.
 
-An analysis is a module with a function `analyze(trace)`. It returns a `Result`, or `Unavailable`
-with the reason if the trace lacks what the analysis needs. Times are integer nanoseconds inside the
-package; every written figure names its unit.
+What computes figures returns a `Result`, or `Unavailable` with the reason if something is missing.
+Times are integer nanoseconds inside the package; every written figure names its unit.
 """
 
 from __future__ import annotations
@@ -13,20 +12,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from stagespan.text.amounts import in_words
-from stagespan.text.escaping import one_line
-from stagespan.trace import kernel_names as names
-from stagespan.trace.figures import Figures, Internal, Ns, in_us, one_of
-from stagespan.trace.read.intervals import Rows
-from stagespan.trace.read.model import Trace
-from stagespan.trace.read.view import once
+from stagespan.pages import kernel_names as names
+from stagespan.pages.amounts import in_words
+from stagespan.pages.escaping import one_line
+from stagespan.pages.figures import Figures, Internal, Ns, in_us
 
 Severity = Literal["high", "medium", "low", "better"]
 """How much time can be saved: most of it, a good part, or little; "better" if time was saved."""
@@ -107,7 +103,7 @@ class Spared:
 
     __slots__ = ("rows", "time_ns")
 
-    def __init__(self, rows: Rows, time_ns: NDArray[np.float64]) -> None:
+    def __init__(self, rows: NDArray[np.int64], time_ns: NDArray[np.float64]) -> None:
         self.rows, self.time_ns = rows, time_ns
 
 
@@ -403,41 +399,11 @@ class Titled(Result):
         """Return the title of the page, and a sentence below it."""
 
 
-Lack = Literal[
-    "damaged_times",
-    "device_not_recorded",
-    "different_activities",
-    "different_work",
-    "has_device",
-    "no_annotations",
-    "no_communication",
-    "no_compiled_graphs",
-    "no_device",
-    "no_durations",
-    "no_files",
-    "no_graphs",
-    "no_launch_calls",
-    "no_layers",
-    "no_memory_events",
-    "no_operators",
-    "no_shapes",
-    "no_stacks",
-    "no_steps",
-    "no_training",
-    "no_waits",
-    "not_compiled",
-    "nothing_repeats",
-    "shared_correlations",
-    "too_many_events",
-]
-"""Why an analysis has no result. The codes never change."""
-
-
 class UnknownFigures(Figures, frozen=True):
     """The JSON of an analysis that has no result."""
 
     reason: str = msgspec.field(name="unknown")
-    code: Annotated[str, one_of(get_args(Lack))]
+    code: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +412,8 @@ class Unavailable:
 
     reason: str
     """One sentence: what the trace lacks, and how to record it if that is known."""
-    code: Lack
+    code: str
+    """Stands for the reason, and never changes."""
     known: Figures | None = None
     """Figures that are known nevertheless; the others are None."""
     needs: tuple[str, str] | None = None
@@ -483,30 +450,6 @@ class Unavailable:
     def tables(self) -> list[Table]:
         """Return []."""
         return []
-
-
-@once
-def window_of(trace: Trace) -> tuple[int, int] | None:
-    """Return the first begin and the last end, in ns, of all events; None without events."""
-    events = trace.events
-    if len(events) == 0:
-        return None
-    return int(events.begin_ns.min()), int(events.end_ns.max())
-
-
-def evidence(trace: Trace, row: int, figure: float | None = None, unit: str = "ns") -> Evidence:
-    """Return evidence about the event in `row` of `trace.events`.
-
-    The figure is in `unit`. Without a figure, and if `unit` is "ns", it is the event's duration.
-    """
-    events = trace.events
-    begin, _ = window_of(trace) or (0, 0)
-    return Evidence(
-        trace.names[int(events.name[row])],
-        int(events.begin_ns[row]) - begin,
-        int(events.dur_ns[row]) if figure is None and unit == "ns" else figure,
-        unit,
-    )
 
 
 def shortened(name: str, most: int = 60) -> str:

@@ -6,16 +6,14 @@ import itertools
 import re
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagespan.text.amounts import counted
-from stagespan.text.console import set_width
-from stagespan.text.escaping import one_line
-from stagespan.trace.analysis import Analysis
-from stagespan.trace.kernel_names import labels
-from stagespan.trace.render.markdown import heading, ignored, missing, name_of, summary
-from stagespan.trace.result import (
+from stagespan.pages.amounts import counted
+from stagespan.pages.console import set_width
+from stagespan.pages.escaping import one_line
+from stagespan.pages.kernel_names import labels
+from stagespan.pages.page import Page, heading
+from stagespan.pages.result import (
     Bar,
     Block,
     Changes,
@@ -72,36 +70,35 @@ _BAR_COLOURS = {
 _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan", "better": "green"}
 
 
-def print_page(analysis: Analysis, console: Console | None = None) -> None:
+def print_page(page: Page, console: Console | None = None) -> None:
     """Print as much of the page as fits on a screen to `console`, by default standard output.
 
-    A result with a page of its own, such as a comparison, is printed instead of the trace.
+    A result with a page of its own, such as a comparison, is printed instead of the page.
     """
     console = screen(console)
-    for result in analysis.results.values():
+    for result in page.results.values():
         if isinstance(result, Titled):
             print_result(result, console)
             return
-    trace = analysis.trace
-    head: list[Block] = [Line(f"{name_of(Path(trace.path))}: {summary(analysis)}", "strong")]
-    if trace.caveat:
-        head.append(Line(trace.caveat, "remark"))
-    for result in analysis.results.values():
+    head: list[Block] = [Line(f"{page.name()}: {page.summary()}", "strong")]
+    if (caveat := page.caveat()) is not None:
+        head.append(Line(caveat, "remark"))
+    for result in page.results.values():
         if isinstance(result, Unavailable) and result.is_requested:
             head[:0] = result.head()
         else:
             head += result.head()
-    notes = [*filter(None, (analysis.together(),)), *missing(analysis), *ignored(trace)]
-    tables = sum(map(len, analysis.tables.values()))
+    notes = [*filter(None, (page.together(),)), *page.missing(), *page.notes()]
+    tables = sum(map(len, page.tables.values()))
     if tables:
         more = f"{counted(tables, 'table')} and all evidence: --html, --markdown or --json FILE."
         notes.append(more)
     tail = [text_block(note, "dim") for note in notes]
-    summaries = one_liners(analysis)
+    summaries = one_liners(page)
     width = max((len(name) for name, _ in summaries), default=0) + 2
     lines = [_named_line(name, line, width) for name, line in summaries]
     blocks = [*laid_out(head, console), text_block("")]
-    print_blocks(blocks, analysis.findings(), tail, console, lines)
+    print_blocks(blocks, page.findings(), tail, console, lines)
 
 
 def print_result(result: Result, console: Console | None = None) -> None:
@@ -111,9 +108,9 @@ def print_result(result: Result, console: Console | None = None) -> None:
     print_blocks(blocks, result.findings(), [], console)
 
 
-def one_liners(analysis: Analysis) -> list[tuple[str, str]]:
-    """Return heading and summary line of each analysis that has one."""
-    lines = {name: result.line() for name, result in analysis.results.items()}
+def one_liners(page: Page) -> list[tuple[str, str]]:
+    """Return heading and summary line of each result that has one."""
+    lines = {name: result.line() for name, result in page.results.items()}
     return [(heading(name), line) for name, line in lines.items() if line]
 
 

@@ -10,11 +10,40 @@ from __future__ import annotations
 
 from typing import Any, get_type_hints
 
+from stagespan.pages.figures import Figures, schema_of
+from stagespan.pages.result import Finding, Result, UnknownFigures
 from stagespan.trace.analysis import SCHEMA_VERSION, TraceFigures, result_types
 from stagespan.trace.compare.comparison import TraceComparison
-from stagespan.trace.figures import Figures, schema_of
 from stagespan.trace.ranks.report import Ranks
-from stagespan.trace.result import Finding, Result, UnknownFigures
+
+LACKS = (
+    "damaged_times",
+    "device_not_recorded",
+    "different_activities",
+    "different_work",
+    "has_device",
+    "no_annotations",
+    "no_communication",
+    "no_compiled_graphs",
+    "no_device",
+    "no_durations",
+    "no_files",
+    "no_graphs",
+    "no_launch_calls",
+    "no_layers",
+    "no_memory_events",
+    "no_operators",
+    "no_shapes",
+    "no_stacks",
+    "no_steps",
+    "no_training",
+    "no_waits",
+    "not_compiled",
+    "nothing_repeats",
+    "shared_correlations",
+    "too_many_events",
+)
+"""Why an analysis has no result. The codes never change."""
 
 
 def figure_types() -> dict[str, type[Figures]]:
@@ -40,6 +69,7 @@ def json_schema() -> dict[str, Any]:
     named = figure_types()
     types: list[type[Figures]] = [TraceFigures, Finding, UnknownFigures, *named.values()]
     (trace, finding, unknown, *analyses), definitions = schema_of(types)
+    definitions["UnknownFigures"]["properties"]["code"]["enum"] = list(LACKS)
     results = dict(zip(named, analyses, strict=True))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

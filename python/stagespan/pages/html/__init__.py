@@ -1,4 +1,4 @@
-"""The results of a trace as one HTML file that needs no network.
+"""A page as one HTML file that needs no network.
 
 The page consists of `page.html`, the style sheet and scripts of this folder, findings and tables as
 JSON in a block that browsers do not run, and plotly's JavaScript, compressed, for the charts. Its
@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import StagespanError
-from stagespan.trace.analysis import Analysis
-from stagespan.trace.render.html.data import page_data
+from stagespan.pages.html.data import page_data
+from stagespan.pages.page import Page
 
 _SLOT = re.compile(r"\{\{ (\w+) \}\}")
 
 
-def html_page(analysis: Analysis) -> str:
+def html_page(page: Page) -> str:
     """Return the page. Raises StagespanError if plotly is not installed."""
-    return filled(page_data(analysis))
+    return filled(page_data(page))
 
 
 def filled(shown: dict[str, Any]) -> str:
@@ -59,7 +59,7 @@ def _json(shown: dict[str, Any]) -> str:
 
 
 def _file(name: str) -> str:
-    folder = resources.files("stagespan.trace.render.html")
+    folder = resources.files("stagespan.pages.html")
     return (folder / name).read_text(encoding="utf-8")
 
 

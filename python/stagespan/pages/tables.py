@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from stagespan.text.escaping import escaped
+from stagespan.pages.escaping import escaped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -143,7 +143,7 @@ def print_table(columns: Sequence[Column]) -> None:
     """Print a table on standard output, at most as wide as the terminal or ``COLUMNS``."""
     from rich.console import Console
 
-    from stagespan.text.console import set_width, trimmed
+    from stagespan.pages.console import set_width, trimmed
 
     console = Console()
     set_width(console, 10_000)  # a pipe has no width, so print one line per row

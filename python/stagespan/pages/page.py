@@ -1,0 +1,90 @@
+"""A page: several results about one subject. The renderers use only what a page offers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from stagespan.pages.result import Finding, Result, Table, Unavailable
+from stagespan.pages.timeline import TimelineRow
+
+
+class Words(NamedTuple):
+    """What the kind of a page is called in its texts."""
+
+    page: str
+    """The title of the kind: "Trace analysis"."""
+    timeline: str
+    """What the timeline shows."""
+    axis: str
+    """What the axis of the timeline shows."""
+    as_text: str
+    """The command that prints the page."""
+    heights: str
+    """What the heights of the bars in the timeline mean; "" if all have one height."""
+    no_findings: str
+    """The sentence in place of the findings if there are none."""
+
+
+class Page:
+    """Results about one subject, their findings, and a timeline.
+
+    (This class is not an ABC, for the same reason as `Result`.)
+    """
+
+    words: Words
+    results: Mapping[str, Result | Unavailable]
+    """The results by their keys in the JSON, in the order of the page."""
+
+    @abstractmethod
+    def name(self) -> str:
+        """Return the name of the subject, such as that of a file."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """Return how much there is: "1,200 entries, 3.500 s long"."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the page as a dict for JSON."""
+
+    @cached_property
+    def tables(self) -> dict[str, list[Table]]:
+        """The tables of each result, which all forms of the page share."""
+        return {name: result.tables() for name, result in self.results.items()}
+
+    def findings(self) -> list[Finding]:
+        """Return the findings of all results, the most severe first."""
+        return [finding for result in self.results.values() for finding in result.findings()]
+
+    def together(self) -> str | None:
+        """Return a sentence about what all findings win together; None if there is none."""
+        return None
+
+    def caveat(self) -> str | None:
+        """Return the sentence that a reader must know before all others; None if there is none."""
+        return None
+
+    def notes(self) -> list[str]:
+        """Return sentences about what was not used, or is not on the page."""
+        return []
+
+    def missing(self) -> list[str]:
+        """Return a sentence about missing data and how to record it; [] if nothing is missing."""
+        return []
+
+    def window_ns(self) -> int:
+        """Return the length of the timeline."""
+        return 0
+
+    def timeline(self) -> Sequence[TimelineRow]:
+        """Return the rows of the timeline; [] if there is none."""
+        return []
+
+
+def heading(name: str) -> str:
+    """Return the key of a result as a heading: "device_use" is "Device use"."""
+    words = {"against": "comparison"}.get(name, name.replace("_", " "))
+    return words[:1].upper() + words[1:]

@@ -1,1 +1,0 @@
-"""Texts that people read: tables, pages, escaping, and secrets that are not shown."""

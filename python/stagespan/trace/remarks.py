@@ -1,0 +1,63 @@
+"""Sentences about a trace: which file it is, and which of its entries were not used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stagespan.pages.amounts import counted, in_words
+from stagespan.trace.ascend.folder import TRACE
+from stagespan.trace.derived.device import shared_correlations
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.plausibility import (
+    ABSENT,
+    CUT,
+    ENDS_FAR,
+    FAR,
+    NEGATIVE,
+    RANGE_CUT,
+)
+
+
+def name_of(path: Path) -> str:
+    """Return the name of the file, or of an Ascend folder, in which all traces have one name."""
+    folders = [each.name for each in path.parents if each.name.endswith("_ascend_pt")]
+    return folders[0] if path.name.startswith(TRACE) and folders else path.name
+
+
+# Entries of which a part of the duration, or all of it, was not used.
+_CUT = {ABSENT, NEGATIVE, CUT, ENDS_FAR, RANGE_CUT}
+
+
+def ignored(trace: Trace) -> list[str]:
+    """Return sentences about entries that were not used, or not as they are in the file."""
+    found = []
+    listed = [_not_used(trace, cause, count) for cause, count in trace.left_out.items()]
+    cut = {cause: count for cause, count in trace.adjusted.items() if cause in _CUT}
+    listed += [_not_used(trace, cause, count) for cause, count in cut.items()]
+    if listed:
+        found.append(f"Ignored: {', '.join(listed)}.")
+    if len(trace.doubtful):
+        found.append(
+            "Findings that rest on the times of these device events are one grade less severe."
+        )
+    changed = {cause: count for cause, count in trace.adjusted.items() if cause not in cut}
+    if changed:
+        listed = [f"{cause} ({count:,})" for cause, count in changed.items()]
+        found.append(f"Read with a change: {', '.join(listed)}.")
+    shared = shared_correlations(trace)
+    if shared:
+        found.append(
+            f"The launch of {counted(shared, 'device event')} is unknown, because calls of several"
+            " processes have the same correlation, as in a file of merged ranks. Analyse the trace"
+            " of each rank on its own."
+        )
+    return found
+
+
+def _not_used(trace: Trace, cause: str, count: int) -> str:
+    """Return how many entries, and how much of their time, were not used for a cause."""
+    time = trace.ignored_ns.get(cause)
+    if time is None:
+        return f"{cause} ({count:,})"
+    length = in_words(time, "ns")
+    return f"{cause} ({count:,}, {f'up to {length} away' if cause == FAR else length})"

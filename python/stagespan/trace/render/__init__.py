@@ -1,1 +1,0 @@
-"""Pages that show results: JSON Schema, Markdown, terminal, HTML."""
