@@ -188,6 +188,47 @@ def test_signals_end_a_program_as_without_stagespan(number: signal.Signals, tmp_
         assert stderr.rstrip().endswith("KeyboardInterrupt")
 
 
+WORKERS = """
+import os, sys
+import stagespan
+
+def work(number):
+    with stagespan.span("work"):
+        return os.getpid()
+
+if __name__ == "__main__":
+    if sys.argv[1] == "billiard":  # whose workers end by os._exit, as those of Celery do
+        from billiard.pool import Pool
+    else:
+        from multiprocessing import get_context
+        Pool = get_context(sys.argv[1]).Pool
+    pool = Pool(2)
+    print(*set(pool.map(work, range(8), chunksize=1)))
+    pool.close()
+    pool.join()
+"""
+
+
+@pytest.mark.parametrize("kind", ["billiard", "fork", "spawn"])
+def test_a_worker_of_a_pool_that_ends_by_itself_ends_cleanly(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    if kind == "billiard":
+        pytest.importorskip("billiard")
+    script = tmp_path / "program.py"
+    script.write_text(WORKERS)
+
+    # WHEN the workers of a pool have ended
+    done = subprocess.run(
+        [sys.executable, str(script), kind], capture_output=True, text=True, timeout=60
+    )
+
+    # THEN their recordings are removed, as at every clean exit
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()
+    assert list(folder.glob("*.stagespan")) == []
+
+
 def test_a_thread_that_python_ends_in_a_callback(tmp_path: Path) -> None:
     # GIVEN a daemon thread that waits inside the callback of a debug stage, while the interpreter
     # ends. Until Python 3.13, pthread_exit ends it, which unwinds through the extension.

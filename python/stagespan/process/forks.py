@@ -1,4 +1,4 @@
-"""What this package does when the process forks, and when a worker of multiprocessing ends.
+"""What this package does when the process forks, and when a worker of a pool ends.
 
 A forked child has only the thread that called fork. The state of other threads stays as it was at
 the fork: their locks are never released, and their imports never end.
@@ -7,11 +7,12 @@ the fork: their locks are never released, and their imports never end.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class _Handlers(NamedTuple):
@@ -54,9 +55,11 @@ def around(
 def at_worker_exit(callback: Callable[[], object], priority: int) -> None:
     """Call `callback` when a worker of multiprocessing ends: this process, or a forked child.
 
-    Such workers end without atexit. Callbacks with a higher `priority` are called first.
+    Such workers end without atexit, and those of billiard's pools, as of Celery, also without the
+    finalizers of multiprocessing. Callbacks with a higher `priority` are called first.
     """
     exit_ = _WorkerExit(callback, priority)
+    _worker_exits.append(exit_)
     after_in_child(exit_.after_fork)
     process = sys.modules.get("multiprocessing.process")
     if process is None:
@@ -69,14 +72,14 @@ def at_worker_exit(callback: Callable[[], object], priority: int) -> None:
 
 class _WorkerExit:
     def __init__(self, callback: Callable[[], object], priority: int) -> None:
-        self._callback = callback
-        self._priority = priority
+        self.callback = callback
+        self.priority = priority
         self._process = _Process()
 
     def register(self, _: object = None) -> None:
         from multiprocessing import util
 
-        util.Finalize(None, self._callback, exitpriority=self._priority)
+        util.Finalize(None, self.callback, exitpriority=self.priority)
 
     def register_once_started(self) -> None:
         """Do this later: multiprocessing clears the finalizers before a worker starts its work."""
@@ -93,6 +96,29 @@ class _WorkerExit:
 
 class _Process:
     """Stands for the process in what multiprocessing calls back after a fork."""
+
+
+_worker_exits: list[_WorkerExit] = []
+
+
+def _watch_billiard() -> None:
+    """Run the callbacks before a worker of billiard's pools ends, which calls `os._exit`."""
+    worker: Any = getattr(sys.modules.get("billiard.pool"), "Worker", None)
+    end = getattr(worker, "_do_exit", None)
+    if end is None or getattr(end, "_is_watched_by_stagespan", False):
+        return
+
+    @functools.wraps(end)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        for exit_ in sorted(_worker_exits, key=lambda one: -one.priority):
+            _tried(exit_.callback)
+        return end(*args, **kwargs)
+
+    watched._is_watched_by_stagespan = True  # type: ignore[attr-defined]
+    worker._do_exit = watched
+
+
+after_in_child(_watch_billiard)
 
 
 def is_forking_elsewhere() -> bool:
